@@ -1,0 +1,71 @@
+# `make` lists the targets. Everything happens inside .venv; nothing outside this folder is changed.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+STAMP := .venv/.setup-done
+
+# Extra options for pip, for example another index: make setup PIP_ARGS="--index-url ..."
+PIP_ARGS ?=
+
+# The pins hold for every package, and for the isolated environment in which the editable package is built.
+export PIP_CONSTRAINT := $(CURDIR)/constraints-dev.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints-dev.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The stamp holds the folder it was made for: a moved, copied or broken environment is set up again.
+ifneq ($(shell $(PY) -c 'import pip; print(open("$(STAMP)").read().strip())' 2>/dev/null),$(CURDIR))
+$(STAMP): FORCE
+endif
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: setup
+setup: $(STAMP) ## create .venv and install the package with its development tools
+
+$(STAMP): pyproject.toml constraints-dev.txt
+	@rm -f $(STAMP)
+	@if ! $(PY) -c 'import sys, pip._internal; assert sys.version_info >= (3, 11)' 2>/dev/null; then \
+	    for python in python3.11 python3.12 python3.13 python3 python; do \
+	        if $$python -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null; then \
+	            echo "creating .venv with $$($$python --version)"; \
+	            rm -rf .venv; \
+	            $$python -m venv .venv || exit 1; \
+	            break; \
+	        fi; \
+	    done; \
+	    if [ ! -x $(PY) ]; then \
+	        echo "error: expected Python 3.11 or newer with the venv module on the path; found none. Install one and run make again." >&2; \
+	        exit 1; \
+	    fi; \
+	fi
+	@echo "installing into .venv (a few minutes the first time)"
+	@$(PY) -m pip install -qq $(PIP_ARGS) -c constraints-dev.txt torch==2.13.0 -e '.[dev]'
+	@$(PY) -m pip check
+	@echo '$(CURDIR)' > $(STAMP)
+
+.PHONY: FORCE
+FORCE:
+
+.PHONY: demo
+demo: $(STAMP) ## print the methods and follow a signal through a thousand layers
+	@$(PY) -m normfree methods
+	@$(PY) examples/thousand_layers.py
+
+# Two workers with one thread each: at the default thread counts they would slow each other down.
+.PHONY: test
+test: $(STAMP) ## run the tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10
+
+.PHONY: check
+check: $(STAMP) ## lint, formatting and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy src
+
+.PHONY: clean
+clean: ## remove caches and build output, keep .venv, data and runs
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage htmlcov
+	find . \( -name .venv -o -name .git \) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
