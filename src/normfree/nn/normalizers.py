@@ -1,0 +1,121 @@
+"""The normalizers of the survey by name: of activations, of weights, and built into the activation function.
+
+Reference: normdead, section 2.2 and Figure 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normfree.nn.weight import WeightKind
+
+NormName = Literal["batch", "layer", "group", "instance"]
+ActivationName = Literal["relu", "selu", "normprop"]
+
+NORM_TYPES = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Module:
+    """The activation normalizer `name` over (N, channels, H, W) when `spatial`, else over (N, channels).
+
+    Group norm takes the most groups, at most 32, that leave at least four channels a group; layer norm of images is
+    group norm with one group, so that all but instance norm work in both cases.
+    """
+    match name:
+        case "batch":
+            return nn.BatchNorm2d(channels) if spatial else nn.BatchNorm1d(channels)
+        case "layer":
+            return nn.GroupNorm(1, channels)
+        case "group":
+            groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
+            return nn.GroupNorm(groups, channels)
+        case "instance" if spatial:
+            return nn.InstanceNorm2d(channels, affine=True)
+        case "instance":
+            raise ValueError(
+                "instance norm expects images (N, C, H, W), got vectors (N, C), of which it would leave only zeros; "
+                "use layer or group norm"
+            )
+    raise ValueError(f"expected a normalizer (batch, layer, group, instance), got '{name}'")
+
+
+class NormPropReLU(nn.Module):
+    """ReLU shifted and scaled to zero mean and unit variance for N(0, 1) input: (ReLU(x) - √(1/2π)) / √(½(1 - 1/π)).
+
+    Reference: normdead, section 2.2; Arpit 2016, section 3.3 (normalization propagation).
+    """
+
+    mean = math.sqrt(1 / (2 * math.pi))
+    std = math.sqrt(0.5 * (1 - 1 / math.pi))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rectify, centre and scale."""
+        return (F.relu(x) - self.mean) / self.std
+
+
+class SELU(nn.Module):
+    """SELU, with alpha dropout after it when `dropout` is positive: mean and variance survive both.
+
+    Reference: normdead, section 2.2; Klambauer 2017.
+    """
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"expected a dropout probability in [0, 1), got {dropout}")
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate, then drop out in training mode."""
+        return F.alpha_dropout(torch.selu(x), self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        """The dropout probability."""
+        return f"dropout={self.dropout}"
+
+
+ACTIVATION_TYPES = (nn.ReLU, NormPropReLU, SELU, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.SELU)
+
+
+def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
+    """The activation function `name`; `dropout` is alpha dropout and goes with selu only."""
+    match name:
+        case "relu":
+            return nn.ReLU()
+        case "selu":
+            return SELU(dropout)
+        case "normprop":
+            return NormPropReLU()
+    raise ValueError(f"expected an activation (relu, selu, normprop), got '{name}'")
+
+
+@dataclass(frozen=True)
+class SurveyEntry:
+    """How one method of the survey normalizes: through a layer, through the weights, or through the activation."""
+
+    norm: NormName | None = None
+    weight: WeightKind = "plain"
+    activation: ActivationName = "relu"
+
+
+SURVEY: dict[str, SurveyEntry] = {
+    "batchnorm": SurveyEntry(norm="batch"),
+    "layernorm": SurveyEntry(norm="layer"),
+    "groupnorm": SurveyEntry(norm="group"),
+    "instancenorm": SurveyEntry(norm="instance"),
+    "spectralnorm": SurveyEntry(weight="spectral"),
+    "normprop": SurveyEntry(weight="weight_norm", activation="normprop"),
+    "selu": SurveyEntry(activation="selu"),
+}

@@ -1,0 +1,139 @@
+"""The one residual module: every residual rule of the papers is a setting of its equation."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+
+
+class Residual(nn.Module):
+    """One residual sum, p(c · (h(s) + β · f(e(α · x)) + δ)).
+
+    `branch` is f and `shortcut` h. `entry` e stands before the branch (the pre-activation, or Fixup's first bias) and
+    the shortcut reads s = e(α · x) when `shortcut_reads_entry`, else s = x. `exit` is p. A scalar that is left out is
+    neutral and costs nothing; a branch that is left out adds nothing.
+
+    Shapes: x is (N, C, …); branch and shortcut must agree on theirs.
+
+    The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`.
+    """
+
+    stream_dtype: torch.dtype | None = None
+    branch_dtype: torch.dtype | None = None
+
+    def __init__(
+        self,
+        branch: nn.Module | None,
+        shortcut: nn.Module | None = None,
+        *,
+        entry: nn.Module | None = None,
+        exit: nn.Module | None = None,
+        c: ScalarMultiplier | None = None,
+        a: ScalarMultiplier | None = None,
+        alpha: ScalarMultiplier | None = None,
+        beta: ScalarMultiplier | None = None,
+        delta: ScalarBias | None = None,
+        shortcut_reads_entry: bool = False,
+        transition: bool = False,
+    ) -> None:
+        super().__init__()
+        self.alpha = alpha or nn.Identity()
+        self.entry = entry or nn.Identity()
+        self.shortcut = shortcut or nn.Identity()
+        self.a = a or nn.Identity()
+        self.branch = branch
+        self.beta = beta or nn.Identity()
+        self.delta = delta or nn.Identity()
+        self.c = c or nn.Identity()
+        self.exit = exit or nn.Identity()
+        self.shortcut_reads_entry = shortcut_reads_entry
+        self.transition = transition
+        self._shortcut_has_weights = any(True for _ in self.shortcut.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of shortcut and branch."""
+        inner = x if self.branch_dtype is None else x.to(self.branch_dtype)
+        entered = self.entry(self.alpha(inner))
+        unentered = inner if self._shortcut_has_weights else x
+        source = entered if self.shortcut_reads_entry else unentered
+        total = self.a(self.shortcut(source))
+        if self.stream_dtype is not None:
+            total = total.to(self.stream_dtype)
+        if self.branch is not None:
+            total = total + self.beta(self.branch(entered))
+        out: Tensor = self.exit(self.c(self.delta(total)))
+        return out
+
+    def set_scalars_(self, values: dict[str, float]) -> None:
+        """Write the scalars of the equation by name (c, a, alpha, beta, delta).
+
+        Raises `ValueError` when a name is unknown or a value that is not neutral has no module to hold it; nothing is
+        written then.
+        """
+        neutral = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
+        held = {name: getattr(self, name) for name in neutral}
+        for name, value in values.items():
+            if name not in held:
+                raise ValueError(f"expected a scalar of the equation ({', '.join(held)}), got '{name}'; rename it")
+            if not isinstance(held[name], ScalarBias | ScalarMultiplier) and value != neutral[name]:
+                raise ValueError(
+                    f"expected a scalar '{name}' to hold {value:g}, got {type(held[name]).__name__}; "
+                    f"build the block with {name}="
+                )
+        for name, value in values.items():
+            if isinstance(held[name], ScalarBias | ScalarMultiplier):
+                held[name].set_(value)
+
+    def extra_repr(self) -> str:
+        """What the shortcut reads."""
+        return f"shortcut_reads_entry={self.shortcut_reads_entry}, transition={self.transition}"
+
+
+class SubsamplePad(nn.Module):
+    """The shortcut without weights: every stride-th pixel, missing channels filled with zeros.
+
+    Reference: fixup, CIFAR models; He 2016, section 4.2, option A.
+
+    Shapes: (N, in_channels, H, W) → (N, out_channels, ⌈H/stride⌉, ⌈W/stride⌉).
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        if out_channels < in_channels:
+            raise ValueError(
+                f"expected at least as many output as input channels, got {in_channels} → {out_channels}; "
+                "use a convolution to reduce channels"
+            )
+        self.stride = stride
+        self.missing = out_channels - in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Subsample, then append zero channels."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+
+    def extra_repr(self) -> str:
+        """Stride and the number of added channels."""
+        return f"stride={self.stride}, zero_channels={self.missing}"
+
+
+def set_precision_(
+    model: nn.Module, *, stream: torch.dtype | None = torch.float32, branch: torch.dtype | None = torch.bfloat16
+) -> nn.Module:
+    """Keep the residual stream of every `Residual` in one type while the branches run in another, in place.
+
+    With `branch` given, branches and weighted shortcuts are converted to it and their inputs cast to it; `branch=None`
+    leaves the weights alone, as is right under autocast, where only the stream's type is pinned. Thousands of small
+    additions lose their low bits in a bf16 stream.
+    """
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.stream_dtype = stream
+            module.branch_dtype = branch
+            if branch is not None:
+                for part in (module.entry, module.branch, module.shortcut):
+                    if part is not None:
+                        part.to(branch)
+    return model

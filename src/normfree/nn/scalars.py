@@ -1,0 +1,69 @@
+"""Scalars of the residual equation as modules: a bias that is added and a multiplier, fixed or learnable.
+
+They hold a tensor without dimensions: it never promotes the type of a bf16 activation, and blocks that differ only in a
+scalar's value share one compiled program.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class _Scalar(nn.Module):
+    """One number, a parameter when `learnable` and a buffer otherwise; both are part of the state dict."""
+
+    value: Tensor
+
+    def __init__(self, value: float, *, learnable: bool) -> None:
+        super().__init__()
+        self.learnable = learnable
+        number = torch.tensor(float(value))
+        if learnable:
+            self.value = nn.Parameter(number)
+        else:
+            self.register_buffer("value", number)
+
+    @torch.no_grad()
+    def set_(self, value: float) -> None:
+        """Write the number."""
+        self.value.fill_(value)
+
+    def extra_repr(self) -> str:
+        """The number, where there is one, and whether it learns."""
+        number = "meta" if self.value.is_meta else f"{self.value.item():.6g}"
+        return f"{number}, learnable={self.learnable}"
+
+
+class ScalarBias(_Scalar):
+    """x + b with one number b for the whole tensor.
+
+    Reference: fixup, section 3, rule 3.
+
+    >>> ScalarBias(0.5)(torch.zeros(2))
+    tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self, value: float = 0.0, *, learnable: bool = True) -> None:
+        super().__init__(value, learnable=learnable)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the number."""
+        return x + self.value
+
+
+class ScalarMultiplier(_Scalar):
+    """s · x with one number s for the whole tensor.
+
+    Reference: fixup, section 3, rule 3; robust, section 3.3; normdead, equation 5.
+
+    >>> ScalarMultiplier(0.5, learnable=False)(torch.ones(2))
+    tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, value: float = 1.0, *, learnable: bool = True) -> None:
+        super().__init__(value, learnable=learnable)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by the number."""
+        return x * self.value

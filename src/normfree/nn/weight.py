@@ -1,0 +1,218 @@
+"""Weight layers whose weight is a function of their parameters: weight norm, standardization, spectral norm.
+
+They are plain subclasses of `Conv2d` and `Linear` that compute their effective weight in `forward`, so that deep
+copies, state dicts, autocast, channels-last, `torch.compile` and `torch.export` need nothing special, and blocks of one
+shape share one compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WeightKind = Literal["plain", "weight_norm", "standardized", "spectral"]
+_TINY = 1e-12
+
+
+class _EffectiveConv2d(nn.Conv2d):
+    """A convolution with `effective_weight()` in place of `weight`."""
+
+    effective_weight: Callable[[], Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve with the effective weight."""
+        out: Tensor = self._conv_forward(input, self.effective_weight(), self.bias)
+        return out
+
+
+class _EffectiveLinear(nn.Linear):
+    """A linear layer with `effective_weight()` in place of `weight`."""
+
+    effective_weight: Callable[[], Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply by the effective weight."""
+        return F.linear(input, self.effective_weight(), self.bias)
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """A number a row of `weight`, shaped to broadcast over it."""
+    return weight.new_ones((weight.shape[0],) + (1,) * (weight.dim() - 1))
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """`weight` in a type that sums of squares do not overflow or lose digits in."""
+    return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+
+class _WeightNorm(nn.Module):
+    """W = g · v / ‖v‖ row by row; `weight` holds the direction v and `gain` the length g.
+
+    Reference: wninit, equations 1 and 2; Salimans & Kingma 2016.
+    """
+
+    weight: Tensor
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(_rows(self.weight.detach()))
+
+    def effective_weight(self) -> Tensor:
+        """The weight that multiplies the input."""
+        v = _wide(self.weight)
+        norm = v.flatten(1).square().sum(1).clamp_min(_TINY**2).sqrt().view_as(self.gain)
+        return (self.gain * (v / norm)).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def set_weight_(self, weight: Tensor) -> None:
+        """Choose direction and length so that the effective weight is `weight`.
+
+        A row of zeros keeps its direction and gets length 0: without a direction it would never get a gradient.
+        """
+        norm = weight.flatten(1).norm(dim=1).view_as(self.gain)
+        self.weight.copy_(torch.where(norm > 0, weight, self.weight.to(weight)))
+        self.gain.copy_(norm)
+
+
+class _Standardized(nn.Module):
+    """W = g · (v - mean v) / (std v · √fan_in) row by row, g learnable a row.
+
+    The gain starts at γ, γ² = 2/(1 - 1/π) for a layer that reads a ReLU, so that unit variance comes out.
+
+    Reference: normdead, section 4.2 (centred weight normalization, rescaled); Brock 2021, section 4.
+    """
+
+    weight: Tensor
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(_rows(self.weight.detach()))
+
+    def effective_weight(self) -> Tensor:
+        """The weight that multiplies the input."""
+        v = _wide(self.weight)
+        centred = v - v.flatten(1).mean(1).view_as(self.gain)
+        norm = centred.flatten(1).square().sum(1).clamp_min(_TINY**2).sqrt().view_as(self.gain)
+        return (self.gain * (centred / norm)).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def set_weight_(self, weight: Tensor) -> None:
+        """Store `weight` before standardization; mean and scale of its rows do not matter."""
+        self.weight.copy_(weight)
+
+
+class _SpectralNorm(nn.Module):
+    """W = v / σ(v) with σ the largest singular value of the (rows, rest) matrix.
+
+    One power iteration a forward pass in training keeps the estimate.
+
+    Reference: normdead, section 2.2; Miyato 2018, algorithm 1.
+    """
+
+    weight: Tensor
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        matrix = self.weight.detach().flatten(1)
+        self.register_buffer("left", matrix.new_ones(matrix.shape[0]) / matrix.shape[0] ** 0.5)
+        self.register_buffer("right", matrix.new_ones(matrix.shape[1]) / matrix.shape[1] ** 0.5)
+        self.power_iteration_(15)
+
+    @torch.no_grad()
+    def power_iteration_(self, steps: int = 1) -> None:
+        """Sharpen the estimate of the leading singular vectors."""
+        # Products are elementwise here and below, because autocast would multiply matrices in half precision.
+        matrix = _wide(self.weight.flatten(1))
+        for _ in range(steps):
+            self.right.copy_(F.normalize((matrix * self.left.unsqueeze(1)).sum(0), dim=0, eps=_TINY))
+            self.left.copy_(F.normalize((matrix * self.right).sum(1), dim=0, eps=_TINY))
+
+    def effective_weight(self) -> Tensor:
+        """The weight that multiplies the input."""
+        if self.training:
+            self.power_iteration_()
+        # Copies, because the next forward pass changes the buffers that backward still needs.
+        left, right = self.left.clone(), self.right.clone()
+        sigma = (left.unsqueeze(1) * _wide(self.weight.flatten(1)) * right).sum()
+        return (self.weight / sigma).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def set_weight_(self, weight: Tensor) -> None:
+        """Store `weight` before normalization and settle the singular vectors."""
+        self.weight.copy_(weight)
+        matrix = _wide(self.weight.flatten(1))
+        # Exact: a random matrix has leading singular values too close for a few power iterations to tell apart.
+        if matrix.shape[0] <= matrix.shape[1]:
+            leading = torch.linalg.eigh(matrix @ matrix.mT).eigenvectors[:, -1]
+        else:
+            leading = matrix @ torch.linalg.eigh(matrix.mT @ matrix).eigenvectors[:, -1]
+        self.left.copy_(F.normalize(leading, dim=0, eps=_TINY))
+        self.power_iteration_()
+
+
+class WeightNormConv2d(_WeightNorm, _EffectiveConv2d):
+    """Conv2d with weight norm; see `_WeightNorm`."""
+
+
+class WeightNormLinear(_WeightNorm, _EffectiveLinear):
+    """Linear with weight norm; see `_WeightNorm`."""
+
+
+class StandardizedConv2d(_Standardized, _EffectiveConv2d):
+    """Conv2d with centred and scaled weight standardization; see `_Standardized`."""
+
+
+class StandardizedLinear(_Standardized, _EffectiveLinear):
+    """Linear with centred and scaled weight standardization; see `_Standardized`."""
+
+
+class SpectralNormConv2d(_SpectralNorm, _EffectiveConv2d):
+    """Conv2d with spectral norm; see `_SpectralNorm`."""
+
+
+class SpectralNormLinear(_SpectralNorm, _EffectiveLinear):
+    """Linear with spectral norm; see `_SpectralNorm`."""
+
+
+CONVOLUTIONS: dict[WeightKind, type[nn.Conv2d]] = {
+    "plain": nn.Conv2d,
+    "weight_norm": WeightNormConv2d,
+    "standardized": StandardizedConv2d,
+    "spectral": SpectralNormConv2d,
+}
+LINEARS: dict[WeightKind, type[nn.Linear]] = {
+    "plain": nn.Linear,
+    "weight_norm": WeightNormLinear,
+    "standardized": StandardizedLinear,
+    "spectral": SpectralNormLinear,
+}
+WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+def weight_kind(layer: nn.Module) -> WeightKind:
+    """Which reparametrization a weight layer has."""
+    if isinstance(layer, _WeightNorm):
+        return "weight_norm"
+    if isinstance(layer, _Standardized):
+        return "standardized"
+    return "spectral" if isinstance(layer, _SpectralNorm) else "plain"
+
+
+@torch.no_grad()
+def set_weight_(layer: nn.Module, weight: Tensor) -> None:
+    """Make `weight` the layer's weight, through its reparametrization where it has one.
+
+    Writing to `layer.weight` would set only the direction of a weight-normalized layer and lose the scale silently.
+    """
+    if isinstance(layer, _WeightNorm | _Standardized | _SpectralNorm):
+        layer.set_weight_(weight)
+    elif isinstance(layer, WEIGHT_LAYERS):
+        layer.weight.copy_(weight)
+    else:
+        raise ValueError(f"expected a weight layer (convolution or linear), got {type(layer).__name__}")
