@@ -1,0 +1,40 @@
+"""The methods of the four papers, one file a family; importing a family registers its methods.
+
+The order here is the order of the table that `normfree methods` prints.
+"""
+
+from normfree.methods import (  # noqa: I001  (the order is the table's)
+    plain,
+    shortcut,
+    isograd,
+    scaled,
+    fixup,
+    data_driven,
+    weightnorm,
+    normalizer_free,
+    normalized,
+)
+from normfree.methods.initialize import initialize_
+from normfree.methods.record import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
+from normfree.methods.registry import get, names, register, unknown, unregister
+from normfree.methods.site import Site
+
+FAMILIES = (plain, shortcut, isograd, scaled, fixup, data_driven, weightnorm, normalizer_free, normalized)
+
+__all__ = [
+    "FAMILIES",
+    "FORMS",
+    "Form",
+    "Law",
+    "Method",
+    "Rule",
+    "ScalarRate",
+    "Site",
+    "Skip",
+    "get",
+    "initialize_",
+    "names",
+    "register",
+    "unknown",
+    "unregister",
+]

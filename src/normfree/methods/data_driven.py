@@ -1,0 +1,83 @@
+"""Initialization from a batch: every layer is set from what arrives at it, in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.registry import register
+from normfree.methods.site import Site
+from normfree.nn.weight import set_weight_
+
+
+@dataclass
+class _Once:
+    """Run a calibration at a layer's first call only, so that a shared layer is not set twice."""
+
+    calibrate: Callable[[nn.Module, Tensor], Tensor]
+    done: bool = False
+
+    def __call__(self, module: nn.Module, _args: object, out: Tensor) -> Tensor | None:
+        if self.done:
+            return None
+        self.done = True
+        return self.calibrate(module, out)
+
+
+def calibrate_(site: Site, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    """Send the batch through the network once and calibrate every layer but the classifier on the way.
+
+    `calibrate(module, output)` changes the module and returns the output it has now, so that what follows already
+    sees the calibrated signal: one pass sets any depth. Modes, hooks and the random state are left as they were.
+    """
+    if site.example is None:
+        raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
+    hooks = [module.register_forward_hook(_Once(calibrate)) for _, module in site.each(site.plan.hidden())]
+    modes = {module: module.training for module in site.model.modules()}
+    parameter = next(site.model.parameters())
+    try:
+        site.model.eval()  # no dropout, hence no draw from the global generator
+        site.model(site.example.to(parameter.device, parameter.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _lsuv_(site: Site) -> None:
+    for _, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.orthogonal(module))
+
+    def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
+        std = out.std(unbiased=False).clamp_min(1e-6)
+        module.weight.div_(std)  # type: ignore[operator]
+        return out / std
+
+    calibrate_(site, to_unit_variance)
+    site.default_classifier_()
+
+
+@register
+def lsuv() -> Method:
+    """Orthogonal weights, each layer then scaled to unit output variance on a batch.
+
+    Reference: fixup, section 4.1, baseline 2; normdead, section 4.1; Mishkin & Matas 2016, algorithm 1.
+    Differs: one pass instead of iterations, since the output of a layer without bias is linear in its weight; the
+    variance set to 1 is that of each layer, so of each branch's end, since no scale of the branch brings x + f(x) to
+    the variance of x.
+    """
+    return Method(
+        name="lsuv",
+        summary="orthogonal weights scaled on a batch so that every layer and branch puts out unit variance",
+        paper="fixup, normdead",
+        reference="fixup, section 4.1; Mishkin & Matas 2016",
+        h="identity",
+        weights="plain; orthogonal, then unit variance on a batch",
+        initializer=_lsuv_,
+        skips=EVERY_SKIP,
+        needs_example=True,
+    )

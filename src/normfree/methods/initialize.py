@@ -1,0 +1,101 @@
+"""Apply a method to a network: check that they fit, then write every parameter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from normfree.methods.record import Method
+from normfree.methods.registry import get
+from normfree.methods.site import Site
+from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.residual import Residual
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.weight import weight_kind
+from normfree.plan import ResidualPlan
+
+
+@torch.no_grad()
+def initialize_(
+    model: nn.Module,
+    method: str | Method,
+    plan: ResidualPlan | None = None,
+    *,
+    example: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Initialize `model` by `method` in place, on the branches that `plan` names (default: the model's own plan).
+
+    Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
+    Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
+    data-driven methods.
+
+    Raises `ValueError`, before anything is changed, when the plan is empty and the method needs branches, when the
+    method needs a batch and gets none, and when the model lacks the method's modules.
+    """
+    method = get(method)
+    if plan is None:
+        plan = getattr(model, "plan", None)
+        if not isinstance(plan, ResidualPlan):
+            raise ValueError(
+                f"expected a model that states its plan, got {type(model).__name__}; "
+                "pass plan=normfree.discover(model, example)"
+            )
+    site = Site(model, plan, generator, example)
+    _check(site, method)
+    for module in model.modules():
+        if isinstance(module, NORM_TYPES):
+            module.reset_parameters()
+        elif isinstance(module, ScalarBias) and module.learnable:
+            module.set_(0.0)
+        elif isinstance(module, ScalarMultiplier) and module.learnable:
+            module.set_(1.0)
+    for branch in plan.branches:
+        residual = site.modules.get(branch.name)
+        if isinstance(residual, Residual):
+            residual.set_scalars_(method.rule.at(branch.position))
+    for _, module in site.each(plan.layers()):
+        if module.bias is not None:
+            module.bias.zero_()
+    method.initializer(site)
+    return model
+
+
+def _check(site: Site, method: Method) -> None:
+    """Refuse what cannot work."""
+    if "none" not in method.skips:
+        site.plan.require_branches(method.name)
+    if method.needs_example and site.example is None:
+        raise ValueError(
+            f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
+        )
+    remedy = f"build the model with method='{method.name}', or convert it"
+    for layer, weighted in site.each(site.plan.hidden()):
+        if method.weight != "plain" and weight_kind(weighted) != method.weight:
+            raise ValueError(
+                f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
+                f"'{layer.name}'; {remedy}"
+            )
+    if method.kind == "norm-free":
+        for name, module in site.modules.items():
+            if isinstance(module, NORM_TYPES):
+                raise ValueError(
+                    f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
+                    f"'{name}'; {remedy}"
+                )
+    for branch in site.plan.branches:
+        _check_scalars(site, method, branch.name, method.rule.at(branch.position))
+
+
+def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float]) -> None:
+    """Refuse a sum that lacks a scalar whose initial value is not neutral."""
+    residual = site.modules.get(name)
+    for scalar, value in values.items():
+        neutral = 0.0 if scalar == "delta" else 1.0
+        if value == neutral:
+            continue
+        if not isinstance(residual, Residual) or isinstance(getattr(residual, scalar), nn.Identity):
+            raise ValueError(
+                f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; "
+                f"build the model with method='{method.name}', or convert it"
+            )

@@ -1,0 +1,124 @@
+"""Networks with normalization, for comparison: the normalizers of the survey, each with its initialization."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normfree.methods.plain import draw_normal_, he_fan_in_
+from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.registry import register
+from normfree.methods.site import Site
+from normfree.nn.normalizers import SURVEY
+from normfree.nn.weight import set_weight_
+
+
+def _method(name: str, summary: str, reference: str) -> Method:
+    entry = SURVEY[name]
+    return Method(
+        name=name,
+        summary=summary,
+        paper="normdead",
+        reference=reference,
+        kind="normalized",
+        h="identity",
+        weights=f"{name} for comparison; He fan-in",
+        initializer=he_fan_in_,
+        skips=EVERY_SKIP,
+        norm=entry.norm,
+        weight=entry.weight,
+        activation=entry.activation,
+    )
+
+
+@register
+def batchnorm() -> Method:
+    """Batch normalization. Reference: normdead, section 2.1 and Figure 4; Ioffe & Szegedy 2015."""
+    method = _method(
+        "batchnorm", "statistics over the batch: growth becomes linear", "normdead, section 2; Ioffe & Szegedy 2015"
+    )
+    return replace(method, paper="all")
+
+
+@register
+def batchnorm_convshort() -> Method:
+    """Batch normalization with a 1×1 convolution in every shortcut, the baseline of `robust` and of its Table 1."""
+    return replace(
+        batchnorm(),
+        name="batchnorm_convshort",
+        summary="batch norm with a 1×1 convolution in every shortcut, the baseline of robust",
+        paper="robust",
+        reference="robust, Table 1 and Figure 3",
+        h="1×1 convolution of the pre-activated input, every block",
+        weights="batchnorm for comparison; He fan-in",
+        form="pre",
+        skips=("residual",),
+        shortcut="conv everywhere",
+    )
+
+
+@register
+def layernorm() -> Method:
+    """Layer normalization. Reference: normdead, section 2.2; Ba 2016."""
+    return _method("layernorm", "statistics over all features of a sample", "normdead, section 2.2; Ba 2016")
+
+
+@register
+def groupnorm() -> Method:
+    """Group normalization. Reference: normdead, section 2.2; Wu & He 2018."""
+    return _method("groupnorm", "statistics over groups of channels of a sample", "normdead, section 2.2; Wu & He 2018")
+
+
+@register
+def instancenorm() -> Method:
+    """Instance normalization. Reference: normdead, section 2.2; Ulyanov 2017."""
+    method = _method("instancenorm", "statistics over each channel of a sample", "normdead, section 2.2; Ulyanov 2017")
+    return replace(method, spatial_only=True)
+
+
+@register
+def spectralnorm() -> Method:
+    """Weights over their largest singular value. Reference: normdead, section 2.2; Miyato 2018."""
+    return replace(
+        _method(
+            "spectralnorm", "weights divided by their largest singular value", "normdead, section 2.2; Miyato 2018"
+        ),
+        weights="spectral norm; He fan-in",
+    )
+
+
+def _normprop_(site: Site) -> None:
+    for _, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.normal(module))
+        module.gain.fill_(1 / 1.21)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
+    site.default_classifier_()
+
+
+@register
+def normprop() -> Method:
+    """Rows of unit norm times 1/1.21, and a ReLU with zero mean and unit variance.
+
+    Reference: normdead, section 2.2; Arpit 2016, sections 3.3 and 3.4 (1.21 for the Jacobian's singular values).
+    """
+    return replace(
+        _method("normprop", "statistics computed in expectation and built into layer and activation", "Arpit 2016"),
+        reference="normdead, section 2.2; Arpit 2016",
+        weights="weight norm, g = 1/1.21; ReLU made zero-mean, unit-variance",
+        initializer=_normprop_,
+    )
+
+
+@register
+def selu(*, dropout: float = 0.0) -> Method:
+    """SELU with Var[W] = 1/fan_in, and alpha dropout with the given probability.
+
+    Reference: normdead, section 2.2; Klambauer 2017.
+    """
+    if not 0 <= dropout < 1:
+        raise ValueError(f"expected option 'dropout' of method 'selu' in [0, 1), got {dropout:g}")
+    return replace(
+        _method("selu", "an activation with a fixed point at zero mean and unit variance", "Klambauer 2017"),
+        reference="normdead, section 2.2; Klambauer 2017",
+        weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
+        initializer=lambda site: draw_normal_(site, lambda layer, fan_in, fan_out: 1.0 / fan_in),
+        dropout=dropout,
+    )

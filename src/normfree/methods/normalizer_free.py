@@ -1,0 +1,75 @@
+"""NF-ResNets: x' = x + β·f(α·x), α from the expected variance, weights centred and standardized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from normfree import theory
+from normfree.methods.plain import he_fan_in_
+from normfree.methods.record import Law, Method, Rule
+from normfree.methods.registry import register
+from normfree.methods.site import Site, fans
+from normfree.nn.weight import set_weight_
+from normfree.plan import Position
+
+
+def _alpha(beta: float) -> Callable[[Position], float]:
+    """1/√E[Var[x]]: the variance restarts at the projection of each stage and grows by β² a branch."""
+
+    def alpha(position: Position) -> float:
+        if position.index_in_stage > 1:
+            return float((1 + (position.index_in_stage - 1) * beta**2) ** -0.5)
+        return float((1 + position.previous_stage_size * beta**2) ** -0.5)
+
+    return alpha
+
+
+def _standardized_(site: Site) -> None:
+    gamma = theory.variance_gain("relu") ** 0.5
+    for layer, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.normal(module, 1.0 / fans(module)[0]))
+        module.gain.fill_(gamma if layer.activated_in else 1.0)  # type: ignore[operator]
+    site.default_classifier_()
+
+
+@register
+def nf(*, beta: float = 0.2) -> Method:
+    """x' = x + β·f(α·x), α = 1/√E[Var[x]], with centred and scaled weight standardization.
+
+    `beta=1` gives the plots of the survey, 0.2 is Brock's choice for training. The survey and Brock swap the names α
+    and β: here β multiplies the branch's output and α its input.
+
+    Reference: normdead, section 4.2, equation 5 and appendix A.2; Brock 2021, sections 3 and 4.
+    """
+    if not beta > 0:
+        raise ValueError(f"expected option 'beta' of method 'nf' to be positive, got {beta:g}")
+    return Method(
+        name="nf",
+        summary="normalizer-free ResNet: analytic scaling before each branch, standardized weights",
+        paper="normdead",
+        reference="normdead, section 4.2",
+        h="pre-activated at transitions",
+        weights="centred, scaled weight standardization; fan-in",
+        rule=Rule(alpha=Law(_alpha(beta), text="1/√E[Var]"), beta=Law(beta, text=f"{beta:g}")),
+        initializer=_standardized_,
+        form="pre",
+        forms=("pre",),
+        shortcut="conv",
+        weight="standardized",
+        decay="weights",
+    )
+
+
+@register
+def nf_he(*, beta: float = 0.2) -> Method:
+    """`nf` with plain He weights, the left plot of Figure 5. Reference: normdead, Figure 5, left."""
+    return replace(
+        nf(beta=beta),
+        name="nf_he",
+        summary="nf with plain He weights: the mean drifts and the branches' variance is not kept",
+        reference="normdead, Figure 5, left",
+        weights="plain; He fan-in",
+        initializer=he_fan_in_,
+        weight="plain",
+    )

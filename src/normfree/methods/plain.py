@@ -1,0 +1,82 @@
+"""The standard initializations, which know nothing of residual sums: He by fan-in or fan-out, and Xavier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.registry import register
+from normfree.methods.site import Site, fans, gain
+from normfree.nn.weight import set_weight_
+from normfree.plan import Layer
+
+
+def he_fan_in_(site: Site) -> None:
+    """Var[W] = γ/fan_in for every layer, γ = 2 where the layer reads a ReLU; the classifier keeps the default.
+
+    Reference: robust, equation 1; He 2015, equation 10.
+    """
+    draw_normal_(site, lambda layer, fan_in, fan_out: gain(layer) / fan_in)
+
+
+def he_fan_out_(site: Site) -> None:
+    """Var[W] = γ/fan_out for every layer, γ = 2 where the layer reads a ReLU; the classifier keeps the default.
+
+    Reference: robust, equation 2; He 2015, equation 14.
+    """
+    draw_normal_(site, lambda layer, fan_in, fan_out: gain(layer) / fan_out)
+
+
+def draw_normal_(site: Site, variance: Callable[[Layer, int, int], float]) -> None:
+    """Draw every layer but the classifier from N(0, variance(layer, fan_in, fan_out))."""
+    for layer, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.normal(module, variance(layer, *fans(module))))
+    site.default_classifier_()
+
+
+def _xavier_(site: Site) -> None:
+    for _, module in site.each(site.plan.layers()):
+        set_weight_(module, site.normal(module, 2.0 / sum(fans(module))))
+
+
+@register
+def he_in() -> Method:
+    """He initialization that preserves the forward signal of a plain network."""
+    return Method(
+        name="he_in",
+        summary="He initialization by fan-in; the signal of a residual network doubles at every sum",
+        paper="robust, fixup",
+        reference="robust, equation 1; fixup, section 2",
+        kind="initialization",
+        weights="plain; N(0, 2/fan_in)",
+        initializer=he_fan_in_,
+        skips=EVERY_SKIP,
+    )
+
+
+@register
+def he_out() -> Method:
+    """He initialization that preserves the backward signal of a plain network."""
+    return replace(
+        he_in(),
+        name="he_out",
+        summary="He initialization by fan-out; the gradient of a residual network doubles at every sum",
+        reference="robust, equation 2",
+        weights="plain; N(0, 2/fan_out)",
+        initializer=he_fan_out_,
+    )
+
+
+@register
+def xavier() -> Method:
+    """Glorot's compromise between fan-in and fan-out, for linear units."""
+    return replace(
+        he_in(),
+        name="xavier",
+        summary="Glorot initialization; the baseline of fixup's Table 1, which needs a small learning rate",
+        paper="fixup",
+        reference="fixup, Table 1; Glorot & Bengio 2010, equation 12",
+        weights="plain; N(0, 2/(fan_in + fan_out))",
+        initializer=_xavier_,
+    )

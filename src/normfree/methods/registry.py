@@ -1,0 +1,89 @@
+"""The registry of methods: by name, with options, open to methods from outside."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from normfree.methods.record import Method
+
+Factory = Callable[..., Method]
+_T = TypeVar("_T", Method, Factory)
+_FACTORIES: dict[str, Factory] = {}
+
+
+def register(method: _T) -> _T:
+    """Add a method: a record, or a function that returns one and whose keyword arguments are the method's options.
+
+    Works as a decorator. Raises `ValueError` when the name is taken.
+    """
+    factory: Factory = (lambda: method) if isinstance(method, Method) else method
+    name = factory().name
+    if name in _FACTORIES:
+        raise ValueError(f"expected a new method name, got '{name}', which is registered; choose another name")
+    if not name.isidentifier():
+        raise ValueError(f"expected a method name of letters, digits and underscores, got '{name}'")
+    _FACTORIES[name] = factory
+    return method
+
+
+def unregister(name: str) -> None:
+    """Take a method out again, so that a plug-in or a test can clean up after itself."""
+    _FACTORIES.pop(name)
+
+
+def names() -> list[str]:
+    """The names of all methods, in the order of the table."""
+    return list(_FACTORIES)
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that nobody knows: it lists those that are known, the closest first."""
+    known = list(known)
+    close = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    return ValueError(f"unknown {what} '{got}'{hint} expected one of: {', '.join(known) or 'none'}")
+
+
+def get(spec: str | Method) -> Method:
+    """The method that a string such as 'hanin:r=0.9' names; a record is returned as it is.
+
+    >>> get("hanin:r=0.5").options
+    {'r': 0.5}
+    """
+    if isinstance(spec, Method):
+        return spec
+    name, _, text = spec.partition(":")
+    if name not in _FACTORIES:
+        raise unknown("method", name, _FACTORIES)
+    factory = _FACTORIES[name]
+    defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
+    options: dict[str, object] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"expected options as 'name:key=value,…' in '{spec}', got '{pair}'")
+        if key not in defaults:
+            raise unknown(f"option of method '{name}'", key, defaults)
+        if key in options:
+            raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
+        options[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
+    return replace(factory(**options), options={**defaults, **options})
+
+
+def _convert(where: str, text: str, default: object) -> object:
+    """Read an option's text as the type of its default."""
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"expected true or false for {where}, got '{text}'")
+        return text.lower() == "true"
+    if isinstance(default, float | int):
+        try:
+            return type(default)(text)
+        except ValueError:
+            kind = "a number" if isinstance(default, float) else "a whole number"
+            raise ValueError(f"expected {kind} for {where}, got '{text}'") from None
+    return text

@@ -1,0 +1,126 @@
+"""Shortcuts that share the sum's variance: IdShort, LearnScalar and ConvShort, x' = √½ · (h(x) + f(x)).
+
+Two initializations: He by fan-out, standardized after sampling ("ours" in the paper: the gradient is preserved), and
+Brock's, per output channel γ²/fan_in (the forward signal is preserved, the gradient explodes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normfree import theory
+from normfree.methods.record import SQRT_HALF, Law, Method, Rule
+from normfree.methods.registry import register
+from normfree.methods.site import Site, fans, gain, standardized
+from normfree.nn.weight import set_weight_
+
+
+def _fan_out_(site: Site, shortcut_gain: float | None = None) -> None:
+    shortcuts = {layer for branch in site.plan.branches for layer in branch.shortcut_layers}
+    for layer, module in site.each(site.plan.hidden()):
+        gamma = shortcut_gain if shortcut_gain is not None and layer in shortcuts else gain(layer)
+        variance = gamma / fans(module)[1]
+        set_weight_(module, standardized(site.normal(module), variance))
+    site.default_classifier_()
+
+
+def _brock_(site: Site) -> None:
+    gamma = theory.variance_gain("relu")
+    for layer, module in site.each(site.plan.hidden()):
+        variance = (gamma if layer.activated_in else 1.0) / fans(module)[0]
+        set_weight_(module, standardized(site.normal(module), variance, per_channel=True))
+    site.default_classifier_()
+
+
+@register
+def idshort() -> Method:
+    """x' = √½ · (x + f(x)).
+
+    Reference: robust, section 3.3, setup 1, equation 5. Shape-changing blocks use ConvShort's shortcut (footnote 1).
+    """
+    return Method(
+        name="idshort",
+        summary="scaled identity shortcut: the gradient's variance is kept from block to block",
+        paper="robust",
+        reference="robust, section 3.3, setup 1",
+        h="identity",
+        weights="plain; He fan-out, standardized after sampling",
+        rule=Rule(c=SQRT_HALF),
+        initializer=_fan_out_,
+        form="pre",
+        shortcut="conv",
+    )
+
+
+@register
+def learnscalar() -> Method:
+    """x' = √½ · (a·x + f(x)), a learnable, 1.
+
+    Reference: robust, section 3.3, setup 2.
+    """
+    return replace(
+        idshort(),
+        name="learnscalar",
+        summary="as idshort, with a learnable scalar on the identity shortcut",
+        reference="robust, section 3.3, setup 2",
+        h="a·x, learnable, 1",
+        rule=Rule(c=SQRT_HALF, a=Law(lambda p: None if p.transition else 1.0, text="learnable, 1", learnable=True)),
+    )
+
+
+@register
+def convshort(*, reads: str = "entry", gain: float = 0.0) -> Method:
+    """x' = √½ · (W_s z + f(x)) with z the pre-activated input, a 1×1 convolution in every block.
+
+    The ablation `reads=raw` gives the shortcut the raw x with the printed gain of 2, and explodes; `reads=raw,gain=1`
+    is right again. A `gain` of 0 means the printed one.
+
+    Reference: robust, section 3.3, setup 3.
+    Differs: the paper writes h(x) = W_s x, but its printed gains hold only for the pre-activated
+    input; on the raw one the gradient explodes with depth.
+    """
+    if reads not in ("entry", "raw"):
+        raise ValueError(f"expected option 'reads' of method 'convshort' to be entry or raw, got '{reads}'")
+    if gain < 0:
+        raise ValueError(f"expected option 'gain' of method 'convshort' to be 0 or positive, got {gain:g}")
+    shortcut_gain = gain or 2.0
+    return replace(
+        idshort(),
+        name="convshort",
+        summary="a 1×1 convolution of the pre-activated input in every shortcut",
+        reference="robust, section 3.3, setup 3",
+        h="1×1 convolution of the pre-activated input, every block",
+        weights="plain; He fan-out, standardized after sampling, the shortcut too",
+        initializer=lambda site: _fan_out_(site, shortcut_gain),
+        shortcut="conv everywhere",
+        shortcut_reads="raw" if reads == "raw" else "entry",
+    )
+
+
+def _with_brock(method: Method) -> Method:
+    return replace(
+        method,
+        name=f"{method.name}_brock",
+        summary=f"{method.name} with Brock's initialization: forward kept, gradient explodes",
+        reference=f"{method.reference}; equation 3",
+        weights="plain; per output channel γ²/fan_in, γ² = 2/(1-1/π)",
+        initializer=_brock_,
+    )
+
+
+@register
+def idshort_brock() -> Method:
+    """`idshort` with Brock's initialization. Reference: robust, equation 3."""
+    return _with_brock(idshort())
+
+
+@register
+def learnscalar_brock() -> Method:
+    """`learnscalar` with Brock's initialization. Reference: robust, equation 3."""
+    return _with_brock(learnscalar())
+
+
+@register
+def convshort_brock() -> Method:
+    """`convshort` with Brock's initialization. Reference: robust, equation 3."""
+    return _with_brock(convshort())

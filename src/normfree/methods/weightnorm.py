@@ -1,0 +1,128 @@
+"""Weight normalization: the initialization of `wninit`, and the three it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from normfree.methods.data_driven import calibrate_
+from normfree.methods.record import Law, Method, Rule
+from normfree.methods.registry import register
+from normfree.methods.site import Site, fans, gain
+from normfree.nn.weight import set_weight_
+from normfree.plan import Branch
+
+
+def _proposed_(site: Site, last_gain: Callable[[Branch, int, int], float]) -> None:
+    """Orthogonal directions and g = √(γ·fan_in/fan_out): γ = 2 before a ReLU, 1 otherwise, `last_gain` at ends."""
+    ends = {branch.last: branch for branch in site.plan.branches}
+    for layer, module in site.each(site.plan.hidden()):
+        fan_in, fan_out = fans(module)
+        set_weight_(module, site.orthogonal(module))
+        if layer in ends:
+            length = last_gain(ends[layer], fan_in, fan_out)
+        else:
+            length = ((2.0 if layer.activated_out else 1.0) * fan_in / fan_out) ** 0.5
+        module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
+    site.default_classifier_()
+
+
+def _last(branch: Branch, fan_in: int, fan_out: int) -> float:
+    return float((fan_in / fan_out / branch.position.stage_size) ** 0.5)
+
+
+def _hanin(branch: Branch, fan_in: int, fan_out: int) -> float:
+    return float(0.9**branch.position.index_in_stage)
+
+
+def _he_(site: Site) -> None:
+    for layer, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.normal(module, gain(layer) / fans(module)[0]))
+    site.default_classifier_()
+
+
+def _data_(site: Site) -> None:
+    """g = 1/σ, b = -μ/σ a channel, so that on the batch every pre-activation has mean 0 and variance 1."""
+    for _, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.orthogonal(module))
+        module.gain.fill_(1.0)  # type: ignore[operator]
+
+    def standardize(module: torch.nn.Module, out: torch.Tensor) -> torch.Tensor:
+        dims = [d for d in range(out.dim()) if d != 1]
+        mean, std = out.mean(dims), out.std(dims, unbiased=False).clamp_min(1e-6)
+        module.gain.copy_((1 / std).view_as(module.gain))  # type: ignore[operator, arg-type]
+        module.bias.copy_(-mean / std)  # type: ignore[operator]
+        shape = [1, -1] + [1] * (out.dim() - 2)
+        return (out - mean.view(shape)) / std.view(shape)
+
+    calibrate_(site, standardize)
+    site.default_classifier_()
+
+
+@register
+def wn() -> Method:
+    """W = g·v/‖v‖, v orthogonal, g = √(γ·fan_in/fan_out), γ = 1/B_k at the end of a branch in stage k.
+
+    Reference: wninit, sections 3 and 4, implementation details; theorems 1 to 4.
+    """
+    return Method(
+        name="wn",
+        summary="weight norm with orthogonal directions and lengths that keep the norm through any depth",
+        paper="wninit",
+        reference="wninit, sections 3 and 4, implementation details",
+        h="identity",
+        weights="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
+        rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
+        initializer=lambda site: _proposed_(site, _last),
+        form="linear",
+        skips=("residual", "none"),
+        shortcut="conv",
+        weight="weight_norm",
+        layer_bias=True,
+    )
+
+
+@register
+def wn_default() -> Method:
+    """Weight norm around He's weights, g = ‖v‖. Reference: wninit, section 5.1, baseline 1 (PyTorch's default)."""
+    return replace(
+        wn(),
+        name="wn_default",
+        summary="weight norm around He's weights",
+        reference="wninit, section 5.1, baseline 1",
+        weights="weight norm; He v, g = ‖v‖",
+        rule=Rule(beta=Law(1.0, text="1")),
+        initializer=_he_,
+    )
+
+
+@register
+def wn_data() -> Method:
+    """Weight norm with g and b from one batch. Reference: wninit, section 5; Salimans & Kingma 2016, section 3."""
+    return replace(
+        wn(),
+        name="wn_data",
+        summary="weight norm with lengths and biases that standardize every pre-activation on one batch",
+        reference="wninit, section 5; Salimans & Kingma 2016",
+        weights="weight norm; orthogonal, g = 1/σ and b = -μ/σ from a batch",
+        rule=Rule(beta=Law(1.0, text="1")),
+        initializer=_data_,
+        needs_example=True,
+    )
+
+
+@register
+def wn_hanin() -> Method:
+    """`wn` with g = 0.9^b at the end of the b-th branch of a stage. Reference: wninit, section 5.1, baseline 2."""
+    return replace(
+        wn(),
+        name="wn_hanin",
+        summary="weight norm with a geometric series of branch lengths in every stage",
+        reference="wninit, section 5.1, baseline 2",
+        weights="weight norm; as wn, but 0.9^b at branch ends",
+        rule=Rule(beta=Law(1.0, text="in g, 0.9^b")),
+        initializer=lambda site: _proposed_(site, _hanin),
+        skips=("residual",),
+    )

@@ -1,0 +1,282 @@
+"""Models by name, and `build`: a name and a method become an initialized network."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normfree.methods import FORMS, Form, Method, Skip, get, initialize_, unknown
+from normfree.models import plain, resnet, skips
+from normfree.models.kit import Padding
+from normfree.models.network import Network, Request
+
+Builder = Callable[[Request], Network]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: how its names look, what they mean, and how one is built."""
+
+    pattern: str
+    regex: str
+    summary: str
+    examples: tuple[str, ...]
+    form: Form
+    skip: Skip
+    paper: str
+    parse: Callable[..., Builder]
+    size: int = 32
+    spatial: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The family as plain data."""
+        return {key: value for key, value in asdict(self).items() if key not in ("regex", "parse")}
+
+
+def _depth(name: str, depth: int, step: int, rest: int, least: int) -> None:
+    """Refuse a depth that no number of blocks gives."""
+    if depth < least or (depth - rest) % step:
+        below = max(least, depth - (depth - rest) % step)
+        raise ValueError(
+            f"model '{name}' expects a depth of {step}n + {rest} with at least {least}, got {depth}; "
+            f"use {below} or {below + step}"
+        )
+
+
+def _cifar(name: str, depth: int) -> Builder:
+    _depth(name, depth, 6, 2, 8)
+    return resnet.cifar_resnet(depth).build
+
+
+def _wide(name: str, depth: int, width: int) -> Builder:
+    _depth(name, depth, 6, 4, 10)
+    return resnet.wide_resnet(depth, width).build
+
+
+def _imagenet(name: str, depth: int) -> Builder:
+    return resnet.imagenet_resnet(depth).build
+
+
+def _preact(name: str, depth: int) -> Builder:
+    if depth not in resnet.IMAGENET_BLOCKS:
+        raise unknown("depth of preact_resnet", str(depth), map(str, resnet.IMAGENET_BLOCKS))
+    return resnet.preact_resnet(depth).build
+
+
+def _residual_mlp(name: str, blocks: int, width: int, layers: int | None = None) -> Builder:
+    layers = 2 if layers is None else layers
+    _depth(name, blocks, 1, 0, 1)
+    if layers < 2:
+        raise ValueError(f"model '{name}' expects at least 2 layers a branch, got {layers}")
+    return resnet.residual_mlp(blocks, width, layers).build
+
+
+def _two_numbers(build: Callable[..., Network], step: int, rest: int, least: int) -> Callable[[str, int, int], Builder]:
+    def parse(name: str, depth: int, width: int) -> Builder:
+        _depth(name, depth, step, rest, least)
+        return lambda request: build(depth, width, request)
+
+    return parse
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "resnet18|34|50|101|152",
+        r"resnet(18|34|50|101|152)",
+        "ImageNet ResNet: 7×7 stem, max pooling, basic blocks or bottlenecks",
+        ("resnet18", "resnet50"),
+        "post",
+        "residual",
+        "fixup",
+        _imagenet,
+        size=224,
+    ),
+    Family(
+        "resnetD, D = 6n + 2",
+        r"resnet(\d+)",
+        "CIFAR ResNet: three stages of n basic blocks, shortcuts without weights",
+        ("resnet20", "resnet110", "resnet164", "resnet1202"),
+        "post",
+        "residual",
+        "fixup, wninit",
+        _cifar,
+    ),
+    Family(
+        "preact_resnet18|34|50|101|152",
+        r"preact_resnet(\d+)",
+        "pre-activation ResNet for 32×32 images: 3×3 stem, four stages",
+        ("preact_resnet18", "preact_resnet50"),
+        "pre",
+        "residual",
+        "robust, normdead",
+        _preact,
+    ),
+    Family(
+        "wrn-D-W, D = 6n + 4",
+        r"wrn-(\d+)-(\d+)",
+        "wide ResNet, depth and width: three stages of n pre-activation blocks",
+        ("wrn-16-12", "wrn-40-10", "wrn-10000-1"),
+        "pre",
+        "residual",
+        "fixup, wninit",
+        _wide,
+    ),
+    Family(
+        "resmlp-B-W[-M]",
+        r"resmlp-(\d+)-(\d+)(?:-(\d+))?",
+        "residual MLP: B blocks of width W, M = 2 linear layers a branch",
+        ("resmlp-40-200", "resmlp-10-64-3"),
+        "linear",
+        "residual",
+        "wninit, fixup",
+        _residual_mlp,
+        size=28,
+        spatial=False,
+    ),
+    Family(
+        "mlp-D-W",
+        r"mlp-(\d+)-(\d+)",
+        "fully connected network, depth and width",
+        ("mlp-20-200", "mlp-200-500"),
+        "post",
+        "none",
+        "wninit",
+        _two_numbers(plain.mlp, 1, 0, 2),
+        size=28,
+        spatial=False,
+    ),
+    Family(
+        "cnn-D-W",
+        r"cnn-(\d+)-(\d+)",
+        "plain CNN, depth and width: 3×3 layers, the first two with stride 2",
+        ("cnn-50-64",),
+        "post",
+        "none",
+        "wninit",
+        _two_numbers(plain.cnn, 1, 0, 3),
+    ),
+    Family(
+        "dense-D-G, D = 3n + 4",
+        r"dense-(\d+)-(\d+)",
+        "DenseNet, depth and growth: three stages of n concatenating layers",
+        ("dense-40-12",),
+        "pre",
+        "dense",
+        "normdead",
+        _two_numbers(skips.dense, 3, 4, 7),
+    ),
+    Family(
+        "highway-D-W",
+        r"highway-(\d+)-(\d+)",
+        "highway network of vectors, depth and width: gates choose between input and transform",
+        ("highway-20-50",),
+        "post",
+        "highway",
+        "normdead",
+        _two_numbers(skips.highway, 1, 0, 3),
+        size=28,
+        spatial=False,
+    ),
+)
+
+
+def catalog() -> tuple[Family, ...]:
+    """All families of models."""
+    return FAMILIES
+
+
+def find(name: str) -> tuple[Family, Builder]:
+    """The family that a name belongs to, and the builder of that model."""
+    for family in FAMILIES:
+        match = re.fullmatch(family.regex, name)
+        if match:
+            numbers = [int(n) if n else None for n in match.groups()]
+            if any(n == 0 for n in numbers):
+                raise ValueError(f"model '{name}' expects positive numbers in its name, got a 0")
+            return family, family.parse(name, *numbers)
+    known = [example for family in FAMILIES for example in family.examples]
+    raise unknown("model", name, known)
+
+
+def build(
+    name: str,
+    method: str | Method = "fixup",
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    size: int | None = None,
+    form: Form | None = None,
+    padding_mode: Padding = "zeros",
+    example: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Network:
+    """Build and initialize a model by name, with a method by name.
+
+    The block form is the method's, else the model's, unless `form` is given. `size` is the side of the input images
+    (default: the family's); only networks of vectors and `isograd` depend on it. `example`, a batch of inputs, is
+    needed by data-driven methods and sets `in_channels` and `size`. On `device="meta"` nothing is initialized; call
+    `to_empty` and `initialize_` later.
+
+    >>> model = build("resnet20", method="fixup", num_classes=10)
+    >>> len(model.plan.branches)
+    9
+
+    Raises `ValueError` for an unknown model, depth, method or option, and for a method that the model does not admit.
+    """
+    family, builder = find(name)
+    method = get(method)
+    chosen = form or method.form or family.form
+    _check_fit(family, name, method, chosen, form)
+    if num_classes < 1 or in_channels < 1:
+        raise ValueError(f"expected positive num_classes and in_channels, got {num_classes} and {in_channels}")
+    request = Request(
+        name=name,
+        method=method,
+        form=chosen if family.skip == "residual" else family.form,
+        input_shape=_input_shape(family, in_channels, size, example),
+        num_classes=num_classes,
+        padding_mode=padding_mode,
+    )
+    with torch.device("meta"):  # no memory yet, and no draw from the global generator
+        model = builder(request)
+    model.to(dtype)
+    if str(device) == "meta":
+        return model
+    model.to_empty(device="cpu")
+    initialize_(model, method, example=example, generator=generator)
+    return model if device is None else model.to(device)
+
+
+def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: Form | None) -> None:
+    """Refuse a method that the model does not admit, naming what is allowed."""
+    if chosen not in FORMS:
+        raise unknown("block form", chosen, FORMS)
+    if family.skip not in method.skips:
+        allowed = [f.pattern for f in FAMILIES if f.skip in method.skips]
+        raise ValueError(
+            f"method '{method.name}' does not admit model '{name}', whose skip connections are '{family.skip}'; "
+            f"expected one of: {'; '.join(allowed)}"
+        )
+    if method.spatial_only and not family.spatial:
+        raise ValueError(f"method '{method.name}' expects images, but model '{name}' works on vectors; use 'layernorm'")
+    if given is not None and family.skip == "residual" and given not in method.forms:
+        raise ValueError(
+            f"method '{method.name}' does not admit the block form '{given}'; expected {' or '.join(method.forms)}"
+        )
+
+
+def _input_shape(family: Family, in_channels: int, size: int | None, example: Tensor | None) -> tuple[int, ...]:
+    """(C, H, W) of images, (features,) of vectors."""
+    side = size or family.size
+    shape = (in_channels, side, side) if example is None else tuple(example.shape[1:])
+    if family.spatial and len(shape) != 3:
+        raise ValueError(f"expected an example of images (N, C, H, W), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
+    return shape if family.spatial else (math.prod(shape),)
