@@ -1,0 +1,56 @@
+"""The command line: one file a verb, each loading what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from normfree import __version__
+from normfree.cli.methods import list_methods
+from normfree.cli.models import list_models
+
+app = typer.Typer(
+    name="normfree",
+    help="Train deep residual networks without normalization layers, and see why it works.",
+    epilog="An error is one line; set NORMFREE_TRACEBACK=1 to see where it came from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("methods")(list_methods)
+app.command("models")(list_models)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"normfree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error of the library becomes one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")  # √ and α on a terminal that lacks them
+    try:
+        app(arguments, prog_name="normfree")
+    except (ValueError, OSError) as error:
+        if os.environ.get("NORMFREE_TRACEBACK"):
+            raise
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,35 @@
+"""`normfree methods`: the registry as a table."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from normfree.cli.plugins import Plugins, load_plugins
+from normfree.report import Column, Table, print_table
+
+
+def list_methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """List the methods: how each scales a residual sum and initializes its weights."""
+    from normfree.methods import get, names
+
+    load_plugins(plugin)
+    records = [get(name) for name in names()]
+    if as_json:
+        typer.echo(json.dumps([record.to_json() for record in records], indent=2, ensure_ascii=False))
+        return
+    rows = [record.row() for record in records]
+    columns = tuple(Column(key, style="cyan" if i == 0 else None) for i, key in enumerate(rows[0])) if rows else ()
+    print_table(
+        Table(
+            title="x ← p(c · (h(s) + β · f(α · x) + δ))",
+            columns=columns or (Column("method"),),
+            rows=tuple(tuple(row.values()) for row in rows),
+            caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. --json tells more.",
+        )
+    )

@@ -1,0 +1,165 @@
+"""Tables of text: one record, printed in a terminal or written as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from normfree.report.terminal import open_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+Justify = Literal["left", "right", "center"]
+
+_COMFORT = 20  # a column of a split table gets this much, if its content is that wide
+_GAP = 2  # blanks between two columns: the padding of a cell and the divider
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading, its alignment and the rich style of its cells."""
+
+    name: str
+    justify: Justify = "left"
+    style: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled grid of text cells.
+
+    Raises:
+        ValueError: if there is no column, or a row has not one cell a column.
+
+    >>> print(to_markdown(Table("Gains", (Column("layer"), Column("gain", "right")), (("relu", "1.41"),))))
+    **Gains**
+    <BLANKLINE>
+    | layer | gain |
+    | --- | ---: |
+    | relu | 1.41 |
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError(f"table {self.title!r}: expected at least one column, got none; pass columns=(Column(…),)")
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"table {self.title!r}: expected {len(self.columns)} cells in row {index}, got {len(row)}; "
+                    "give every column a cell, '' where it is empty"
+                )
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table, wrapped to the width of the terminal, or plain with one row a line in a pipe.
+
+    Where the columns' longest words do not fit side by side, the table comes in parts that repeat its first column.
+    """
+    console = console or open_console()
+    cells = [[column.name, *(row[i] for row in table.rows)] for i, column in enumerate(table.columns)]
+    parts = _split(cells, console.width)
+    for number, part in enumerate(parts):
+        if number:
+            console.print()
+        title = table.title if number == 0 else ""
+        caption = table.caption if number == len(parts) - 1 else None
+        console.print(_grid(table, part, _fit([cells[i] for i in part], console.width), title, caption))
+
+
+def to_markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, title above and caption below."""
+    rule = {"left": "---", "right": "---:", "center": ":---:"}
+    lines = [
+        _markdown_row([column.name for column in table.columns]),
+        _markdown_row([rule[column.justify] for column in table.columns]),
+        *(_markdown_row(row) for row in table.rows),
+    ]
+    above = [f"**{table.title}**", ""] if table.title else []
+    below = ["", table.caption] if table.caption else []
+    return "\n".join([*above, *lines, *below])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+
+
+def _grid(table: Table, part: Sequence[int], widths: Sequence[int], title: str, caption: str | None) -> RichTable:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable(
+        title=Text(title, "bold") if title else None,
+        caption=Text(caption, "dim") if caption else None,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for i, width in zip(part, widths, strict=True):
+        column = table.columns[i]
+        grid.add_column(Text(column.name), justify=column.justify, style=column.style, width=width, overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(Text(row[i]) for i in part))  # Text, so that brackets in a cell are not read as markup
+    return grid
+
+
+def _split(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """The columns of each part: all in one if their words fit, else as many as fit at a comfortable width."""
+    words = [_longest_word(column) for column in cells]
+    if sum(words) + _GAP * (len(words) - 1) <= width:
+        return [list(range(len(cells)))]
+    wanted = [max(word, min(_natural(column), _COMFORT)) for column, word in zip(cells, words, strict=True)]
+    parts = [[0]]
+    for i in range(1, len(cells)):
+        if len(parts[-1]) > 1 and sum(wanted[j] + _GAP for j in parts[-1]) + wanted[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return parts
+
+
+def _fit(cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of columns side by side: wide columns shrink first, and words break only when they must."""
+    room = width - _GAP * (len(cells) - 1)
+    natural = [_natural(column) for column in cells]
+    if sum(natural) <= room:
+        return natural
+    words = [_longest_word(column) for column in cells]
+    floors = words if sum(words) <= room else [1] * len(cells)
+    cap = max(natural)
+    while cap > 1 and sum(_capped(natural, floors, cap)) > room:
+        cap -= 1
+    widths = _capped(natural, floors, cap)
+    spare = room - sum(widths)
+    for i in sorted(range(len(cells)), key=lambda i: natural[i] - widths[i], reverse=True):
+        taken = min(max(spare, 0), natural[i] - widths[i])
+        widths[i] += taken
+        spare -= taken
+    return widths
+
+
+def _capped(natural: Sequence[int], floors: Sequence[int], cap: int) -> list[int]:
+    return [max(floor, min(width, cap)) for width, floor in zip(natural, floors, strict=True)]
+
+
+def _natural(column: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(1, *(cell_len(line) for cell in column for line in cell.split("\n")))
+
+
+def _longest_word(column: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(word) for cell in column for word in cell.split()), default=1)

@@ -1,0 +1,333 @@
+"""Curves in the terminal, drawn with characters."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue", "bright_white", "bright_black")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BARS = "▁▂▃▄▅▆▇█"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_BRAILLE = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of the 2×4 dots of a cell
+_UNBOUNDED = 100_000  # columns of a pipe
+_TINY = 1e-290  # a range below this is none: its steps would underflow
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console that is plain under NO_COLOR, and in a pipe plain and as wide as its content unless COLUMNS is set."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    unbounded = not stream.isatty() and not os.environ.get("COLUMNS") and not os.environ.get("FORCE_COLOR")
+    if os.environ.get("NO_COLOR"):  # rich's own no_color keeps bold and dim
+        return Console(file=stream, color_system=None, highlight=False, width=_UNBOUNDED if unbounded else None)
+    return Console(file=stream, highlight=False, width=_UNBOUNDED if unbounded else None)
+
+
+def line_plot(
+    series: Mapping[str, Sequence[float]],
+    *,
+    x: Sequence[float] | None = None,
+    width: int = 72,
+    height: int = 14,
+    log_y: bool = True,
+    title: str = "",
+    x_label: str = "",
+    y_label: str = "",
+) -> Text:
+    """Draw curves as braille dots, each with a letter and a colour, ready for `rich.print` or `.plain`.
+
+    A curve that turns NaN or infinite, or zero on a logarithmic axis, and never comes back ends in ✗, and the legend
+    says where. Values that cannot be drawn in between leave a gap.
+
+    Args:
+        series: name → values; without `x` the values sit at 1, 2, 3, …
+        x: the positions, ascending, one for each value.
+        width: columns in all, axis included, at least 30.
+        height: rows of the drawing alone, at least 4.
+        log_y: a logarithmic axis with ticks at powers of ten.
+
+    Raises:
+        ValueError: on no curve, more than 26, an empty curve, lengths that differ from `x`, positions that descend,
+            a negative value on a logarithmic axis, or a drawing that is too small.
+    """
+    from rich.text import Text
+
+    curves = _read(series, x, log_y)
+    if width < 30 or height < 4:
+        raise ValueError(f"expected width >= 30 and height >= 4, got {width} and {height}; enlarge the drawing")
+    heights = [point[1] for curve in curves for point in curve.points if point is not None]
+    y_low, y_high = _bounds(heights, log_y)
+    y_ticks = _ticks(y_low, y_high, max(2, height // 2), integer=log_y)
+    gutter = max(len(_tick_text(tick, log_y)) for tick in y_ticks)
+    columns = width - gutter - 2
+    positions = [position for curve in curves for position in (curve.first, curve.last)]
+    x_low, x_high = min(positions), max(positions)
+
+    dots = _rasterize(curves, columns, height, (x_low, x_high), (y_low, y_high))
+    drawing = _paint(curves, dots, columns, height, (x_low, x_high), (y_low, y_high))
+    labels = {round((height - 1) * (1 - _share(t, y_low, y_high))): _tick_text(t, log_y) for t in y_ticks}
+
+    out = Text()
+    if title:
+        out.append(title[:width].center(width).rstrip() + "\n", "bold")
+    if y_label:
+        out.append(y_label + "\n", "dim")
+    for row, cells in enumerate(drawing):
+        out.append(f"{labels.get(row, ''):>{gutter}} {'┤' if row in labels else '│'}", "dim")
+        for character, style in cells:
+            out.append(character, style)
+        out.rstrip()
+        out.append("\n")
+    out.append(_x_axis(x_low, x_high, columns, gutter), "dim")
+    if x_label:
+        out.append(" " * (gutter + 2) + x_label.center(columns).rstrip() + "\n", "dim")
+    out.append_text(_legend(curves, width))
+    return out
+
+
+def sparkline(values: Sequence[float], width: int = 20, log: bool = True) -> str:
+    """A curve in one line of bars, each the mean of its share of the values, in the logarithm if `log`.
+
+    A bar is ✗ where a value is NaN or infinite, and 0 where all are zero under `log`. A logarithmic line spans at
+    least a decade, so that noise does not look like growth.
+
+    >>> sparkline([1, 10, 100, 1000])
+    '▁▃▆█'
+
+    Raises:
+        ValueError: on no values, a width below 1, or a negative value under `log`.
+    """
+    numbers = [float(value) for value in values]
+    if not numbers or width < 1:
+        raise ValueError(
+            f"expected values and width >= 1, got {len(numbers)} values and width {width}; pass at least one"
+        )
+    if log and (negative := next((v for v in numbers if v < 0), None)) is not None:
+        raise ValueError(f"expected values >= 0 for a logarithmic line, got {negative:g}; pass log=False")
+    count = min(width, len(numbers))
+    edges = [len(numbers) * i // count for i in range(count + 1)]
+    bars: list[float | str] = [_bar(numbers[a:b], log) for a, b in pairwise(edges)]
+    drawn = [bar for bar in bars if isinstance(bar, float)]
+    low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
+    least = 1.0 if log else 0.0
+    if high - low < least or high == low:
+        middle, half = (low + high) / 2, (least or 1.0) / 2
+        low, high = middle - half, middle + half
+    top = len(_BARS) - 1
+    return "".join(bar if isinstance(bar, str) else _BARS[_clamp(_share(bar, low, high) * top, top)] for bar in bars)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A curve on its (already logarithmic) axis: `None` where a value cannot be drawn."""
+
+    name: str
+    letter: str
+    colour: str
+    points: tuple[tuple[float, float] | None, ...]
+    first: float
+    last: float
+    ending: str  # what the legend says of a curve that ends early
+
+
+def _read(series: Mapping[str, Sequence[float]], x: Sequence[float] | None, log_y: bool) -> list[_Curve]:
+    if not 1 <= len(series) <= len(_LETTERS):
+        raise ValueError(f"expected 1 to {len(_LETTERS)} curves, got {len(series)}; draw several plots instead")
+    curves = []
+    for index, (name, raw) in enumerate(series.items()):
+        values = [float(value) for value in raw]
+        if not values:
+            raise ValueError(f"curve {name!r}: expected values, got none; leave the curve out")
+        where = [float(p) for p in x] if x is not None else [float(i) for i in range(1, len(values) + 1)]
+        if len(where) != len(values):
+            raise ValueError(
+                f"curve {name!r}: expected {len(where)} values as in x, got {len(values)}; fill the rest with NaN"
+            )
+        if not math.isfinite(where[-1] - where[0]) or not all(a <= b for a, b in pairwise(where)):
+            raise ValueError("x: expected finite positions in ascending order, got others; sort x and the values by x")
+        if log_y and (negative := next((v for v in values if v < 0 and math.isfinite(v)), None)) is not None:
+            raise ValueError(
+                f"curve {name!r}: expected values >= 0 on a logarithmic axis, got {negative:g}; pass log_y=False"
+            )
+        points = tuple(
+            (p, math.log10(v) if log_y else v) if math.isfinite(v) and (v > 0 or not log_y) else None
+            for p, v in zip(where, values, strict=True)
+        )
+        end = max((i + 1 for i, point in enumerate(points) if point is not None), default=0)
+        ending = ""
+        if end < len(values):
+            verb = "reaches 0" if values[end] == 0 else "leaves float range"
+            ending = f"{verb} at {where[end]:.10g}"
+        colour = _COLOURS[index % len(_COLOURS)]
+        curves.append(_Curve(name, _LETTERS[index], colour, points, where[0], where[-1], ending))
+    return curves
+
+
+def _bounds(values: Sequence[float], log_y: bool) -> tuple[float, float]:
+    """The ends of the y axis: whole decades, or the range itself, and never an empty one."""
+    if not values:
+        return (0.0, 1.0)
+    low, high = min(values), max(values)
+    if log_y:
+        low, high = math.floor(low), math.ceil(high)
+    if not math.isfinite(high - low):
+        raise ValueError(f"expected a range below 1.8e308, got {low:g} to {high:g}; pass log_y=True or rescale")
+    if log_y and low == high:
+        return (low - 1, high + 1)
+    if high - low < max(1e-5 * max(abs(low), abs(high)), _TINY):  # ticks of six digits could not tell them apart
+        low, high = min(low, 0.0), max(high, 0.0)
+    return (low, high) if high - low > _TINY else (0.0, 1.0)
+
+
+def _ticks(low: float, high: float, most: int, *, integer: bool = False) -> list[float]:
+    """Round numbers from `low` to `high`, about `most` of them, at a step of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / most
+    if rough < _TINY:
+        return [low]
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(scale * m for m in (1, 2, 5, 10) if scale * m >= rough * 0.85)
+    if integer:
+        step = max(1.0, step)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def _tick_text(value: float, log_y: bool) -> str:
+    return "10" + str(round(value)).translate(_SUPERSCRIPT) if log_y else f"{value:.6g}"
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _clamp(value: float, top: int) -> int:
+    return min(top, max(0, round(value)))
+
+
+def _rasterize(
+    curves: Sequence[_Curve], columns: int, height: int, x_range: tuple[float, float], y_range: tuple[float, float]
+) -> list[dict[tuple[int, int], int]]:
+    """For each curve, the cells (row, column) it crosses and the braille dots set in them."""
+    right, bottom = 2 * columns - 1, 4 * height - 1
+    result = []
+    for curve in curves:
+        cells: dict[tuple[int, int], int] = {}
+        previous: tuple[int, int] | None = None
+        for point in curve.points:
+            if point is None:
+                previous = None
+                continue
+            here = (
+                _clamp(_share(point[0], *x_range) * right, right),
+                _clamp((1 - _share(point[1], *y_range)) * bottom, bottom),
+            )
+            if here == previous:
+                continue
+            for i, j in _segment(previous or here, here):
+                key = (j // 4, i // 2)
+                cells[key] = cells.get(key, 0) | _DOTS[j % 4][i % 2]
+            previous = here
+        result.append(cells)
+    return result
+
+
+def _segment(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
+    steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
+    return [
+        (round(start[0] + (end[0] - start[0]) * k / steps), round(start[1] + (end[1] - start[1]) * k / steps))
+        for k in range(steps + 1)
+    ]
+
+
+def _paint(
+    curves: Sequence[_Curve],
+    dots: Sequence[dict[tuple[int, int], int]],
+    columns: int,
+    height: int,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+) -> list[list[tuple[str, str]]]:
+    """Merge the curves into one grid of characters and styles, then set letters and ✗ on top."""
+    grid = [[(" ", "")] * columns for _ in range(height)]
+    owners: dict[tuple[int, int], set[int]] = {}
+    mask: dict[tuple[int, int], int] = {}
+    for index, cells in enumerate(dots):
+        for key, bits in cells.items():
+            owners.setdefault(key, set()).add(index)
+            mask[key] = mask.get(key, 0) | bits
+    for key, bits in mask.items():
+        owner = max(owners[key], key=lambda i: (dots[i][key].bit_count(), i))
+        grid[key[0]][key[1]] = (chr(_BRAILLE + bits), curves[owner].colour)
+    for index, curve in enumerate(curves):
+        # Letters start at a different column for each curve, so that parallel curves are not labelled in one clump.
+        period = max(12, columns // 3)
+        alone = [key for key in dots[index] if owners[key] == {index}] or list(dots[index])
+        for start in range(period * (2 * index + 1) // (2 * len(curves)), columns, period):
+            near = [key for key in alone if abs(key[1] - start) <= period // 3]
+            if near:
+                row, column = min(near, key=lambda key: abs(key[1] - start))
+                grid[row][column] = (curve.letter, f"bold {curve.colour}")
+        drawn = [point for point in curve.points if point is not None]
+        if curve.ending and drawn:
+            row = _clamp((1 - _share(drawn[-1][1], *y_range)) * (4 * height - 1), 4 * height - 1) // 4
+            column = _clamp(_share(drawn[-1][0], *x_range) * (2 * columns - 1), 2 * columns - 1) // 2
+            grid[row][column] = ("✗", f"bold {curve.colour}")
+    return grid
+
+
+def _x_axis(low: float, high: float, columns: int, gutter: int) -> str:
+    """The lower axis: a rule with ticks, and below it the numbers that have room."""
+    rule, numbers = ["─"] * columns, [" "] * (columns + 8)
+    free = 0
+    ticks = _ticks(low, high, max(2, columns // 12)) if high > low else [low]
+    for tick in sorted({low, *ticks}):
+        column = _clamp(_share(tick, low, high) * (columns - 1), columns - 1)
+        text = f"{tick:.6g}"
+        start = min(max(0, column - len(text) // 2), max(0, columns - len(text)))
+        if start >= free:
+            rule[column] = "┬"
+            numbers[start : start + len(text)] = text
+            free = start + len(text) + 1
+    return f"{' ' * (gutter + 1)}└{''.join(rule)}\n{' ' * (gutter + 2)}{''.join(numbers).rstrip()}\n"
+
+
+def _legend(curves: Sequence[_Curve], width: int) -> Text:
+    """One entry a curve, as many to a line as fit."""
+    from rich.text import Text
+
+    out = Text()
+    used = 0
+    for curve in curves:
+        ending = f" ✗ {curve.ending}" if curve.ending else ""
+        length = len(curve.letter) + 1 + len(curve.name) + len(ending)
+        if used and used + 3 + length > width:
+            out.append("\n")
+            used = 0
+        elif used:
+            out.append("   ")
+            used += 3
+        out.append(curve.letter, f"bold {curve.colour}")
+        out.append(" " + curve.name, curve.colour)
+        out.append(ending)
+        used += length
+    return out
+
+
+def _bar(values: Sequence[float], log: bool) -> float | str:
+    if not all(map(math.isfinite, values)):
+        return "✗"
+    drawn = [math.log10(v) for v in values if v > 0] if log else list(values)
+    return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"
