@@ -42,13 +42,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class Branch:
-    """One residual sum: its branch's weight layers in order, and the shortcut that it is added to."""
+    """One residual sum: its branch's weight layers in order, and the shortcut that it is added to.
+
+    The sum itself is addition number `addition` (from 0) in the forward pass of the module `home`; `branch_first` says
+    whether the branch is the addition's first operand.
+    """
 
     name: str
     position: Position
     layers: tuple[Layer, ...]
     shortcut: ShortcutKind = "identity"
     shortcut_layers: tuple[Layer, ...] = ()
+    home: str = ""
+    addition: int = 0
+    branch_first: bool = False
 
     @property
     def depth(self) -> int:
@@ -151,7 +158,8 @@ def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[
     total = sum(stage_sizes)
     if len(transitions) != total:
         raise ValueError(
-            f"expected one transition flag a branch ({total} for stages {list(stage_sizes)}), got {len(transitions)}"
+            f"expected one transition flag a branch ({total} for stages {list(stage_sizes)}), got {len(transitions)}; "
+            "pass a flag for every branch, False where the shape stays"
         )
     flags = iter(transitions)
     out: list[Position] = []

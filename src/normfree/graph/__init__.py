@@ -1,4 +1,4 @@
-"""Discovery: any traceable model → its residual plan."""
+"""Discovery: any model → its residual plan."""
 
 from normfree.graph.discovery import discover
 

@@ -85,7 +85,7 @@ def state_plan(model: Network) -> ResidualPlan:
         layers: tuple[Layer, ...] = ()
         if block.branch is not None:
             layers, _ = _walk(f"{name}.branch", block.branch, entered)
-        branches.append(Branch(name, position, layers, _kind(block), shortcut))
+        branches.append(Branch(name, position, layers, _kind(block), shortcut, home=name))
         activated = _has_activation(block.exit)
     _, activated = _walk("head", model.head, activated)
     classifier, _ = _walk("classifier", model.classifier, activated)

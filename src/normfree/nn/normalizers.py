@@ -48,7 +48,7 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Mod
                 "instance norm expects images (N, C, H, W), got vectors (N, C), of which it would leave only zeros; "
                 "use layer or group norm"
             )
-    raise ValueError(f"expected a normalizer (batch, layer, group, instance), got '{name}'")
+    raise ValueError(f"expected a normalizer, got '{name}'; use one of batch, layer, group, instance")
 
 
 class NormPropReLU(nn.Module):
@@ -74,7 +74,7 @@ class SELU(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"expected a dropout probability in [0, 1), got {dropout}")
+            raise ValueError(f"expected a dropout probability in [0, 1), got {dropout}; 0 turns it off")
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
             return SELU(dropout)
         case "normprop":
             return NormPropReLU()
-    raise ValueError(f"expected an activation (relu, selu, normprop), got '{name}'")
+    raise ValueError(f"expected an activation, got '{name}'; use one of relu, selu, normprop")
 
 
 @dataclass(frozen=True)

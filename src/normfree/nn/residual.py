@@ -77,7 +77,7 @@ class Residual(nn.Module):
         held = {name: getattr(self, name) for name in neutral}
         for name, value in values.items():
             if name not in held:
-                raise ValueError(f"expected a scalar of the equation ({', '.join(held)}), got '{name}'; rename it")
+                raise ValueError(f"expected a scalar of the equation, got '{name}'; use one of {', '.join(held)}")
             if not isinstance(held[name], ScalarBias | ScalarMultiplier) and value != neutral[name]:
                 raise ValueError(
                     f"expected a scalar '{name}' to hold {value:g}, got {type(held[name]).__name__}; "

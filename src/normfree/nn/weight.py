@@ -215,4 +215,7 @@ def set_weight_(layer: nn.Module, weight: Tensor) -> None:
     elif isinstance(layer, WEIGHT_LAYERS):
         layer.weight.copy_(weight)
     else:
-        raise ValueError(f"expected a weight layer (convolution or linear), got {type(layer).__name__}")
+        raise ValueError(
+            f"expected a weight layer (convolution or linear), got {type(layer).__name__}; "
+            "pass the layer itself, not the module that holds it"
+        )
