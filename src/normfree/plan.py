@@ -113,6 +113,14 @@ class ResidualPlan:
                 "was found; use a method that admits plain networks, such as 'he_in', 'wn' or 'batchnorm'"
             )
 
+    def require_sums(self) -> None:
+        """Raise `ValueError` when there is no residual sum to look at."""
+        if not self.branches:
+            raise ValueError(
+                "expected a network with residual sums, got none: its layers follow one another, concatenate or are "
+                "gated; pass a plan with the sums to look at"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
         return asdict(self)

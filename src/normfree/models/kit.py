@@ -129,6 +129,9 @@ class Kit:
             if self.form != "pre" or i < len(kernels) - 1:
                 parts += self.norm(outputs)
         shortcut = self._shortcut(widths[0], widths[-1], stride, position, option_a)
+        reads_entry = shortcut is not None and method.shortcut_reads == "entry"
+        if method.remove_branches and not reads_entry:
+            entry = []  # nothing reads it, so its parameters would never learn
         return Residual(
             None if method.remove_branches else chain(parts),
             shortcut,
@@ -139,7 +142,7 @@ class Kit:
             alpha=self.scalar(rule.alpha, position),
             beta=self.scalar(rule.beta, position),
             delta=None if rule.delta.at(position) is None else ScalarBias(learnable=rule.delta.learnable),
-            shortcut_reads_entry=shortcut is not None and method.shortcut_reads == "entry",
+            shortcut_reads_entry=reads_entry,
             transition=position.transition,
         )
 

@@ -1,0 +1,341 @@
+"""How the signal travels: one forward and one backward pass, a few numbers at every residual sum and weight layer.
+
+Statistics are those of the signal propagation plots: with the mean and variance of each channel taken over the batch
+and all positions, `mean_square` is the channel average of the squared means and `variance` that of the variances;
+`norm` is the root of the summed squares a sample, averaged over the batch in the square.
+
+Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same of the gradients).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from normfree.diagnostics.untouched import untouched
+from normfree.graph import discover
+from normfree.graph.record import ADDITIONS
+from normfree.nn.residual import Residual
+from normfree.plan import Branch, ResidualPlan
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Squared mean, variance and norm of one tensor."""
+
+    mean_square: float
+    variance: float
+    norm: float
+
+
+MISSING = Stats(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class SumSignal:
+    """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut."""
+
+    name: str
+    stage: int
+    transition: bool
+    sum: Stats
+    branch: Stats
+    shortcut: Stats
+    sum_gradient: Stats
+    branch_gradient: Stats
+    shortcut_gradient: Stats
+
+
+@dataclass(frozen=True)
+class LayerSignal:
+    """The norms of a weight layer's parameters and of their gradient."""
+
+    name: str
+    weight_norm: float
+    gradient_norm: float
+
+    @property
+    def ratio(self) -> float:
+        """Gradient norm over weight norm, the relative size of an SGD step with learning rate 1."""
+        return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Everything one forward and one backward pass showed.
+
+    `injected` says where the gradient came from when it was not a loss: 'output' or 'features' (the input of a
+    classifier whose weight is zero, behind which no gradient would be left).
+    """
+
+    sums: tuple[SumSignal, ...]
+    layers: tuple[LayerSignal, ...]
+    injected: str = ""
+    loss: float = math.nan
+    plan: ResidualPlan = field(default_factory=ResidualPlan, repr=False)
+
+    def series(self, part: str, statistic: str = "variance") -> list[float]:
+        """One number a sum: `part` is sum, branch, shortcut, or one of them with '_gradient'."""
+        return [getattr(getattr(s, part), statistic) for s in self.sums]
+
+    def to_json(self) -> dict[str, Any]:
+        """The signal as plain data."""
+        layers = [{**asdict(layer), "ratio": layer.ratio} for layer in self.layers]
+        return {
+            "injected": self.injected,
+            "loss": self.loss,
+            "sums": [asdict(s) for s in self.sums],
+            "layers": layers,
+        }
+
+
+def propagate(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    plan: ResidualPlan | None = None,
+    loss: Loss | None = None,
+    generator: torch.Generator | None = None,
+) -> Signal:
+    """Measure the signal of any model in one forward and one backward pass, and leave no trace of it.
+
+    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` the backward
+    pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit gradient at the
+    output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the start of Fixup,
+    the random gradient is put on its input instead, and `injected` says so.
+
+    Hooks, modes, gradients, buffers, random state and memory are as before, also when the model raises. Only numbers
+    are kept, so memory does not grow beyond one plain pass.
+
+    Raises `ValueError` when the model has no residual sums, is on the meta device, or puts out no tensor.
+    """
+    args, kwargs = call_arguments(inputs)
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
+    if plan is None:
+        stated = getattr(model, "plan", None)
+        plan = stated if isinstance(stated, ResidualPlan) else discover(model, *args, **kwargs)
+    plan.require_sums()
+    taps = _Taps(model, plan)
+    features: list[Tensor] = []
+    zero = _zero_classifier(model, plan)
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(taps.hooked())
+        if zero is not None:
+            handle = zero.register_forward_pre_hook(lambda _m, a: features.append(a[0]))
+            stack.callback(handle.remove)
+        norms = stack.enter_context(_gradient_norms(model, plan))
+        with taps:
+            output = model(*args, **kwargs)
+        start, gradient, injected, value = _start(output, features, targets, loss, generator)
+        start.backward(gradient)
+    pairs = torch.stack([torch.stack(pair).double() for pair in norms.values()]).tolist() if norms else []
+    layers = tuple(LayerSignal(name, *pair) for name, pair in zip(norms, pairs, strict=True))
+    return Signal(taps.result(), layers, injected, value, plan)
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """How `inputs` is handed to a model: a mapping by name, a tuple or list by position, anything else alone."""
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The tensor that a model puts out: itself, `.logits`, or the first of a tuple, list or mapping."""
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    if isinstance(values, list | tuple):
+        for value in values:
+            if isinstance(value, Tensor):
+                return value
+    raise ValueError(
+        f"expected an output that is or holds a tensor, got {type(output).__name__}; "
+        "pass loss= and targets= that turn it into a number"
+    )
+
+
+def _zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
+    """The classifier when all its weights are zero: nothing would flow back through it."""
+    for layer in plan.classifier:
+        module = model.get_submodule(layer.name)
+        if not torch.any(module.weight != 0):  # type: ignore[arg-type]
+            return module
+    return None
+
+
+def _start(
+    output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor | None, str, float]:
+    """Where the backward pass starts, with which gradient, and what the loss was."""
+    value = math.nan
+    if targets is not None:
+        result = (loss or _cross_entropy)(output, targets)
+        value = float(result.detach())
+        if not features:
+            return result, None, "", value
+    start = features[-1] if features else first_tensor(output)
+    source = generator or torch.Generator().manual_seed(0)
+    draw = torch.randn(start.shape, generator=source, device=source.device)
+    return start, draw.to(start), "features" if features else "output", value
+
+
+def _cross_entropy(output: Any, targets: Any) -> Tensor:
+    return nn.functional.cross_entropy(first_tensor(output), targets)
+
+
+@contextmanager
+def _gradient_norms(model: nn.Module, plan: ResidualPlan) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Note the norm of each weight layer's gradient as it arrives, and throw the gradient away."""
+    norms: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = []
+    names = {id(model.get_submodule(layer.name).weight): layer.name for layer in plan.layers()}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        name = names.get(id(parameter))
+        if name is not None:
+            norm = parameter.detach().norm()
+            norms[name] = (norm, torch.zeros_like(norm))
+
+        def note(p: Tensor, name: str | None = name) -> None:
+            if name is not None and p.grad is not None:
+                norms[name] = (norms[name][0], p.grad.norm())
+            p.grad = None
+
+        handles.append(parameter.register_post_accumulate_grad_hook(note))
+    try:
+        yield norms
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Taps(TorchFunctionMode):
+    """Watches the additions that the plan names, and takes statistics of their operands and results."""
+
+    def __init__(self, model: nn.Module, plan: ResidualPlan) -> None:
+        super().__init__()
+        self.plan = plan
+        self._modules = dict(model.named_modules())
+        self._sums = {(b.home or b.name, b.addition): b for b in plan.branches}
+        self._homes: list[str] = []
+        self._additions: Counter[str] = Counter()
+        self._moments: dict[tuple[str, str], Tensor] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in ADDITIONS or not self._homes:
+            return func(*args, **(kwargs or {}))
+        home = self._homes[-1]
+        branch = self._sums.get((home, self._additions[home]))
+        self._additions[home] += 1
+        if branch is None or len(args) < 2:
+            return func(*args, **(kwargs or {}))
+        # Before the addition, which may be in place: a hook that is set now sees the gradient of the old value.
+        first, second = (args[0], args[1]) if branch.branch_first else (args[1], args[0])
+        self._tap(branch, "branch", first)
+        self._tap(branch, "shortcut", second)
+        out = func(*args, **(kwargs or {}))
+        if not isinstance(self._modules.get(home), Residual):
+            self._tap(branch, "sum", out)
+        return out
+
+    def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        self._moments[branch.name, part] = moments(tensor.detach())
+
+        def backward(gradient: Tensor) -> None:
+            self._moments[branch.name, f"{part}_gradient"] = moments(gradient)
+
+        if tensor.requires_grad:
+            tensor.register_hook(backward)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Know which module's forward pass an addition stands in; children hide their own additions."""
+        handles = []
+        homes = {home for home, _ in self._sums}
+        by_home = {b.home or b.name: b for b in self.plan.branches}
+
+        def follow(name: str, module: nn.Module) -> None:
+            def enter(_m: nn.Module, _a: Any) -> None:
+                self._homes.append(name)
+
+            def leave(_m: nn.Module, _a: Any, out: Any) -> None:
+                self._homes.pop()
+                if isinstance(module, Residual) and name in homes:
+                    self._tap(by_home[name], "sum", out)
+
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave))
+
+        followed = {}
+        for home in homes:
+            module = self._modules[home]
+            followed[home] = module
+            followed.update({f"{home}.{child}": m for child, m in module.named_children()})
+        for name, module in followed.items():
+            follow(name, module)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def result(self) -> tuple[SumSignal, ...]:
+        """What was seen at every sum of the plan."""
+
+        # One transfer for all numbers: a transfer each would stall a GPU at every block.
+        rows = torch.stack(list(self._moments.values())).tolist() if self._moments else []
+        seen = {key: Stats(*row) for key, row in zip(self._moments, rows, strict=True)}
+
+        def stats(branch: Branch, part: str) -> Stats:
+            return seen.get((branch.name, part), MISSING)
+
+        return tuple(
+            SumSignal(
+                b.name,
+                b.position.stage,
+                b.position.transition,
+                *(stats(b, part + kind) for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")),
+            )
+            for b in self.plan.branches
+        )
+
+
+def moments(tensor: Tensor) -> Tensor:
+    """Channel-averaged squared mean and variance, and the root mean square norm of a sample, in float64.
+
+    Channels are dimension 1 of images and vectors (N, C, …) and the last of sequences (N, T, C).
+
+    >>> moments(torch.ones(4, 2, 3, 3)).tolist()
+    [1.0, 0.0, 4.242640687119285]
+    """
+    values = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    channel = values.dim() - 1 if values.dim() == 3 else min(1, values.dim() - 1)
+    dims = [d for d in range(values.dim()) if d != channel]
+    variance, mean = torch.var_mean(values, dims, correction=0) if dims else (torch.zeros_like(values), values)
+    squared_means, variances = mean.double().square(), variance.double()
+    positions = math.prod(values.shape[d] for d in dims) / values.shape[0]
+    norm = ((squared_means + variances).sum() * positions).sqrt()
+    return torch.stack([squared_means.mean(), variances.mean(), norm])
