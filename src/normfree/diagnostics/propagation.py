@@ -239,6 +239,7 @@ class _Taps(TorchFunctionMode):
         self._homes: list[str] = []
         self._additions: Counter[str] = Counter()
         self._moments: dict[tuple[str, str], Tensor] = {}
+        self._last: tuple[object, Tensor, Tensor] | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -259,13 +260,20 @@ class _Taps(TorchFunctionMode):
             self._tap(branch, "sum", out)
         return out
 
+    def _once(self, tensor: Tensor) -> Tensor:
+        """The moments of a tensor; a sum hands its gradient on unchanged, so the last are often asked for again."""
+        key = (tensor.data_ptr(), tensor.shape, tensor._version)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, tensor, moments(tensor))  # holding the tensor keeps its address its own
+        return self._last[2]
+
     def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
             return
-        self._moments[branch.name, part] = moments(tensor.detach())
+        self._moments[branch.name, part] = self._once(tensor.detach())
 
         def backward(gradient: Tensor) -> None:
-            self._moments[branch.name, f"{part}_gradient"] = moments(gradient)
+            self._moments[branch.name, f"{part}_gradient"] = self._once(gradient)
 
         if tensor.requires_grad:
             tensor.register_hook(backward)
@@ -305,6 +313,7 @@ class _Taps(TorchFunctionMode):
     def result(self) -> tuple[SumSignal, ...]:
         """What was seen at every sum of the plan."""
 
+        self._last = None
         # One transfer for all numbers: a transfer each would stall a GPU at every block.
         rows = torch.stack(list(self._moments.values())).tolist() if self._moments else []
         seen = {key: Stats(*row) for key, row in zip(self._moments, rows, strict=True)}
@@ -332,10 +341,13 @@ def moments(tensor: Tensor) -> Tensor:
     [1.0, 0.0, 4.242640687119285]
     """
     values = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-    channel = values.dim() - 1 if values.dim() == 3 else min(1, values.dim() - 1)
+    values = values.reshape(-1, 1) if values.dim() < 2 else values
+    channel = 2 if values.dim() == 3 else 1
     dims = [d for d in range(values.dim()) if d != channel]
-    variance, mean = torch.var_mean(values, dims, correction=0) if dims else (torch.zeros_like(values), values)
-    squared_means, variances = mean.double().square(), variance.double()
-    positions = math.prod(values.shape[d] for d in dims) / values.shape[0]
-    norm = ((squared_means + variances).sum() * positions).sqrt()
+    count = math.prod(values.shape[d] for d in dims)
+    # Two passes of plain reductions: as exact as torch.var_mean, and many times faster on the CPU.
+    mean = values.mean(dims, keepdim=True)
+    spread = torch.linalg.vector_norm(values - mean, dim=dims)
+    squared_means, variances = mean.flatten().double().square(), spread.double().square() / count
+    norm = ((squared_means + variances).sum() * (count / values.shape[0])).sqrt()
     return torch.stack([squared_means.mean(), variances.mean(), norm])
