@@ -69,9 +69,24 @@ def _check(site: Site, method: Method) -> None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
         )
+    if method.needs_example and site.example is not None:
+        values = site.example.double()
+        if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
+            raise ValueError(
+                f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
+                f"shape {tuple(values.shape)} without them; pass example=a batch of the training data"
+            )
+    for _ in site.each(site.plan.layers()):
+        pass  # raises for a layer that the model does not have
+    named = {branch.name for branch in site.plan.branches}
+    for name, module in site.modules.items():
+        if isinstance(module, Residual) and module.branch is not None and name not in named:
+            raise ValueError(
+                f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
+            )
     remedy = f"build the model with method='{method.name}', or convert it"
     for layer, weighted in site.each(site.plan.hidden()):
-        if method.weight != "plain" and weight_kind(weighted) != method.weight:
+        if weight_kind(weighted) != method.weight:
             raise ValueError(
                 f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
                 f"'{layer.name}'; {remedy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,7 +93,7 @@ class ScalarRate:
             rate = cls(float(number), bool(slash))
         except ValueError:
             rate = cls(-1.0)
-        if not rate.numerator >= 0:
+        if not 0 <= rate.numerator < math.inf:
             raise ValueError(f"expected a learning rate factor such as '0.1' or '1/L', got '{text}'")
         return rate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -44,7 +45,7 @@ def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
     """The error for a name that nobody knows: it lists those that are known, the closest first."""
     known = list(known)
     close = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{close[0]}'?" if close else ""
+    hint = f"; did you mean '{close[0]}'?" if close else ";"
     return ValueError(f"unknown {what} '{got}'{hint} expected one of: {', '.join(known) or 'none'}")
 
 
@@ -82,8 +83,11 @@ def _convert(where: str, text: str, default: object) -> object:
         return text.lower() == "true"
     if isinstance(default, float | int):
         try:
-            return type(default)(text)
+            number = type(default)(text)
         except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
             kind = "a number" if isinstance(default, float) else "a whole number"
-            raise ValueError(f"expected {kind} for {where}, got '{text}'") from None
+            raise ValueError(f"expected {kind} for {where}, got '{text}'")
+        return number
     return text

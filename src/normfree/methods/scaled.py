@@ -35,6 +35,8 @@ def small_branch(*, beta: float = 0.2) -> Method:
 
     Reference: normdead, section 3.2 (β in [0.1, 0.3]; the source, Szegedy 2016, keeps batch norm).
     """
+    if not beta > 0:
+        raise ValueError(f"expected option 'beta' of method 'small_branch' to be positive, got {beta:g}")
     return replace(
         sqrt_half(),
         name="small_branch",

@@ -43,10 +43,8 @@ def _depth(name: str, depth: int, step: int, rest: int, least: int) -> None:
     """Refuse a depth that no number of blocks gives."""
     if depth < least or (depth - rest) % step:
         below = max(least, depth - (depth - rest) % step)
-        raise ValueError(
-            f"model '{name}' expects a depth of {step}n + {rest} with at least {least}, got {depth}; "
-            f"use {below} or {below + step}"
-        )
+        allowed = f"{step}n + {rest} with at least {least}" if step > 1 else f"at least {least}"
+        raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {below} or {below + step}")
 
 
 def _cifar(name: str, depth: int) -> Builder:
@@ -65,7 +63,9 @@ def _imagenet(name: str, depth: int) -> Builder:
 
 def _preact(name: str, depth: int) -> Builder:
     if depth not in resnet.IMAGENET_BLOCKS:
-        raise unknown("depth of preact_resnet", str(depth), map(str, resnet.IMAGENET_BLOCKS))
+        closest = min(resnet.IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
+        allowed = ", ".join(map(str, resnet.IMAGENET_BLOCKS))
+        raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {closest}")
     return resnet.preact_resnet(depth).build
 
 
@@ -237,6 +237,8 @@ def build(
     _check_fit(family, name, method, chosen, form)
     if num_classes < 1 or in_channels < 1:
         raise ValueError(f"expected positive num_classes and in_channels, got {num_classes} and {in_channels}")
+    if size is not None and size < 1:
+        raise ValueError(f"expected a positive size, got {size}; leave it out for the default, {family.size}")
     request = Request(
         name=name,
         method=method,
@@ -267,6 +269,10 @@ def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: F
         )
     if method.spatial_only and not family.spatial:
         raise ValueError(f"method '{method.name}' expects images, but model '{name}' works on vectors; use 'layernorm'")
+    if given is not None and family.skip != "residual" and given != family.form:
+        raise ValueError(
+            f"model '{name}' has no residual blocks, so no block form to choose; got '{given}', leave form out"
+        )
     if given is not None and family.skip == "residual" and given not in method.forms:
         raise ValueError(
             f"method '{method.name}' does not admit the block form '{given}'; expected {' or '.join(method.forms)}"
@@ -275,8 +281,10 @@ def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: F
 
 def _input_shape(family: Family, in_channels: int, size: int | None, example: Tensor | None) -> tuple[int, ...]:
     """(C, H, W) of images, (features,) of vectors."""
-    side = size or family.size
+    side = family.size if size is None else size
     shape = (in_channels, side, side) if example is None else tuple(example.shape[1:])
     if family.spatial and len(shape) != 3:
         raise ValueError(f"expected an example of images (N, C, H, W), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
+    if not shape:
+        raise ValueError(f"expected an example of a batch of inputs (N, …), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
     return shape if family.spatial else (math.prod(shape),)

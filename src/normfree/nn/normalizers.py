@@ -91,6 +91,8 @@ ACTIVATION_TYPES = (nn.ReLU, NormPropReLU, SELU, nn.GELU, nn.SiLU, nn.ELU, nn.Le
 
 def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
     """The activation function `name`; `dropout` is alpha dropout and goes with selu only."""
+    if dropout and name != "selu":
+        raise ValueError(f"alpha dropout goes with selu, got dropout={dropout} for '{name}'; use dropout=0")
     match name:
         case "relu":
             return nn.ReLU()

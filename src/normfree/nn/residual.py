@@ -55,10 +55,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of shortcut and branch."""
-        inner = x if self.branch_dtype is None else x.to(self.branch_dtype)
-        entered = self.entry(self.alpha(inner))
-        unentered = inner if self._shortcut_has_weights else x
-        source = entered if self.shortcut_reads_entry else unentered
+        entered = self.entry(self.alpha(x))
+        source = entered if self.shortcut_reads_entry else x
+        if self.branch_dtype is not None:
+            entered = entered.to(self.branch_dtype)
+            source = source.to(self.branch_dtype) if self._shortcut_has_weights else source
         total = self.a(self.shortcut(source))
         if self.stream_dtype is not None:
             total = total.to(self.stream_dtype)
@@ -133,7 +134,7 @@ def set_precision_(
             module.stream_dtype = stream
             module.branch_dtype = branch
             if branch is not None:
-                for part in (module.entry, module.branch, module.shortcut):
+                for part in (module.branch, module.shortcut):
                     if part is not None:
                         part.to(branch)
     return model

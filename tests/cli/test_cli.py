@@ -1,0 +1,173 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import normfree
+from normfree.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process: exit status, stdout and stderr."""
+    for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, with the search path as it was restored afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return tmp_path
+
+
+def is_one_line_error(text: str) -> bool:
+    return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from normfree.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    source = str(Path(normfree.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "methods" in done.stdout
+
+
+def test_version_is_the_package_version(run: Run) -> None:
+    assert run("--version") == (0, f"normfree {normfree.__version__}\n", "")
+
+
+def test_unknown_verb_names_the_closest(run: Run) -> None:
+    status, _, err = run("method")
+    assert status == 2
+    assert "Did you mean 'methods'?" in err
+
+
+def test_methods_prints_every_method_plainly(run: Run) -> None:
+    from normfree.methods import names
+
+    status, out, _ = run("methods")
+    assert status == 0
+    assert "\x1b[" not in out
+    firsts = [line.split()[0] for line in out.splitlines() if line.split()]
+    assert [first for first in firsts if first in names()] == names()
+    assert all(heading in out for heading in ("h(s)", "α", "β", "weights and initialization", "paper", "options"))
+
+
+def test_methods_json_parses(run: Run) -> None:
+    from normfree.methods import names
+
+    status, out, err = run("methods", "--json")
+    assert (status, err) == (0, "")
+    assert [record["name"] for record in json.loads(out)] == names()
+
+
+def test_methods_plugin_adds_a_row(run: Run, folder: Path) -> None:
+    from normfree.methods.registry import unregister
+
+    (folder / "half_branch_plugin.py").write_text(
+        "from dataclasses import replace\n"
+        "import normfree as nf\n"
+        "from normfree.methods import get\n"
+        "nf.register(replace(get('he_in'), name='half_branch'))\n"
+    )
+    try:
+        status, out, _ = run("methods", "--plugin", "half_branch_plugin")
+    finally:
+        unregister("half_branch")
+        sys.modules.pop("half_branch_plugin", None)
+    assert status == 0
+    assert "\nhalf_branch " in out
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_module", "'no_such_module', which was not found"),
+        ("no_such_package.module", "'no_such_package.module', which was not found"),
+        ("folder/file.py", "leave out folders and the ending .py"),
+        ("", "expected the name of a module"),
+        ("needs_more", "'needs_more' imports 'no_such_dependency'"),
+        ("twice", "error: expected one thing, got another"),
+    ],
+)
+def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, says: str) -> None:
+    (folder / "needs_more.py").write_text("import no_such_dependency\n")
+    (folder / "twice.py").write_text("raise ValueError('expected one thing,\\n  got another')\n")
+    status, out, err = run("methods", "--plugin", name)
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert says in err
+
+
+def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMFREE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="no_such_module"):
+        main(["methods", "--plugin", "no_such_module"])
+
+
+@dataclass(frozen=True)
+class FakeFamily:
+    pattern: str = "wrn-D-W"
+    summary: str = "wide residual networks"
+    examples: tuple[str, ...] = ("wrn-16-4", "wrn-40-10")
+    form: str = "pre"
+    skip: str = "residual"
+    paper: str = "fixup"
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@pytest.fixture
+def fake_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("normfree.models")
+    module.catalog = lambda: (FakeFamily(),)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "normfree.models", module)
+
+
+@pytest.mark.usefixtures("fake_catalog")
+def test_models_prints_a_family(run: Run) -> None:
+    status, out, _ = run("models")
+    assert status == 0
+    assert "wrn-D-W  wide residual networks  wrn-16-4, wrn-40-10  pre   residual  fixup" in out
+
+
+@pytest.mark.usefixtures("fake_catalog")
+def test_models_json_parses(run: Run) -> None:
+    status, out, _ = run("models", "--json")
+    assert status == 0
+    assert json.loads(out) == [json.loads(json.dumps(FakeFamily().to_json()))]
+
+
+def test_models_lists_the_real_catalog(run: Run) -> None:
+    from normfree.models import catalog
+
+    status, out, _ = run("models", "--json")
+    assert status == 0
+    assert [family["pattern"] for family in json.loads(out)] == [family.pattern for family in catalog()]
+    assert all(family.pattern in run("models")[1] for family in catalog())

@@ -1,0 +1,23 @@
+"""Lets torchvision be imported where its compiled library does not load beside a torch without CUDA."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+
+def _torchvision_loads() -> bool:
+    spec = find_spec("torchvision")
+    for library in Path(spec.origin).parent.glob("_C.*") if spec and spec.origin else ():
+        try:
+            torch.ops.load_library(library)
+        except OSError:
+            return False
+    return True
+
+
+if torch.version.cuda is None and not _torchvision_loads():
+    # A module variable, because the operators vanish with the library object.
+    _torchvision = torch.library.Library("torchvision", "FRAGMENT")
+    for _name in ("nms", "qnms"):
+        _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,0 +1,96 @@
+import io
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+from normfree.report import Column, Table, print_table, to_markdown
+
+TABLE = Table(
+    title="Methods [all]",
+    columns=(Column("method", style="cyan"), Column("gain", justify="right"), Column("weights")),
+    rows=(
+        (
+            "convshort_brock",
+            "1.41",
+            "each channel drawn with variance γ²/fan_in, and [bold]nothing[/bold] else",
+        ),
+        ("fixup", "0.5", "He fan-out times L^(-1/(2m-2)), the last layer of a branch and the classifier at zero"),
+    ),
+    caption="Two methods",
+)
+
+
+def printed(table: Table, width: int, **options: bool) -> str:
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=width, **options))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 120, 400])
+def test_print_table_keeps_every_word_within_the_width(width: int) -> None:
+    text = printed(TABLE, width)
+    assert max(map(len, text.splitlines())) <= width
+    missing = Counter("".join(cell for row in TABLE.rows for cell in row)) - Counter(text)
+    assert not {letter for letter in missing if letter != " "}
+
+
+def test_print_table_breaks_no_word_at_80_columns() -> None:
+    words = set(printed(TABLE, 80).split())
+    assert {word for row in TABLE.rows for cell in row for word in cell.split()} <= words
+
+
+def test_print_table_splits_into_parts_that_repeat_the_first_column() -> None:
+    words = ("a" * 15, "b" * 15, "c" * 15, "d" * 15)
+    table = Table("wide", tuple(Column(f"column{i}") for i in range(4)), (words,), caption="end")
+    text = printed(table, 40)
+    assert [text.count(word) for word in words] == [3, 1, 1, 1]
+    assert (text.count("wide"), text.count("end")) == (1, 1)
+    # The control: where the words fit, there is one part.
+    assert printed(table, 80).count(words[0]) == 1
+
+
+def test_print_table_shows_brackets_as_they_are() -> None:
+    text = printed(TABLE, 200)
+    assert "Methods [all]" in text
+    assert "[bold]nothing[/bold]" in text
+
+
+def test_print_table_styles_only_a_terminal() -> None:
+    assert "\x1b[" not in printed(TABLE, 80)
+    assert "\x1b[" in printed(TABLE, 80, force_terminal=True)
+
+
+def test_print_table_in_a_pipe_prints_one_row_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    print_table(TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(all(cell in line for cell in row) for line in lines) for row in TABLE.rows)
+    assert not any(line.endswith("  ") and len(line) > 500 for line in lines)
+
+
+def test_print_table_with_no_color_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_table(TABLE)
+    assert "\x1b[" not in capsys.readouterr().out
+
+
+def test_to_markdown_escapes_and_aligns() -> None:
+    table = Table("", (Column("a", "right"), Column("b", "center")), (("x|y", "1\n2"),), caption="end")
+    assert to_markdown(table).splitlines() == ["| a | b |", "| ---: | :---: |", "| x\\|y | 1<br>2 |", "", "end"]
+
+
+def test_table_refuses_a_ragged_row() -> None:
+    with pytest.raises(ValueError, match=r"expected 2 cells in row 1, got 1; give every column"):
+        Table("t", (Column("a"), Column("b")), (("1", "2"), ("3",)))
+
+
+def test_table_refuses_no_columns() -> None:
+    with pytest.raises(ValueError, match="expected at least one column, got none"):
+        Table("t", (), ())
