@@ -11,16 +11,29 @@ __version__ = "0.1.0"
 # Public name → the module that defines it; this table is the whole public face.
 _PUBLIC = {
     "ResidualPlan": "normfree.plan",
+    "Monitor": "normfree.diagnostics",
     "build": "normfree.models",
+    "diagnose": "normfree.diagnostics",
     "discover": "normfree.graph",
     "initialize_": "normfree.methods",
     "param_groups": "normfree.optim",
     "register": "normfree.methods",
 }
 
-__all__ = ["ResidualPlan", "__version__", "build", "discover", "initialize_", "param_groups", "register"]
+__all__ = [
+    "Monitor",
+    "ResidualPlan",
+    "__version__",
+    "build",
+    "diagnose",
+    "discover",
+    "initialize_",
+    "param_groups",
+    "register",
+]
 
 if TYPE_CHECKING:
+    from normfree.diagnostics import Monitor, diagnose
     from normfree.graph import discover
     from normfree.methods import initialize_, register
     from normfree.models import build

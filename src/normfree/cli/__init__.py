@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from normfree import __version__
+from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("methods")(list_methods)
 app.command("models")(list_models)
+app.command("diagnose")(diagnose_model)
 
 
 def _print_version(wanted: bool) -> None:

@@ -43,7 +43,10 @@ MISSING = Stats(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class SumSignal:
-    """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut."""
+    """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
+
+    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero.
+    """
 
     name: str
     stage: int
@@ -54,6 +57,7 @@ class SumSignal:
     sum_gradient: Stats
     branch_gradient: Stats
     shortcut_gradient: Stats
+    learns: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,14 +141,17 @@ def propagate(
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.append(a[0]))
             stack.callback(handle.remove)
-        norms = stack.enter_context(_gradient_norms(model, plan))
+        norms = stack.enter_context(_gradient_norms(model))
         with taps:
             output = model(*args, **kwargs)
         start, gradient, injected, value = _start(output, features, targets, loss, generator)
         start.backward(gradient)
     pairs = torch.stack([torch.stack(pair).double() for pair in norms.values()]).tolist() if norms else []
-    layers = tuple(LayerSignal(name, *pair) for name, pair in zip(norms, pairs, strict=True))
-    return Signal(taps.result(), layers, injected, value, plan)
+    numbers = dict(zip(norms, pairs, strict=True))
+    weights = [(layer.name, f"{layer.name}.weight") for layer in plan.layers()]
+    layers = tuple(LayerSignal(name, *numbers[weight]) for name, weight in weights if weight in numbers)
+    alive = _learning(plan, {name: gradient for name, (_, gradient) in numbers.items()})
+    return Signal(taps.result(alive), layers, injected, value, plan)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -202,30 +209,54 @@ def _cross_entropy(output: Any, targets: Any) -> Tensor:
 
 
 @contextmanager
-def _gradient_norms(model: nn.Module, plan: ResidualPlan) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Note the norm of each weight layer's gradient as it arrives, and throw the gradient away."""
+def _gradient_norms(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """Note the norm of each parameter and of its gradient as it arrives, and throw the gradient away."""
     norms: dict[str, tuple[Tensor, Tensor]] = {}
     handles = []
-    names = {id(model.get_submodule(layer.name).weight): layer.name for layer in plan.layers()}
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        name = names.get(id(parameter))
-        if name is not None:
-            norm = parameter.detach().norm()
-            norms[name] = (norm, torch.zeros_like(norm))
 
-        def note(p: Tensor, name: str | None = name) -> None:
-            if name is not None and p.grad is not None:
-                norms[name] = (norms[name][0], p.grad.norm())
+    def follow(name: str, parameter: nn.Parameter) -> None:
+        size = parameter.detach().norm()
+        norms[name] = (size, torch.zeros_like(size))
+
+        def note(p: Tensor) -> None:
+            if p.grad is not None:
+                norms[name] = (size, p.grad.norm())
             p.grad = None
 
         handles.append(parameter.register_post_accumulate_grad_hook(note))
+
     try:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                follow(name, parameter)
         yield norms
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _learning(plan: ResidualPlan, gradients: Mapping[str, float]) -> set[str]:
+    """The branches in which some parameter, a scalar of the block included, has a gradient other than zero."""
+    owner = {layer.name: branch.name for branch in plan.branches for layer in (*branch.layers, *branch.shortcut_layers)}
+    homes: dict[str, list[Branch]] = {}
+    for branch in plan.branches:
+        homes.setdefault(branch.home or branch.name, []).append(branch)
+    alive: set[str] = set()
+    shortcuts = {layer.name for branch in plan.branches for layer in branch.shortcut_layers}
+    for name, gradient in gradients.items():
+        if gradient == 0.0:
+            continue
+        module = name.rpartition(".")[0]
+        if module in shortcuts:
+            continue
+        if module in owner:
+            alive.add(owner[module])
+            continue
+        prefix = module
+        while prefix and prefix not in homes:
+            prefix = prefix.rpartition(".")[0]
+        alive.update(branch.name for branch in homes.get(prefix, ()))
+    return alive
 
 
 class _Taps(TorchFunctionMode):
@@ -310,8 +341,8 @@ class _Taps(TorchFunctionMode):
             for handle in handles:
                 handle.remove()
 
-    def result(self) -> tuple[SumSignal, ...]:
-        """What was seen at every sum of the plan."""
+    def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
+        """What was seen at every sum of the plan, and which branches learn."""
 
         self._last = None
         # One transfer for all numbers: a transfer each would stall a GPU at every block.
@@ -321,12 +352,15 @@ class _Taps(TorchFunctionMode):
         def stats(branch: Branch, part: str) -> Stats:
             return seen.get((branch.name, part), MISSING)
 
+        parts = ("sum", "branch", "shortcut")
+        names = [part + kind for kind in ("", "_gradient") for part in parts]
         return tuple(
             SumSignal(
-                b.name,
-                b.position.stage,
-                b.position.transition,
-                *(stats(b, part + kind) for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")),
+                name=b.name,
+                stage=b.position.stage,
+                transition=b.position.transition,
+                learns=b.name in alive,
+                **{name: stats(b, name) for name in names},
             )
             for b in self.plan.branches
         )

@@ -1,0 +1,185 @@
+"""`normfree diagnose`: how the signal travels through a model, and what that means."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normfree.cli.plugins import Plugins, load_plugins
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from normfree.diagnostics.diagnosis import Diagnosis
+
+STATUSES = ("linear", "vanishing", "exploding", "dead branch")
+
+
+def diagnose_model(
+    model: Annotated[
+        str, typer.Argument(help="A model by name, or torchvision:NAME, timm:NAME, package.module:factory.")
+    ],
+    method: Annotated[
+        list[str] | None, typer.Option("--method", "-m", help="A method, for models by name; repeat to compare.")
+    ] = None,
+    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A real batch: .safetensors with 'inputs' (and 'targets'), or .npy inputs."),
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Weights to load, .safetensors.")] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", help="Write .html, .png, .svg or .json; may be repeated.")
+    ] = None,
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="Exit with status 1 when a verdict is this bad or worse.")
+    ] = "",
+    evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Show how the signal travels through a model, forward and backward, and say what to do.
+
+    For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
+    """
+    import json
+
+    import torch
+
+    from normfree.diagnostics import diagnosis as room
+    from normfree.models.foreign import is_foreign
+    from normfree.report.tables import print_table
+    from normfree.report.terminal import open_console
+
+    load_plugins(plugin)
+    if fail_on and fail_on not in STATUSES:
+        raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
+    for path in out or []:
+        if path.suffix.lower() not in (".html", ".png", ".svg", ".json"):
+            raise ValueError(f"expected --out to end in .html, .png, .svg or .json, got '{path.name}'")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+    if is_foreign(model) and method:
+        raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
+    progress = open_console(stderr=True)
+    inputs, targets = _batch(model, shape, batch, data, seed)
+    found: list[Diagnosis] = []
+    for spec in [""] if is_foreign(model) else method or ["fixup"]:
+        label = spec or model
+        start = time.perf_counter()
+        with progress.status(f"diagnosing {label}"):
+            network = _network(model, spec, inputs, checkpoint, seed)
+            network.train(not evaluate)
+            network.to(device)
+            generator = torch.Generator().manual_seed(seed)
+            moved = inputs.to(device), None if targets is None else targets.to(device)
+            found.append(room.diagnose(network, *moved, name=label, generator=generator))
+        seconds = time.perf_counter() - start
+        if seconds > 2 and not progress.is_terminal:
+            progress.print(f"diagnosed {label} in {seconds:.1f} s")
+    if as_json:
+        typer.echo(json.dumps(room.plain(found), indent=1))
+    else:
+        console = open_console()
+        print_table(room.table(found), console)
+        for diagnosis in found:
+            console.print(room.summary(diagnosis), highlight=False, markup=False)
+    for path in out or []:
+        room.save(found, path, title=f"Signal propagation in {model}")
+        progress.print(f"wrote {path}")
+    if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
+        raise typer.Exit(1)
+
+
+def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, seed: int) -> nn.Module:
+    """The model, built here or by others, with the checkpoint's weights."""
+    import torch
+
+    from normfree.models import build
+    from normfree.models.foreign import create, is_foreign
+
+    if is_foreign(model):
+        with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
+            torch.manual_seed(seed)
+            network: nn.Module = create(model)
+    else:
+        network = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
+    if checkpoint is not None:
+        _load(network, checkpoint)
+    return network
+
+
+def _load(network: nn.Module, path: Path) -> None:
+    """Load weights from safetensors; nothing else is read, since other formats can run code."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
+            "save your weights with safetensors.torch.save_model"
+        )
+    if not path.is_file():
+        raise ValueError(f"expected a checkpoint at '{path}', found none")
+    try:
+        state = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    missing, extra = network.load_state_dict(state, strict=False)
+    if missing or extra:
+        shown = ", ".join([*missing, *extra][:3])
+        raise ValueError(
+            f"expected the checkpoint '{path}' to fit the model, got {len(missing)} missing and {len(extra)} unknown "
+            f"tensors ({shown}); name the model and method it was saved from"
+        )
+
+
+def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Tensor, Tensor | None]:
+    """A real batch from a file, or noise."""
+    import torch
+
+    from normfree.models import find
+    from normfree.models.foreign import is_foreign
+
+    if data is not None:
+        return _read(data)
+    if shape:
+        parts: list[Any] = shape.lower().split("x")
+        if not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise ValueError(f"expected --input such as 3x224x224, got '{shape}'")
+        sizes = [int(part) for part in parts]
+    elif is_foreign(model):
+        sizes = [3, 224, 224]
+    else:
+        sizes = [3, find(model)[0].size, find(model)[0].size]
+    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed)), None
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor | None]:
+    import numpy as np
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise ValueError(f"expected a batch at '{path}', found none")
+    if path.suffix == ".npy":
+        try:
+            return torch.from_numpy(np.load(path, allow_pickle=False)).float(), None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"expected numbers in '{path}': {error}") from error
+    if path.suffix != ".safetensors":
+        raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    if "inputs" not in tensors:
+        raise ValueError(f"expected a tensor 'inputs' in '{path}', got {', '.join(tensors) or 'nothing'}")
+    return tensors["inputs"], tensors.get("targets")

@@ -1,0 +1,221 @@
+"""A diagnosis: a signal, the verdict on it, and every way to look at them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from normfree.diagnostics.propagation import Loss, Signal, propagate
+from normfree.diagnostics.verdict import SEVERITY, Status, Verdict, judge
+from normfree.plan import ResidualPlan
+from normfree.report.page import Card, Page, write_page
+from normfree.report.panels import Curve, Panel
+from normfree.report.plots import write_plot
+from normfree.report.tables import Column, Table, print_table
+from normfree.report.terminal import sparkline
+
+CARD_STATUS: dict[Status, Literal["good", "warn", "bad"]] = {
+    "preserved": "good",
+    "linear": "good",
+    "vanishing": "warn",
+    "exploding": "bad",
+    "dead branch": "bad",
+}
+INJECTED = {
+    "output": "no targets were given: a random gradient was put on the output",
+    "features": "the classifier is zero and lets no gradient through: a random gradient was put on its input",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found; `print` it, or `save` it as .html, .png, .svg or .json."""
+
+    name: str
+    signal: Signal
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as plain data."""
+        return {"name": self.name, "verdict": self.verdict.to_json(), "signal": self.signal.to_json()}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the diagnosis; the suffix says how."""
+        return save([self], path)
+
+    def __str__(self) -> str:
+        """The table that the command line prints."""
+        from rich.console import Console
+
+        buffer = StringIO()
+        console = Console(file=buffer, width=110, color_system=None)
+        print_table(table([self]), console)
+        console.print(summary(self), highlight=False, markup=False)
+        return buffer.getvalue().rstrip()
+
+
+def diagnose(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    name: str | None = None,
+    plan: ResidualPlan | None = None,
+    loss: Loss | None = None,
+    generator: torch.Generator | None = None,
+) -> Diagnosis:
+    """Show how the signal travels through any model, forward and backward, and what that means.
+
+    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments; the rest is as for
+    `propagate`. The model is left as it was.
+
+    >>> from normfree.models import build
+    >>> images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    >>> diagnose(build("resnet56", "he_in"), images).verdict.status
+    'exploding'
+
+    Raises `ValueError` when the model has no residual sums, holds no values (meta device), or puts out no tensor.
+    """
+    signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
+    label = name or str(getattr(model, "name", type(model).__name__))
+    return Diagnosis(label, signal, judge(signal))
+
+
+def summary(diagnosis: Diagnosis) -> str:
+    """The verdict in words."""
+    verdict = diagnosis.verdict
+    lines = [f"{diagnosis.name}: {verdict.status}", f"  {verdict.sentence}", f"  {verdict.recommendation}"]
+    if diagnosis.signal.injected:
+        lines.append(f"  ({INJECTED[diagnosis.signal.injected]})")
+    return "\n".join(lines)
+
+
+def table(diagnoses: Sequence[Diagnosis]) -> Table:
+    """One row a diagnosis: the words, the factors, and the two curves as sparklines (left is the first block)."""
+    columns = (
+        Column("network"),
+        Column("verdict"),
+        Column("forward"),
+        Column("× a block", justify="right"),
+        Column("in all", justify="right"),
+        Column("backward"),
+        Column("× a block", justify="right"),
+        Column("in all", justify="right"),
+        Column("worst place"),
+    )
+    rows = []
+    for d in diagnoses:
+        v = d.verdict
+        worst = v.backward if _worse(v.backward.status, v.forward.status) else v.forward
+        rows.append(
+            (
+                d.name,
+                v.status,
+                sparkline(d.signal.series("sum"), width=12),
+                f"{v.forward.factor:.2f}",
+                f"{v.forward.total:.1e}",
+                sparkline(d.signal.series("sum_gradient"), width=12),
+                f"{v.backward.factor:.2f}",
+                f"{v.backward.total:.1e}",
+                v.dead[0] if v.dead else worst.worst,
+            )
+        )
+    return Table(
+        "signal through the residual blocks", columns, tuple(rows), "curves are log variance, first block left"
+    )
+
+
+def _worse(one: Status, other: Status) -> bool:
+    return SEVERITY.index(one) > SEVERITY.index(other)
+
+
+def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
+    """The signal propagation plots, with all diagnoses overlaid."""
+    sums = max((d.signal.sums for d in diagnoses), key=len)
+    names = tuple(s.name for s in sums)
+    stages = tuple(i + 1 for i, s in enumerate(sums) if i > 0 and s.stage != sums[i - 1].stage)
+    wanted = (
+        ("forward: variance of the sum", "sum", "variance"),
+        ("backward: variance of the sum's gradient", "sum_gradient", "variance"),
+        ("forward: squared mean of the sum", "sum", "mean_square"),
+        ("forward: variance at the branch's end", "branch", "variance"),
+    )
+    return tuple(
+        Panel(
+            title=title,
+            curves=tuple(Curve(d.name, tuple(d.signal.series(part, statistic))) for d in diagnoses),
+            y_label=statistic.replace("_", " "),
+            stages=stages,
+            point_names=names,
+        )
+        for title, part, statistic in wanted
+    )
+
+
+def save(diagnoses: Sequence[Diagnosis], path: str | Path, *, title: str = "Signal propagation") -> Path:
+    """Write diagnoses together as one .html page, .png or .svg picture, or .json file."""
+    path = Path(path)
+    match path.suffix.lower():
+        case ".html":
+            write_page(page(diagnoses, title), path)
+        case ".png" | ".svg":
+            write_plot(panels(diagnoses), path, title=title)
+        case ".json":
+            path.write_text(json.dumps(plain(diagnoses), indent=1), encoding="utf-8")
+        case suffix:
+            raise ValueError(f"expected a file name ending in .html, .png, .svg or .json, got '{suffix or path.name}'")
+    return path
+
+
+def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
+    """The diagnoses as a page: a card with the verdict of each, the plots, and the table of numbers."""
+    cards = tuple(
+        Card(
+            d.name,
+            CARD_STATUS[d.verdict.status],
+            d.verdict.status,
+            " ".join(_sentence(text) for text in (d.verdict.sentence, d.verdict.recommendation)),
+        )
+        for d in diagnoses
+    )
+    notes = tuple(
+        (f"{', '.join(d.name for d in diagnoses if d.signal.injected == place)}: {note}.")
+        for place, note in INJECTED.items()
+        if any(d.signal.injected == place for d in diagnoses)
+    )
+    blocks = len(diagnoses[0].signal.sums)
+    return Page(
+        title,
+        subtitle=f"{blocks} residual blocks; one forward and one backward pass",
+        cards=cards,
+        panels=panels(diagnoses),
+        tables=(table(diagnoses),),
+        notes=notes,
+    )
+
+
+def _sentence(text: str) -> str:
+    """A clause as a sentence of its own."""
+    return f"{text[0].upper()}{text[1:]}." if text[0] not in "'(" else f"{text}."
+
+
+def plain(diagnoses: Sequence[Diagnosis]) -> Any:
+    """Diagnoses as data that JSON can hold."""
+    return _finite([d.to_json() for d in diagnoses])
+
+
+def _finite(value: Any) -> Any:
+    """Plain data with numbers that JSON has no word for as strings."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

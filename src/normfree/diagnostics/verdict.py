@@ -1,0 +1,184 @@
+"""What a signal means: growth a block from a robust fit, one word for it, the worst place, and what to do.
+
+The words: *preserved*, *linear* (as with batch norm), *exploding*, *vanishing*, *dead branch*. Judging is a pure
+function of the signal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from normfree.diagnostics.propagation import Signal
+
+Status = Literal["preserved", "linear", "vanishing", "exploding", "dead branch"]
+SEVERITY: tuple[Status, ...] = ("preserved", "linear", "vanishing", "exploding", "dead branch")
+
+FAST = 1.5  # a factor a block at which a handful of blocks already matter: He without normalization has 2
+MANIFEST = 10.0  # a change from end to end below which even a fast one is no matter
+GROWN = 4.0  # a change that calls for a word at all
+LARGE = 1e3  # a change at which any factor is too much; networks with 1e4 did not train, with 4 they did
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The verdict on one direction: the factor a block inside stages, the total change, and the worst block.
+
+    The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both.
+    """
+
+    status: Status
+    factor: float
+    total: float
+    worst: str
+    worst_factor: float
+    broken_at: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word for the network, the two directions, the dead branches, and what to do."""
+
+    status: Status
+    forward: Direction
+    backward: Direction
+    dead: tuple[str, ...]
+    sentence: str
+    recommendation: str
+
+    def at_least(self, status: Status) -> bool:
+        """Whether the verdict is this bad or worse."""
+        return SEVERITY.index(self.status) >= SEVERITY.index(status)
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain data."""
+        return asdict(self)
+
+
+def judge(signal: Signal) -> Verdict:
+    """Judge a signal.
+
+    Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
+    (more exactly: polynomial, as with batch norm) when a power of the depth fits better than an exponential does. A
+    direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
+    from end to end with a factor of at least 1.5 a block; it vanishes by the inverse numbers. A branch is dead when
+    nothing comes out of it and none of its parameters gets a gradient; one that merely starts at zero, as with Fixup,
+    is not.
+    """
+    names = [s.name for s in signal.sums]
+    stages = [s.stage for s in signal.sums]
+    forward = _direction(names, stages, signal.series("sum"), backward=False)
+    backward = _direction(names, stages, signal.series("sum_gradient"), backward=True)
+    flowing = any(value > 0 for value in signal.series("sum_gradient"))
+    dead = tuple(s.name for s in signal.sums if flowing and s.branch.norm == 0 and not s.learns)
+    statuses: list[Status] = [forward.status, backward.status]
+    if dead:
+        statuses.append("dead branch")
+    status = max(statuses, key=SEVERITY.index)
+    return Verdict(
+        status, forward, backward, dead, _sentence(forward, backward, dead), _advice(forward, backward, dead)
+    )
+
+
+def _direction(names: Sequence[str], stages: Sequence[int], values: Sequence[float], *, backward: bool) -> Direction:
+    """Judge one direction; the series is in the order of the blocks, whatever way the signal goes."""
+    travelled = list(zip(names, values, strict=True))[:: -1 if backward else 1]
+    broken = next((name for name, value in travelled if not math.isfinite(value)), "")
+    if broken:
+        return Direction("exploding", math.nan, math.inf, broken, math.inf, broken)
+    silent = next((name for name, value in travelled if value <= 0), "")
+    if silent:
+        return Direction("vanishing", math.nan, 0.0, silent, 0.0, silent)
+    slope, inside, polynomial = _fit(stages, [math.log(value) for value in values])
+    if backward:
+        slope, inside = -slope, -inside
+    logs = [math.log(value) for _, value in travelled]
+    ends = max(1, min(3, len(logs) // 8))
+    whole = median(logs[-ends:]) - median(logs[:ends])
+    growth, decay = max(inside, whole), min(inside, whole)
+    status: Status = "preserved"
+    if polynomial and growth >= math.log(GROWN):
+        status = "linear"
+    elif growth >= math.log(LARGE) or (slope >= math.log(FAST) and whole >= math.log(MANIFEST)):
+        status = "exploding"
+    elif decay <= -math.log(LARGE) or (slope <= -math.log(FAST) and whole <= -math.log(MANIFEST)):
+        status = "vanishing"
+    steps = [b - a for a, b in pairwise(logs)] or [0.0]
+    worst = (min if status == "vanishing" else max)(range(len(steps)), key=steps.__getitem__)
+    total = {"vanishing": decay, "preserved": whole}.get(status, growth)
+    place = travelled[min(worst + 1, len(travelled) - 1)][0]
+    return Direction(status, math.exp(slope), _exp(total), place, _exp(steps[worst]))
+
+
+def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
+    """The log factor a block inside stages, its sum over all stages, and whether a power of the depth fits better.
+
+    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a share of 1/l: the variance
+    goes as a power of l (forward as l itself), not as an exponential.
+    """
+    inside, steps, exponential_error, power_error = 0.0, 0, 0.0, 0.0
+    for stage in dict.fromkeys(stages):
+        observed = np.array([log for log, s in zip(logs, stages, strict=True) if s == stage])
+        if len(observed) < 2:
+            continue
+        depth = np.arange(1.0, len(observed) + 1)
+        slope, start = _theil_sen(depth, observed)
+        power, scale = _theil_sen(np.log(depth), observed)
+        exponential_error += float(np.abs(observed - start - slope * depth).sum())
+        power_error += float(np.abs(observed - scale - power * np.log(depth)).sum())
+        inside += slope * (len(observed) - 1)
+        steps += len(observed) - 1
+    return inside / steps if steps else 0.0, inside, power_error < exponential_error
+
+
+def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[float, float]:
+    """Median of the slopes between all pairs, and of the intercepts; long series are thinned evenly first."""
+    if len(x) > limit:
+        keep = np.linspace(0, len(x) - 1, limit).round().astype(int)
+        x, y = x[keep], y[keep]
+    i, j = np.triu_indices(len(x), 1)
+    slope = float(np.median((y[j] - y[i]) / (x[j] - x[i])))
+    return slope, float(np.median(y - slope * x))
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _sentence(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+    def say(what: str, d: Direction) -> str:
+        if d.broken_at:
+            reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
+            return f"{what} {reason} at {d.broken_at}"
+        if d.status == "preserved":
+            word = "is preserved" if 1 / MANIFEST <= d.total <= MANIFEST else "stays within bounds"
+            return f"{what} {word} (×{d.factor:.2f} a block, ×{d.total:.2g} in all)"
+        if d.status == "linear":
+            return f"{what} grows as a power of the depth, not exponentially (×{d.total:.2g} in all)"
+        return f"{what} is {d.status}: ×{d.factor:.2f} a block, ×{d.total:.1e} in all, worst at {d.worst}"
+
+    parts = [say("the forward signal", forward), say("the gradient", backward)]
+    if dead:
+        shown = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
+        parts.append(f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({shown})")
+    return "; ".join(parts)
+
+
+def _advice(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+    if dead:
+        return "two zero layers with an activation between never learn: use 'fixup', which zeroes only a branch's last"
+    if forward.status == "exploding":
+        return "use 'fixup', or 'wn' with weight norm; both hold at any depth"
+    if forward.status == "vanishing":
+        return "the weights are too small for the depth: use 'fixup' or 'wn'"
+    if backward.status == "exploding":
+        return "only the gradient explodes: use 'isograd' or 'convshort', which preserve it, or clip gradients"
+    if backward.status == "vanishing":
+        return "early blocks hardly learn: use 'isograd', which counts stride and padding, or 'fixup'"
+    return "nothing to do"

@@ -1,0 +1,61 @@
+"""Anyone's model by a string: 'torchvision:resnet50', 'timm:convnext_atto', 'package.module:factory'."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from normfree.methods import unknown
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a name says where the model comes from."""
+    return ":" in name
+
+
+def create(name: str) -> nn.Module:
+    """Build a model with random weights from torchvision, timm, or a factory without arguments of any module.
+
+    Raises `ValueError` when the package, module or name is not found, or when what it gives is no model.
+    """
+    source, _, target = name.partition(":")
+    if not source or not target:
+        raise ValueError(f"expected a model such as 'torchvision:resnet50' or 'package.module:factory', got '{name}'")
+    if source == "torchvision":
+        library = _import("torchvision.models", name, "install normfree[vision]")
+        known = library.list_models()
+        if target not in known:
+            raise unknown("model of torchvision", target, known)
+        model = library.get_model(target, weights=None)
+    elif source == "timm":
+        library = _import("timm", name, "install normfree[vision]")
+        known = library.list_models()
+        if target not in known:
+            raise unknown("model of timm", target, known)
+        model = library.create_model(target, pretrained=False)
+    else:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # a script beside the user's own files
+        module = _import(source, name, "run in its folder or install it")
+        factory: Any = module
+        for part in target.split("."):
+            if not hasattr(factory, part):
+                raise unknown(f"name in module '{source}'", part, [n for n in vars(factory) if not n.startswith("_")])
+            factory = getattr(factory, part)
+        model = factory if isinstance(factory, nn.Module) else factory()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _import(module: str, name: str, remedy: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"expected to import '{error.name}' for model '{name}', but it was not found; {remedy}"
+        ) from error
