@@ -187,7 +187,7 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
         for d in diagnoses
     )
     notes = tuple(
-        (f"{', '.join(d.name for d in diagnoses if d.signal.injected == place)}: {note}.")
+        f"{', '.join(d.name for d in diagnoses if d.signal.injected == place)}: {note}."
         for place, note in INJECTED.items()
         if any(d.signal.injected == place for d in diagnoses)
     )
@@ -204,7 +204,7 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
 
 def _sentence(text: str) -> str:
     """A clause as a sentence of its own."""
-    return f"{text[0].upper()}{text[1:]}." if text[0] not in "'(" else f"{text}."
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def plain(diagnoses: Sequence[Diagnosis]) -> Any:

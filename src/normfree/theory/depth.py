@@ -1,0 +1,201 @@
+"""Depth: exponents, constants and variance recursions of the residual rules.
+
+Positions are counted from 1: branch ``l`` of ``L`` in the network, branch ``b`` of ``B_k`` in stage ``k``. A rule gives
+(c, a, β) of x_{l+1} = c·(a·x_l + β·f(x_l)) for branch l of L.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from normfree.theory.refusal import FloatArray, refusal, require_positive
+
+Rule = Callable[[int, int], tuple[float, float, float]]
+
+
+def fixup_scale(branches: int, layers: int) -> float:
+    """Factor L^(-1/(2m-2)) on the weights of a branch of m layers, one of L branches.
+
+    Reference: fixup, section 3, equation 5 and rule 2.
+
+    >>> fixup_scale(branches=16, layers=2)
+    0.25
+    """
+    require_positive(branches=branches)
+    if layers < 2:
+        remedy = "zero the branch's only layer or give the branch a second one: the exponent 1/(2m-2) has no value"
+        raise refusal("at least 2 weight layers in a branch", layers, remedy)
+    return float(branches ** (-1 / (2 * layers - 2)))
+
+
+def scalar_branch_update(a: Sequence[float], x: float = 1.0) -> float:
+    """Size |ΔF|/η of the first step of F(x) = (Π a_i)·x at unit output gradient: Σ_i (x·Π_{k≠i} a_k)² = F² Σ 1/a_i².
+
+    Reference: fixup, appendix B.2, equation 17; written as products, which is equation 18 where an a_i is 0.
+
+    >>> scalar_branch_update([0.5, 0.0])
+    0.25
+    """
+    if not a:
+        raise refusal("at least one layer", a, "pass the scale of every layer of the branch")
+    return math.fsum((x * math.prod([*a[:i], *a[i + 1 :]])) ** 2 for i in range(len(a)))
+
+
+def k_n(n: int) -> float:
+    """Ratio K_n = E‖v‖²/‖u‖² of weight norm's Theorem 1, 2·S_{n-1}/S_n times ½·¾⋯(n-2)/(n-1)·π/2 or ⅔·⅘⋯(n-2)/(n-1).
+
+    The first product is for odd n, the second for even n; S_n = 2π^((n+1)/2)/Γ((n+1)/2) is the area of Sⁿ in Rⁿ⁺¹.
+    Both products are ∫ sinⁿ⁻¹ over [0, π/2] = ½√π·Γ(n/2)/Γ((n+1)/2), so K_n = 1 for every n.
+
+    Reference: wninit, section 3, theorem 1, equation 3.
+    Differs: the paper finds K_n = 1 empirically; it follows from the line above.
+
+    >>> round(k_n(7), 12)
+    1.0
+    """
+    if n < 2:
+        raise refusal("n of at least 2", n, "Theorem 1 is stated for two or more inputs")
+    log_areas = math.lgamma((n + 1) / 2) - math.lgamma(n / 2) - math.log(math.pi) / 2
+    product = math.fsum(math.log1p(-1 / (j + 1)) for j in range(2 - n % 2, n - 1, 2))
+    return 2 * math.exp(log_areas + product) * (math.pi / 2 if n % 2 else 1.0)
+
+
+def plain_rule(l: int, L: int) -> tuple[float, float, float]:
+    """Plain sum (1, 1, 1): the variance doubles at each branch, 2^L in all.
+
+    Reference: robust, section 2, equation 4; normdead, section 3.2.
+    """
+    return 1.0, 1.0, 1.0
+
+
+def sqrt_half_rule(l: int, L: int) -> tuple[float, float, float]:
+    """Halved sum (√½, 1, 1): the variance stays.
+
+    Reference: robust, section 3.3, IdShort; normdead, section 3.2 (Balduzzi et al. 2017).
+    """
+    return math.sqrt(0.5), 1.0, 1.0
+
+
+def small_branch_rule(beta: float) -> Rule:
+    """Small constant branch (1, 1, β), usually 0.1 to 0.3: the variance grows to (1 + β²)^L.
+
+    Reference: normdead, section 3.2 (Szegedy et al. 2016).
+    """
+    return lambda l, L: (1.0, 1.0, beta)
+
+
+def hanin_rule(r: float) -> Rule:
+    """Geometrically fading branches (1, 1, r^l): the variance Π(1 + r^(2l)) stays below `hanin_bound`.
+
+    Reference: normdead, section 3.2 (Hanin & Rolnick 2018).
+    """
+    hanin_bound(r)  # refuses an r for which the sum of the scales diverges
+    return lambda l, L: (1.0, 1.0, r**l)
+
+
+def shao_rule(l: int, L: int) -> tuple[float, float, float]:
+    """Weighted sum (1, √(1-β²), β) with β² = 1/(l + L): the variance stays, all branches weigh the same at the end.
+
+    Reference: normdead, section 4.1 (Shao et al. 2020).
+    """
+    return 1.0, math.sqrt(1 - 1 / (l + L)), math.sqrt(1 / (l + L))
+
+
+def skipinit_rule(l: int, L: int) -> tuple[float, float, float]:
+    """Branch that starts at zero (1, 1, 0), as in SkipInit, ReZero and Fixup: the variance stays.
+
+    Reference: normdead, section 4.1 (De & Smith 2020); fixup, section 3, rule 1.
+    """
+    return 1.0, 1.0, 0.0
+
+
+def weightnorm_rule(l: int, L: int) -> tuple[float, float, float]:
+    """Equal shares (1, 1, 1/√B) of the B = L branches of one stage: the variance grows to (1 + 1/B)^B.
+
+    Reference: wninit, section 4, theorem 3.
+    """
+    return 1.0, 1.0, L**-0.5
+
+
+def hanin_bound(r: float) -> float:
+    """Limit exp(r²/(1-r²)) that the variance of `hanin_rule` never passes, since Π(1 + r^(2l)) <= exp(Σ r^(2l)).
+
+    Reference: normdead, section 3.2 (Hanin & Rolnick 2018).
+    """
+    if not 0 < r < 1:
+        raise refusal("0 < r < 1", r, "use for example r = 0.9, so that the scales r^l sum to a finite number")
+    return math.exp(r**2 / (1 - r**2))
+
+
+def weightnorm_norm_ratio(blocks: int) -> float:
+    """Root mean square of ‖f(x)‖/‖x‖ over a stage of B blocks: (1 + 1/B)^(B/2), between √2 and √e.
+
+    Reference: wninit, section 4, theorem 3, equation 7.
+    """
+    require_positive(blocks=blocks)
+    return float((1 + 1 / blocks) ** (blocks / 2))
+
+
+def variance_by_depth(rule: Rule, branches: int, start: float = 1.0, branch_gain: float = 1.0) -> FloatArray:
+    """Second moments v_1 … v_{L+1} along the branches: v_{l+1} = c²·(a² + branch_gain·β²)·v_l.
+
+    Holds for a branch that multiplies the second moment by branch_gain and is uncorrelated with its shortcut.
+
+    Reference: robust, section 3.1; wninit, section 4, theorem 3.
+
+    >>> variance_by_depth(plain_rule, 3)
+    array([1., 2., 4., 8.])
+    """
+    require_positive(branches=branches)
+    scalars = (rule(l, branches) for l in range(1, branches + 1))
+    factors = [c**2 * (a**2 + branch_gain * beta**2) for c, a, beta in scalars]
+    return np.asarray(np.cumprod([start, *factors]), dtype=np.float64)
+
+
+def nf_expected_variance(stage_sizes: Sequence[int], beta: float) -> list[list[float]]:
+    """Expected variance of the input of every branch by stage, of which α = 1/√E[Var] is made.
+
+    1 at the first branch of all, 1 + β²·B_{k-1} at the first branch of a later stage, else 1 + (b-1)·β².
+
+    Reference: normdead, section 4.2 and appendix A.3 (β scales the branch and α its input; Brock swaps the names).
+
+    >>> nf_expected_variance([2, 3], beta=1.0)
+    [[1.0, 2.0], [3.0, 2.0, 3.0]]
+    """
+    outputs = nf_output_variance(stage_sizes, beta)
+    before = [1.0, *(stage[-1] for stage in outputs)]  # a transition still divides by what the last stage piled up
+    return [[first, *stage[:-1]] for first, stage in zip(before, outputs, strict=False)]
+
+
+def nf_output_variance(stage_sizes: Sequence[int], beta: float) -> list[list[float]]:
+    """Expected variance 1 + b·β² of the output of every block by stage; transitions normalize and so restart it.
+
+    Reference: normdead, section 4.2 and appendix A.3.
+
+    >>> nf_output_variance([2, 3], beta=1.0)
+    [[2.0, 3.0], [2.0, 3.0, 4.0]]
+    """
+    return _linear_growth(stage_sizes, [1 + beta**2] * len(stage_sizes), beta**2)
+
+
+def normalized_variance(
+    stage_sizes: Sequence[int], slope: float = 1 - 1 / math.pi, *, first_projects: bool = True
+) -> list[list[float]]:
+    """Channel variance of every block's output under batch norm and pre-activated transitions: (b + 1)·slope.
+
+    The branch adds 2·Var ReLU = 1 - 1/π and a projection gives as much. Without ``first_projects`` the first block
+    keeps its input of variance 1: 1 + b·slope in stage 1.
+
+    Reference: normdead, section 4.2, figure 4.
+
+    >>> normalized_variance([2, 1], slope=0.5)
+    [[1.0, 1.5], [1.0]]
+    """
+    first = 2 * slope if first_projects else 1 + slope
+    return _linear_growth(stage_sizes, [first] + [2 * slope] * (len(stage_sizes) - 1), slope)
+
+
+def _linear_growth(stage_sizes: Sequence[int], firsts: Sequence[float], step: float) -> list[list[float]]:
+    require_positive(**{f"size of stage {k}": size for k, size in enumerate(stage_sizes, 1)})
+    return [[first + b * step for b in range(size)] for first, size in zip(firsts, stage_sizes, strict=True)]
