@@ -59,6 +59,10 @@ demo: $(STAMP) ## print the methods and follow a signal through a thousand layer
 test: $(STAMP) ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10
 
+.PHONY: browser
+browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report
+
 .PHONY: check
 check: $(STAMP) ## lint, formatting and types
 	$(PY) -m ruff check .

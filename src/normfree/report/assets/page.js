@@ -1,0 +1,337 @@
+"use strict";
+(() => {
+  const find = (id) => document.getElementById(id);
+  const data = JSON.parse(find("data").textContent);
+  const tooltip = find("tooltip");
+  const names = [...new Set(data.panels.flatMap((panel) => panel.curves.map((curve) => curve.name)))];
+  const entries = [...document.querySelectorAll(".entry")];
+  const hidden = new Set();
+  const charts = [];
+
+  // ---- numbers -------------------------------------------------------------------------------------------------
+
+  const trim = (text) => text.replace(/\.?0+(?=e|$)/, "").replace("e+", "e");
+
+  const minus = (text) => text.replaceAll("-", "−");
+
+  // Three digits in a compact form: 1.2e-3, 0.25, 12.3, 1234.
+  function compact(value) {
+    if (!Number.isFinite(value)) return String(value);
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size < 0.01 || size >= 1e5) return trim(value.toExponential(2));
+    if (size >= 100) return String(Math.round(value));
+    const text = value.toPrecision(3);
+    return text.includes(".") ? trim(text) : text;
+  }
+
+  // Round ticks between two ends; the ends are divided first, because their difference may leave the float range.
+  function linearTicks(low, high, count, whole) {
+    const rough = high / count - low / count;
+    if (!(rough > 0)) return { ticks: [low], step: 1 };
+    const power = 10 ** Math.floor(Math.log10(rough));
+    let step = power * [1, 2, 5, 10].find((factor) => rough <= factor * power * (1 + 1e-9));
+    if (whole) step = Math.max(1, step);
+    const ticks = [];
+    const start = Math.ceil(low / step - 1e-9);
+    for (let k = 0; k <= 2 * count + 2; k++) {
+      const tick = (start + k) * step;
+      if (!Number.isFinite(tick) || tick / 2 > high / 2 + step * 1e-9) break;
+      ticks.push(tick);
+    }
+    return { ticks, step };
+  }
+
+  function linearLabels(ticks, step) {
+    const size = Math.max(...ticks.map(Math.abs));
+    const place = Math.floor(Math.log10(step) + 1e-9);
+    if (size === 0 || (size >= 1e-3 && size < 1e5)) {
+      return ticks.map((tick) => [minus(tick.toFixed(Math.max(0, -place)))]);
+    }
+    const digits = Math.min(15, Math.max(0, Math.floor(Math.log10(size)) - place));
+    return ticks.map((tick) => [tick === 0 ? "0" : minus(tick.toExponential(digits).replace("e+", "e"))]);
+  }
+
+  // Ticks of a logarithmic axis in decades: each, or each few, or 1, 2 and 5 of each.
+  function logTicks(low, high, count) {
+    const span = high - low;
+    const ticks = [];
+    if (span < 2.2) {
+      for (let k = Math.floor(low); k <= high; k++) [1, 2, 5].forEach((lead) => ticks.push(k + Math.log10(lead)));
+    } else {
+      const step = [1, 2, 3, 5, 10, 20, 30, 50, 100].find((each) => span / each <= count) || 200;
+      for (let k = Math.ceil(low / step) * step; k <= high; k += step) ticks.push(k);
+    }
+    return ticks.filter((tick) => tick >= low && tick <= high);
+  }
+
+  // A label is a text and perhaps an exponent.
+  function logLabels(ticks) {
+    if (ticks.every((tick) => tick >= -3 && tick <= 4)) {
+      return ticks.map((tick) => [String(Number((10 ** tick).toPrecision(3)))]);
+    }
+    return ticks.map((tick) => {
+      const power = Math.floor(tick + 1e-9);
+      const lead = Math.round(10 ** (tick - power));
+      return [lead === 1 ? "10" : `${lead}·10`, minus(String(power))];
+    });
+  }
+
+  function logRange(values) {
+    const low = Math.min(...values), high = Math.max(...values);
+    // At least a decade, so that noise does not look like growth.
+    if (high - low < 1) return [(low + high) / 2 - 0.55, (low + high) / 2 + 0.55];
+    return [low - 0.05 * (high - low), high + 0.05 * (high - low)];
+  }
+
+  function linearRange(values) {
+    let low = Math.min(...values), high = Math.max(...values);
+    if (low >= 0 && low < 0.5 * high) low = 0;
+    const margin = 0.05 * high - 0.05 * low || 0.1 * Math.abs(high) || 1;
+    if (low !== 0) low = Math.max(low - margin, -Number.MAX_VALUE);
+    return [low, Math.min(high + margin, Number.MAX_VALUE)];
+  }
+
+  // ---- charts --------------------------------------------------------------------------------------------------
+
+  function add(parent, name, attributes, text) {
+    const node = document.createElementNS(parent.namespaceURI, name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    parent.append(node);
+    return node;
+  }
+
+  // The classes of the legend's entry hold the colour and the dash.
+  const look = (name) => [...entries[names.indexOf(name)].classList].filter((word) => word !== "entry").join(" ");
+  const shown = (curve) => !hidden.has(curve.name);
+  const range = (list) => list.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
+
+  function makeChart(figure) {
+    const panel = data.panels[figure.dataset.panel];
+    const box = figure.querySelector(".chart");
+    const svg = box.querySelector("svg");
+    const curves = panel.curves.map((curve) => ({
+      name: curve.name,
+      values: curve.values.map(Number),
+      x: panel.x.length ? panel.x : curve.values.map((_, i) => i + 1),
+    }));
+    const [left, right] = range(curves.flatMap((curve) => range(curve.x)));
+    const whole = curves.every((curve) => curve.x.every(Number.isInteger));
+    let log = panel.log_y;
+    let drawn = []; // the visible curves with their points on the screen
+    let cursor = null;
+    let at = null; // the curve and the point that are being read
+
+    function draw() {
+      const width = Math.max(200, box.clientWidth);
+      const height = Math.round(Math.min(330, Math.max(220, width * 0.55)));
+      svg.replaceChildren();
+      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      svg.setAttribute("height", height);
+      at = null;
+      const visible = curves.filter(shown);
+      const place = (v) => (Number.isFinite(v) && (v > 0 || !log) ? (log ? Math.log10(v) : v) : NaN);
+      const heights = visible.map((curve) => curve.values.map(place));
+      const limits = range(heights.flat().filter((v) => !Number.isNaN(v)));
+      const nothing = limits[0] > limits[1];
+      let [low, high] = nothing ? (log ? [-0.5, 0.5] : [0, 1]) : log ? logRange(limits) : linearRange(limits);
+      if (!(high / 2 - low / 2 > 0)) [low, high] = [-1, 1];
+
+      const count = Math.max(3, Math.floor(height / 36));
+      const y = log ? { ticks: logTicks(low, high, count) } : linearTicks(low, high, count);
+      const labels = log ? logLabels(y.ticks) : linearLabels(y.ticks, y.step);
+      const letters = Math.max(...labels.map(([text, power]) => 7.6 * text.length + 5.8 * (power || "").length));
+      const margin = { left: Math.min(letters + 10, 90), right: 14, top: 8, bottom: 26 };
+      const inner = width - margin.left - margin.right, tall = height - margin.top - margin.bottom;
+      const toX = (v) => margin.left + inner * (right > left ? 0.01 + (0.98 * (v - left)) / (right - left) : 0.5);
+      const toY = (v) => margin.top + tall * (1 - (v / 2 - low / 2) / (high / 2 - low / 2));
+      const end = margin.left + inner, floor = margin.top + tall;
+
+      y.ticks.forEach((tick, i) => {
+        const level = Math.round(toY(tick)) + 0.5;
+        add(svg, "line", { class: "grid", x1: margin.left, x2: end, y1: level, y2: level });
+        const label = add(svg, "text", { x: margin.left - 8, y: level + 4, "text-anchor": "end" }, labels[i][0]);
+        if (labels[i][1]) add(label, "tspan", { class: "power", dy: -5 }, labels[i][1]);
+      });
+      const x = linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
+      const words = linearLabels(x.ticks, x.step);
+      x.ticks.forEach((tick, i) => {
+        add(svg, "line", { class: "base", x1: toX(tick), x2: toX(tick), y1: floor, y2: floor + 4 });
+        add(svg, "text", { x: toX(tick), y: floor + 18, "text-anchor": "middle" }, whole ? String(tick) : words[i][0]);
+      });
+      add(svg, "line", { class: "base", x1: margin.left, x2: end, y1: floor + 0.5, y2: floor + 0.5 });
+      for (const stage of panel.stages.filter((stage) => stage >= left && stage <= right)) {
+        add(svg, "line", { class: "stage", x1: toX(stage), x2: toX(stage), y1: margin.top, y2: floor });
+      }
+      if (nothing) {
+        const text = visible.length ? "no value can be drawn on this scale" : "all curves are hidden";
+        add(svg, "text", { x: margin.left + inner / 2, y: margin.top + tall / 2 - 8, "text-anchor": "middle" }, text);
+      }
+      drawn = visible.map((curve, c) => drawCurve(curve, heights[c], toX, toY)).filter((curve) => curve.points.length);
+      cursor = add(svg, "g", {});
+      cursor.span = [margin.top, floor];
+    }
+
+    function drawCurve(curve, heights, toX, toY) {
+      const points = [];
+      heights.forEach((v, i) => {
+        if (!Number.isNaN(v)) points.push({ i, x: toX(curve.x[i]), y: toY(v) });
+      });
+      const style = look(curve.name);
+      const spot = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
+      const joined = (k, l) => points[k] && points[l] && points[l].i - points[k].i === 1;
+      const line = points.map((point, k) => (joined(k - 1, k) ? "L" : "M") + spot(point)).join("");
+      const group = add(svg, "g", { class: `curve ${style}` });
+      group.dataset.name = curve.name;
+      if (line) add(group, "path", { class: "path", d: line });
+      const sparse = curve.x.length <= 60 && toX(right) - toX(left) > 9 * curve.x.length;
+      const dots = points.filter((_, k) => sparse || !(joined(k - 1, k) || joined(k, k + 1)));
+      if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}h0`).join("") });
+      const last = points.at(-1);
+      if (last && last.i < curve.values.length - 1) {
+        add(group, "path", { class: "cross", d: `M${spot(last)}m-5-5l10 10m0-10l-10 10` });
+      }
+      return { curve, style, points };
+    }
+
+    // Show the point and, with it, the points of other curves that it covers.
+    function read(line, point) {
+      at = { line, point };
+      const together = [line, ...drawn.filter((other) => other !== line)]
+        .map((other) => ({ other, point: other === line ? point : other.points.find((p) => p.i === point.i) }))
+        .filter((pair) => pair.point && Math.hypot(pair.point.x - point.x, pair.point.y - point.y) < 3);
+      cursor.replaceChildren();
+      add(cursor, "line", { class: "hair", x1: point.x, x2: point.x, y1: cursor.span[0], y2: cursor.span[1] });
+      add(cursor, "circle", { class: `ring ${line.style}`, cx: point.x, cy: point.y, r: 4.5 });
+      tooltip.replaceChildren();
+      for (const pair of together) {
+        const row = add(tooltip, "div", { class: "name" });
+        add(row, "i", { class: `dot ${pair.other.style}` });
+        add(row, "span", {}, pair.other.curve.name);
+        add(row, "b", {}, compact(pair.other.curve.values[pair.point.i]));
+      }
+      const position = line.curve.x[point.i];
+      const where = `${panel.x_label} ${Number.isInteger(position) ? position : compact(position)}`.trim();
+      const name = panel.point_names[point.i];
+      if (name) add(tooltip, "div", { class: "where" }, name);
+      add(tooltip, "div", { class: "where" }, where);
+      tooltip.hidden = false;
+      const area = svg.getBoundingClientRect(), size = tooltip.getBoundingClientRect();
+      const room = document.documentElement.clientWidth - 8, depth = window.innerHeight - 8;
+      let x = area.left + point.x + 14, y = area.top + point.y - size.height - 14;
+      if (x + size.width > room) x = area.left + point.x - size.width - 14;
+      if (y < 8) y = area.top + point.y + 18;
+      tooltip.style.left = `${Math.max(8, Math.min(x, room - size.width))}px`;
+      tooltip.style.top = `${Math.max(8, Math.min(y, depth - size.height))}px`;
+    }
+
+    function readNearest(event) {
+      const area = svg.getBoundingClientRect();
+      const x = event.clientX - area.left, y = event.clientY - area.top;
+      let best = Infinity, found = null;
+      for (const line of drawn) {
+        for (const point of line.points) {
+          const distance = (point.x - x) ** 2 + (point.y - y) ** 2;
+          if (distance < best) [best, found] = [distance, [line, point]];
+        }
+      }
+      if (!found) return;
+      charts.forEach((chart) => chart !== self && chart.leave());
+      read(...found);
+    }
+
+    function leave() {
+      if (at) tooltip.hidden = true;
+      at = null;
+      cursor?.replaceChildren();
+    }
+
+    function step(event) {
+      if (event.key === "Escape") return leave();
+      const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+      const move = moves[event.key];
+      if (!move || !drawn.length) return;
+      event.preventDefault();
+      if (!at) return read(drawn[0], drawn[0].points[0]);
+      const line = drawn[(drawn.indexOf(at.line) + move[0] + drawn.length) % drawn.length];
+      const after = line.points.findIndex((point) => point.i >= at.point.i);
+      const here = after < 0 ? line.points.length - 1 : after;
+      read(line, line.points[Math.max(0, Math.min(line.points.length - 1, here + move[1]))]);
+    }
+
+    function rescale(event) {
+      log = event.currentTarget.dataset.scale === "log";
+      leave();
+      figure.querySelectorAll(".scale button").forEach((button) => {
+        button.setAttribute("aria-pressed", String((button.dataset.scale === "log") === log));
+      });
+      figure.querySelectorAll(".gaps").forEach((list) => { list.hidden = (list.dataset.scale === "log") !== log; });
+      draw();
+    }
+
+    svg.addEventListener("pointermove", readNearest);
+    svg.addEventListener("pointerdown", readNearest);
+    svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && leave());
+    svg.addEventListener("keydown", step);
+    svg.addEventListener("blur", leave);
+    figure.querySelectorAll(".scale button").forEach((button) => button.addEventListener("click", rescale));
+    figure.querySelectorAll("[hidden]:not(.gaps)").forEach((node) => { node.hidden = false; });
+    const self = { draw, leave, svg };
+    charts.push(self);
+    new ResizeObserver(() => { leave(); draw(); }).observe(box);
+    draw();
+  }
+
+  // ---- legend, theme, download -----------------------------------------------------------------------------------
+
+  function update() {
+    entries.forEach((entry, i) => entry.setAttribute("aria-pressed", String(!hidden.has(names[i]))));
+    document.querySelectorAll(".gaps li").forEach((item) => { item.hidden = hidden.has(names[item.dataset.curve]); });
+    find("all").hidden = hidden.size === 0;
+    charts.forEach((chart) => { chart.leave(); chart.draw(); });
+  }
+
+  function isolate(name) {
+    const alone = !hidden.has(name) && hidden.size === names.length - 1;
+    hidden.clear();
+    if (!alone) names.filter((other) => other !== name).forEach((other) => hidden.add(other));
+    update();
+  }
+
+  function toggle(name) {
+    if (!hidden.delete(name)) hidden.add(name);
+    update();
+  }
+
+  entries.forEach((entry, i) => {
+    entry.addEventListener("click", (event) => (event.shiftKey ? isolate : toggle)(names[i]));
+    entry.addEventListener("dblclick", (event) => event.shiftKey || isolate(names[i]));
+  });
+  find("all")?.addEventListener("click", () => { hidden.clear(); update(); });
+  if (find("legend")) find("legend").hidden = false;
+  document.querySelectorAll(".panel").forEach(makeChart);
+  addEventListener("scroll", () => charts.forEach((chart) => chart.leave()), { passive: true });
+  addEventListener("pointerdown", (event) => {
+    charts.forEach((chart) => chart.svg.contains(event.target) || chart.leave());
+  });
+
+  const theme = find("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+  const label = () => {
+    theme.textContent = dark() ? "Light" : "Dark";
+    theme.setAttribute("aria-label", dark() ? "Use light colours" : "Use dark colours");
+    theme.hidden = false;
+  };
+  theme.addEventListener("click", () => {
+    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    label();
+  });
+  system.addEventListener("change", label);
+  label();
+
+  const download = find("download");
+  download.href = URL.createObjectURL(new Blob([find("data").textContent], { type: "application/json" }));
+  download.hidden = false;
+})();

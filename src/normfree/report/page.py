@@ -1,0 +1,168 @@
+"""One self-contained HTML page: verdicts, charts that answer to click and hover, tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
+from normfree.report.tables import Table
+
+Status = Literal["good", "warn", "bad", "info"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A verdict on one method: its name, how good that is, a headline and a sentence or two.
+
+    Raises:
+        ValueError: if the status is none of good, warn, bad and info.
+    """
+
+    name: str
+    status: Status
+    headline: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status not in get_args(Status):
+            raise ValueError(
+                f"card {self.name!r}: expected status good, warn, bad or info, got {self.status!r}; choose one of them"
+            )
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page shows, from top to bottom; a card and a curve of the same name share a colour."""
+
+    title: str
+    subtitle: str = ""
+    cards: tuple[Card, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def page_data(page: Page) -> dict[str, Any]:
+    """The page as plain data for JSON, which has no word for NaN and infinity: they become the strings
+    "NaN", "Infinity" and "-Infinity"."""
+    data = asdict(page)
+    for table in data["tables"]:
+        table["columns"] = [column["name"] for column in table["columns"]]
+    for panel in data["panels"]:
+        panel["x"] = [float(position) for position in panel["x"]]
+        for curve in panel["curves"]:
+            curve["values"] = [_plain(float(value)) for value in curve["values"]]
+    return data
+
+
+def render_page(page: Page) -> str:
+    """The page as one HTML text that refers to nothing outside itself.
+
+    Every text is escaped, the data sits in a JSON block without `<`, `>` and `&`, and a content security policy names
+    the hashes of the one script and the one style, so that no other would run and nothing could be fetched.
+
+    Raises:
+        ImportError: if jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ImportError("a page needs jinja2, which is not installed; run: pip install 'normfree[plots]'") from error
+    names = curve_names(page.panels)
+    script = _asset("page.js")
+    style = _asset("page.css") + _palette()
+    data = json.dumps(page_data(page), allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_asset("page.html.jinja")).render(
+        page=page,
+        names=names,
+        looks={name: _look(index) for index, name in enumerate(names)},
+        marks={"good": "✓", "warn": "!", "bad": "✕", "info": "i"},
+        gaps=describe_gaps,
+        summary=_summary,
+        script=Markup(script),
+        style=Markup(style),
+        data=Markup(data),
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+    )
+
+
+def write_page(page: Page, path: str | Path) -> None:
+    """Write the page; a file already there is replaced whole or, on failure, left as it was. Missing folders are made.
+
+    Raises:
+        ImportError: if jinja2 is not installed.
+    """
+    path = Path(path)
+    text = render_page(page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, _mode(path))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file that is there, else those of a new file: mkstemp's let nobody else read."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _plain(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _summary(curve: Curve) -> tuple[str, ...]:
+    """A curve without a chart: how many values, the first, the least, the greatest and the last."""
+    finite = [value for value in curve.values if math.isfinite(value)] or [math.nan]
+    chosen = (curve.values[0], min(finite), max(finite), curve.values[-1])
+    return (str(len(curve.values)), *(f"{value:.3g}" for value in chosen))
+
+
+def _look(index: int) -> str:
+    """The classes that give the curve at this place among the names its colour and dash."""
+    return f"curve-{index % len(COLOURS)} dash-{index // len(COLOURS) % len(DASHES)}"
+
+
+def _palette() -> str:
+    """The style rules of `_look`; a page knows its ground only when it is shown, so each colour has two values."""
+    rules = [
+        f".curve-{i} {{ --curve: {light}; --curve: light-dark({light}, {dark}); }}"
+        for i, (light, dark) in enumerate(COLOURS)
+    ]
+    for i, dash in enumerate(DASHES):
+        lengths = " ".join(f"{2 * length:g}" for length in dash) or "none"
+        rules.append(f".dash-{i} {{ --dash: {lengths}; }}")
+    return "\n".join(rules) + "\n"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("normfree.report").joinpath("assets", name).read_text(encoding="utf-8")

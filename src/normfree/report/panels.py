@@ -1,0 +1,174 @@
+"""Curves over depth as plain records, which plots and page draw in the same colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from numbers import Real
+
+# One colour a curve, on a light and on a dark ground: Okabe and Ito's colour-blind-safe set without its yellow, which
+# white swallows, then grey and wine. Past the last one the colours start again with another dash.
+COLOURS = (
+    ("#0072b2", "#56b0ea"),
+    ("#d55e00", "#f58a3c"),
+    ("#009e73", "#2fc79b"),
+    ("#b8578c", "#e39ac3"),
+    ("#c98a00", "#f0b93a"),
+    ("#3fa0dc", "#9ad6ff"),
+    ("#4d4d4d", "#c4c8d0"),
+    ("#882255", "#d9709f"),
+)
+# On and off lengths in line widths, the first a solid line.
+DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.6), (1.2, 1.6), (6.0, 1.6, 1.2, 1.6))
+
+_RUNS = 3  # more gaps of one kind than this are counted instead of listed
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A name and its values in order of depth; NaN, infinite and zero are values too.
+
+    Raises:
+        ValueError: if there is no value, or one is no number.
+    """
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError(f"curve {self.name!r}: expected values, got none; leave the curve out")
+        for index, value in enumerate(self.values):
+            if not isinstance(value, Real):
+                raise ValueError(
+                    f"curve {self.name!r}: expected numbers, got {type(value).__name__} at index {index}; "
+                    "convert the values with float()"
+                )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: curves over common positions.
+
+    Args:
+        title: the heading.
+        curves: at least one, each with its own name; a name has the same colour in all panels.
+        y_label: what the values are.
+        x_label: what the positions are.
+        log_y: a logarithmic axis; zeros and values out of the float range leave gaps, which are said in words.
+        stages: positions at which a new stage begins, each drawn as a thin vertical line.
+        point_names: a name for every position, or nothing.
+        x: the positions, ascending; without them the values sit at 1, 2, 3, …
+        note: a sentence below the chart.
+
+    Raises:
+        ValueError: on no curve, a name twice, lengths that differ, positions that descend, or a negative value on a
+            logarithmic axis.
+    """
+
+    title: str
+    curves: tuple[Curve, ...]
+    y_label: str = ""
+    x_label: str = "residual block"
+    log_y: bool = True
+    stages: tuple[int, ...] = ()
+    point_names: tuple[str, ...] = ()
+    x: tuple[float, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"panel {self.title!r}"
+        if not self.curves:
+            raise ValueError(f"{where}: expected at least one curve, got none; leave the panel out")
+        names = [curve.name for curve in self.curves]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{where}: expected each name once, got {twice!r} twice; rename a curve")
+        if self.x:
+            if not all(map(math.isfinite, self.x)) or not all(a <= b for a, b in pairwise(self.x)):
+                raise ValueError(f"{where}: expected finite x in ascending order, got others; sort x and the values")
+            for curve in self.curves:
+                if len(curve.values) != len(self.x):
+                    raise ValueError(
+                        f"{where}: expected {len(self.x)} values as in x, got {len(curve.values)} in curve "
+                        f"{curve.name!r}; fill the rest with NaN"
+                    )
+        longest = max(len(curve.values) for curve in self.curves)
+        if self.point_names and len(self.point_names) != longest:
+            raise ValueError(
+                f"{where}: expected {longest} point names, one a position of the longest curve, got "
+                f"{len(self.point_names)}; name every position or none"
+            )
+        if not all(map(math.isfinite, self.stages)):
+            raise ValueError(f"{where}: expected finite stages, got {self.stages}; pass positions on the x axis")
+        if self.log_y:
+            for curve in self.curves:
+                if (negative := next((v for v in curve.values if -math.inf < v < 0), None)) is not None:
+                    raise ValueError(
+                        f"{where}: expected values >= 0 on a logarithmic axis, got {negative:g} in curve "
+                        f"{curve.name!r}; pass log_y=False"
+                    )
+
+    def positions(self, curve: Curve) -> tuple[float, ...]:
+        """Where the values of a curve sit: at `x`, or at 1, 2, 3, …"""
+        return self.x or tuple(float(i) for i in range(1, len(curve.values) + 1))
+
+
+def curve_names(panels: Sequence[Panel]) -> tuple[str, ...]:
+    """All names in order of first appearance; the place of a name gives its colour and dash.
+
+    >>> he, fixup = Curve("he_in", (1.0, 2.0)), Curve("fixup", (1.0, 1.0))
+    >>> curve_names([Panel("forward", (he,)), Panel("backward", (fixup, he))])
+    ('he_in', 'fixup')
+    """
+    return tuple(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
+
+
+def is_drawn(value: float, log: bool) -> bool:
+    """Whether a value has a place on the axis."""
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def ends_early(curve: Curve, log: bool) -> bool:
+    """Whether a curve is drawn at first and not at its end."""
+    return not is_drawn(curve.values[-1], log) and any(is_drawn(value, log) for value in curve.values)
+
+
+def describe_gaps(panel: Panel, curve: Curve, log: bool) -> str:
+    """What is not drawn of a curve, in words; '' if all of it is.
+
+    >>> curve = Curve("he_in", (0.0, 1.0, 0.0, 0.0, 2.0, float("inf"), float("inf")))
+    >>> describe_gaps(Panel("variance", (curve,)), curve, log=True)
+    'zero at 1, 3 to 4; infinite from 6 on'
+    """
+    gaps: dict[str, list[tuple[float, float, bool]]] = {}
+    points = list(zip(panel.positions(curve), curve.values, strict=True))
+    seen = 0
+    for kind, group in groupby(points, key=lambda point: _kind(point[1], log)):
+        run = [position for position, _ in group]
+        seen += len(run)
+        if kind:
+            gaps.setdefault(kind, []).append((run[0], run[-1], seen == len(points)))
+    texts = []
+    for kind, runs in gaps.items():
+        if len(runs) > _RUNS:
+            count = sum(_kind(value, log) == kind for _, value in points)
+            texts.append(f"{kind} at {count} points between {runs[0][0]:.10g} and {runs[-1][1]:.10g}")
+        elif len(runs) == 1 and runs[0][2] and runs[0][0] < runs[0][1]:
+            texts.append(f"{kind} from {runs[0][0]:.10g} on")
+        else:
+            spans = (f"{a:.10g}" if a == b else f"{a:.10g} to {b:.10g}" for a, b, _ in runs)
+            texts.append(f"{kind} at {', '.join(spans)}")
+    return "; ".join(texts)
+
+
+def _kind(value: float, log: bool) -> str:
+    """What keeps a value off the axis; '' if nothing does."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite"
+    if log and value <= 0:
+        return "zero" if value == 0 else "negative"
+    return ""

@@ -1,0 +1,222 @@
+"""Panels as a PNG or SVG file, drawn by matplotlib without touching its global state."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+_WIDTH, _ROW = 12.0, 3.6  # inches: the file is 2400 pixels wide, and reads at half of that
+_TITLE, _ENTRY = 0.42, 0.24  # inches of the title and of a row of the legend
+_LETTERS = 150  # that fit beside each other at this width
+_DPI = 200
+_DOTTED = 40  # curves with at most this many points show each of them
+_STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
+_LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
+_INK, _FAINT, _GRID = "#22262d", "#5f6672", "#e6e8ec"
+
+# The default style with these changes, whatever the caller has set: the same data gives the same file.
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.edgecolor": "#9aa0aa",
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": _INK,
+    "axes.labelcolor": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "svg.hashsalt": "normfree",
+}
+
+
+def write_plot(panels: Sequence[Panel], path: str | Path, *, title: str = "", columns: int = 2) -> None:
+    """Draw panels in a grid under one legend, into a .png or .svg file; missing folders are made.
+
+    A curve that cannot be drawn to its end closes with ×, and the words below its panel say why.
+
+    Raises:
+        ValueError: on no panel, fewer than one column, or another suffix.
+        ImportError: if matplotlib is not installed.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise ValueError(f"expected a file ending in .png or .svg, got {path.name!r}; rename it")
+    if not panels or columns < 1:
+        raise ValueError(f"expected panels and columns >= 1, got {len(panels)} and {columns}; pass at least one")
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise ImportError(
+            "a plot needs matplotlib, which is not installed; run: pip install 'normfree[plots]'"
+        ) from error
+    drawing = io.BytesIO()  # so that a failure leaves no half-written file
+    with style.context(["default", _STYLE]):
+        figure = _figure(panels, title, min(columns, len(panels)))
+        figure.savefig(drawing, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(drawing.getvalue())
+
+
+def _figure(panels: Sequence[Panel], title: str, columns: int) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    names = curve_names(panels)
+    rows = math.ceil(len(panels) / columns)
+    per_row = max(1, min(len(names), int(_LETTERS / (8 + max(map(len, names))))))
+    above = _TITLE if title else 0.0  # inches above the legend, then above the panels
+    top = above + _ENTRY * math.ceil(len(names) / per_row) + 0.15
+    height = rows * (_ROW if columns > 1 else 4.6) + top
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
+    engine.set(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.03, rect=(0, 0, 1, 1 - top / height))
+    if title:
+        y = 1 - 0.14 / height
+        figure.text(0.012, y, title, va="top", fontsize=14, fontweight="bold", color=_INK, parse_math=False)
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, panel in zip(places, panels, strict=False):
+        _draw(axes, panel, names, _LETTERS // columns)
+    for axes in places[len(panels) :]:
+        axes.remove()
+    # The names are set afterwards: matplotlib drops an entry whose name begins with an underscore.
+    legend = figure.legend(
+        [Line2D([], [], **_look(i)) for i in range(len(names))],
+        [str(i) for i in range(len(names))],
+        loc="upper left",
+        bbox_to_anchor=(0.004, 1 - above / height),
+        ncols=per_row,
+        frameon=False,
+    )
+    legend.set_in_layout(False)  # its room is in `top`
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_parse_math(False)
+        text.set_text(textwrap.shorten(name, _LETTERS, placeholder="…"))
+        text.set_color(_INK)
+    return figure
+
+
+def _look(index: int) -> dict[str, Any]:
+    """Colour and dash of the curve at this place among the names."""
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
+    return {
+        "color": COLOURS[index % len(COLOURS)][0],
+        "linestyle": (0, dash) if dash else "-",
+        "linewidth": 1.6,
+        "solid_capstyle": "round",
+    }
+
+
+def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
+    """One panel; `width` is the number of characters in a line of its notes."""
+    values = [v for curve in panel.curves for v in curve.values if is_drawn(v, panel.log_y)]
+    scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
+    for curve in panel.curves:
+        _draw_curve(axes, panel, curve, names.index(curve.name), scale)
+    for stage in panel.stages:
+        axes.axvline(stage, color="#b9bec7", linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
+
+    axes.set_title(textwrap.fill(panel.title, 2 * width // 3), parse_math=False)
+    axes.grid(True, axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=3, width=0.8)
+    y_label = panel.y_label + (f" / {_LARGE:g}".replace("+", "") if scale != 1 else "")
+    axes.set_ylabel(y_label, parse_math=False)
+    _set_x(axes, [position for curve in panel.curves for position in panel.positions(curve)])
+    if panel.log_y:
+        low, high = _log_range(values)
+        ticks, minor = _log_ticks(low, high)
+        axes.set_ylim(low, high)
+        axes.set_yticks(ticks, _log_labels(ticks))
+        axes.set_yticks(minor, minor=True)
+        axes.tick_params(which="minor", length=1.8, width=0.6, color="#9aa0aa")
+    gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
+    notes = [panel.note, *(f"{name}: {text}" for name, text in gaps if text)]
+    x_label = panel.x_label + (" · vertical lines: new stage" if panel.stages else "")
+    axes.set_xlabel(x_label, parse_math=False)
+    if lines := [line for note in notes if note for line in textwrap.wrap(note, width)]:
+        # The layout makes room for a label of several lines, not for text below it.
+        axes.set_xlabel("\n".join([x_label, *lines]), parse_math=False, fontsize=9, linespacing=1.45)
+
+
+def _set_x(axes: Axes, positions: Sequence[float]) -> None:
+    """The lower axis: ticks where there are points, whole numbers if the points are."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = min(positions), max(positions)
+    whole = all(position == int(position) for position in positions)
+    ticks = MaxNLocator(nbins=9, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high] or [low])
+    margin = 0.02 * (high - low) or 0.5
+    axes.set_xlim(low - margin, high + margin)
+
+
+def _draw_curve(axes: Axes, panel: Panel, curve: Curve, index: int, scale: float) -> None:
+    log = panel.log_y
+    heights = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else math.nan for v in curve.values]
+    positions = panel.positions(curve)
+    drawn = [i for i, height in enumerate(heights) if not math.isnan(height)]
+    look = _look(index)
+    axes.plot(positions, heights, **look, zorder=2)
+    alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # a line through one point is none
+    dots = drawn if len(positions) <= _DOTTED else alone
+    x, y = [positions[i] for i in dots], [heights[i] for i in dots]
+    axes.plot(x, y, ".", color=look["color"], markersize=5, zorder=2)
+    if ends_early(curve, log):
+        last = drawn[-1]
+        axes.plot([positions[last]], [heights[last]], "x", color=look["color"], markersize=8, markeredgewidth=2)
+
+
+def _log_range(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of a logarithmic axis in decades, at least one apart, so that noise does not look like growth."""
+    heights = [math.log10(value) for value in values] or [0.0]
+    low, high = min(heights), max(heights)
+    if high - low < 1:
+        middle = (low + high) / 2
+        return middle - 0.55, middle + 0.55
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
+
+
+def _log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], list[float]]:
+    """Labelled and unlabelled ticks between two powers of ten, in decades.
+
+    >>> _log_ticks(-4.9, 28.2)[0]
+    [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
+    """
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    fine = [k + math.log10(m) for k in decades for m in range(1, 10)] if high - low <= 8 else []
+    if high - low < 2.2:
+        ticks = [k + math.log10(m) for k in decades for m in (1, 2, 5)]
+    else:
+        step = next((s for s in _STEPS if (high - low) / s <= count), _STEPS[-1])
+        ticks = [float(k) for k in decades if k % step == 0]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return inside, [tick for tick in fine if low <= tick <= high and tick not in inside]
+
+
+def _log_labels(ticks: Sequence[float]) -> list[str]:
+    """Plain numbers where they are short, powers of ten elsewhere."""
+    if all(-3 <= tick <= 4 for tick in ticks):
+        return [f"{10**tick:.5g}" for tick in ticks]
+    labels = []
+    for tick in ticks:
+        power = math.floor(tick + 1e-9)
+        lead = round(10 ** (tick - power))
+        labels.append(f"$10^{{{power}}}$" if lead == 1 else f"${lead}\\cdot 10^{{{power}}}$")
+    return labels

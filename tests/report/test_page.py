@@ -1,0 +1,188 @@
+import json
+import math
+import os
+import re
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from normfree.report.page import Card, Page, page_data, render_page, write_page
+from normfree.report.panels import Curve, Panel
+from normfree.report.tables import Column, Table
+
+EVIL = "</script><script>alert('1 & 2')</script><img src=x onerror=\"alert(3)\">"
+PAGE = Page(
+    title=f"Report {EVIL}",
+    subtitle=f"subtitle {EVIL}",
+    cards=(Card(EVIL, "bad", f"headline {EVIL}", f"text {EVIL}"), Card("fixup", "good", "preserved")),
+    panels=(
+        Panel(
+            f"forward {EVIL}",
+            (
+                Curve(EVIL, (1.0, math.inf, -math.inf, math.nan, 0.1 + 0.2)),
+                Curve("fixup", (1.0, 0.0, 1.0, 5e-324, 1e308)),
+            ),
+            y_label=f"variance {EVIL}",
+            x_label=f"block {EVIL}",
+            log_y=True,
+            stages=(2, 4),
+            point_names=tuple(f"layer{i} {EVIL}" for i in range(5)),
+            note=f"note {EVIL}",
+        ),
+    ),
+    tables=(Table(f"table {EVIL}", (Column(EVIL), Column("b", "right")), ((EVIL, "1"),), f"caption {EVIL}"),),
+    notes=(f"footnote {EVIL}",),
+)
+
+
+class Reader(HTMLParser):
+    """Collects tags with their attributes, the text outside scripts and styles, and the scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts, self.inside = "", [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.scripts.append(data)
+        elif self.inside != "style":
+            self.text += data
+
+
+def embedded(text: str) -> dict:
+    """The data block of a page, with the strings that stand for NaN and infinity."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_render_page_shows_every_text_as_text() -> None:
+    reader = Reader(render_page(PAGE))
+    assert len(reader.scripts) == 2
+    assert not [tag for tag, _ in reader.tags if tag == "img"]
+    assert not [name for _, attributes in reader.tags for name in attributes if name.startswith("on")]
+    for word in ("Report", "subtitle", "headline", "text", "forward", "variance", "block", "note", "table", "caption"):
+        assert f"{word} {EVIL}" in reader.text
+    assert f"footnote {EVIL}" in reader.text
+    # The control: the reader does see tags that are not escaped.
+    assert [tag for tag, _ in Reader(EVIL).tags] == ["script", "img"]
+
+
+def test_render_page_embeds_no_sign_that_could_end_its_block() -> None:
+    text = render_page(PAGE)
+    block = text.split('id="data">')[1].split("</script>")[0]
+    assert not set("<>&") & set(block)
+    assert "\\u003c/script\\u003e" in block
+
+
+def test_render_page_embeds_the_data_exactly() -> None:
+    data = embedded(render_page(PAGE))
+    assert data == json.loads(json.dumps(page_data(PAGE), allow_nan=False))
+    curve, other = data["panels"][0]["curves"]
+    assert curve == {"name": EVIL, "values": [1.0, "Infinity", "-Infinity", "NaN", 0.1 + 0.2]}
+    assert tuple(other["values"]) == PAGE.panels[0].curves[1].values
+    assert data["panels"][0]["point_names"][4] == f"layer4 {EVIL}"
+    assert data["tables"][0]["rows"] == [[EVIL, "1"]]
+
+
+def test_render_page_refers_to_nothing_outside() -> None:
+    text = render_page(PAGE)
+    assert not re.findall(r"https?:|//[a-z]+\.", text.replace("http://www.w3.org/2000/svg", ""))
+    attributes = [(name, value) for _, pairs in Reader(text).tags for name, value in pairs.items()]
+    assert not [pair for pair in attributes if pair[0] in ("src", "href", "action", "srcset")]
+    assert not re.search(r"@import|url\(", text)
+    assert not [pair for pair in attributes if pair[0] == "style"]  # the policy would drop them
+
+
+def test_render_page_script_never_reads_data_as_markup() -> None:
+    script = Reader(render_page(PAGE)).scripts[1]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|DOMParser", script)
+
+
+def test_render_page_forbids_other_scripts() -> None:
+    policy = next(a["content"] for t, a in Reader(render_page(PAGE)).tags if a.get("http-equiv"))
+    assert re.fullmatch(r"default-src 'none'; script-src 'sha256-[\w+/=]+'; style-src 'sha256-[\w+/=]+'", policy or "")
+
+
+def test_render_page_is_small_when_empty() -> None:
+    text = render_page(Page("Empty"))
+    assert len(text.encode()) < 60_000
+    assert "<figure" not in text
+    assert 'id="legend"' not in text
+
+
+def test_render_page_gives_card_and_curve_one_colour() -> None:
+    text = render_page(PAGE)
+    assert re.search(r'<i class="dot curve-1 dash-0"></i><span>fixup', text)
+    assert re.search(r'class="entry curve-1 dash-0"[^>]*title="fixup', text)
+
+
+def test_render_page_says_what_is_not_drawn_on_each_scale() -> None:
+    lists = re.findall(r'<ul class="gaps" data-scale="(\w+)"( hidden)?>(.*?)</ul>', render_page(PAGE), re.DOTALL)
+    assert [(scale, hidden) for scale, hidden, _ in lists] == [("log", ""), ("linear", " hidden")]
+    assert "<b>fixup</b> zero at 2" in lists[0][2]
+    assert "fixup" not in lists[1][2]
+    assert "infinite at 2 to 3; not a number at 4" in unescape(lists[1][2])
+
+
+def test_render_page_without_a_script_shows_tables() -> None:
+    text = render_page(PAGE)
+    fallback = "".join(re.findall(r"<noscript>(.*?)</noscript>", text, re.DOTALL))
+    assert "need JavaScript" in fallback
+    assert '<td>fixup</td><td class="right">5</td><td class="right">1</td><td class="right">0</td>' in fallback
+
+
+def test_render_page_without_jinja2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"needs jinja2, which is not installed; run: .*normfree\[plots\]"):
+        render_page(PAGE)
+
+
+def test_write_page_writes_what_is_rendered_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.html"
+    write_page(PAGE, path)
+    write_page(PAGE, path)
+    assert path.read_text(encoding="utf-8") == render_page(PAGE)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_write_page_gives_the_usual_permissions_and_keeps_those_there(tmp_path: Path) -> None:
+    path, usual = tmp_path / "report.html", tmp_path / "usual"
+    usual.touch()
+    write_page(PAGE, path)
+    assert path.stat().st_mode == usual.stat().st_mode
+    path.chmod(0o600)
+    write_page(PAGE, path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_write_page_leaves_the_old_file_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_page(PAGE, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_card_refuses_an_unknown_status() -> None:
+    with pytest.raises(ValueError, match=r"card 'a': expected status good, warn, bad or info, got 'fine'; choose"):
+        Card("a", "fine", "b")  # type: ignore[arg-type]

@@ -1,0 +1,350 @@
+"""The page in a real Chromium: run with -m browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from normfree.report.page import Card, Page, page_data, write_page
+from normfree.report.panels import Curve, Panel
+from normfree.report.tables import Column, Table
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator
+    from playwright.sync_api import Page as Tab
+
+pytestmark = pytest.mark.browser
+
+EVIL = "<script>alert(1)</script>"
+NAMES = ("he_in", "fixup", EVIL, "a_rather_long_name_of_a_method:with=options,and=more_of_them")
+BLOCKS = 54
+FLAGS = [  # Chromium as root, and without its own traffic
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def panel(title: str, rates: tuple[float, ...], log_y: bool = True) -> Panel:
+    curves = tuple(
+        Curve(name, tuple(10.0 ** (rate * i) if rate * i < 308 else math.inf for i in range(BLOCKS)))
+        for name, rate in zip(NAMES, rates, strict=False)
+    )
+    names = tuple(f"layer{1 + i // 18}.{i % 18} {EVIL}" for i in range(BLOCKS))
+    return Panel(title, curves, "variance", log_y=log_y, stages=(19, 37), point_names=names)
+
+
+REPORT = Page(
+    title=f"Signal propagation {EVIL}",
+    subtitle="At initialization, one batch of 128 images.",
+    cards=(Card("he_in", "bad", "exploding", "Use fixup."), Card(EVIL, "info", "unknown", "A method of your own.")),
+    panels=(
+        panel("forward", (0.55, 0.01, -0.1, 0.0)),
+        panel("out of range", (15.0, 0.01, 0.3)),
+        Panel("zeros", (Curve("fixup", (0.0, 1.0, 0.0, 2.0, 3.0, 0.0)), Curve(EVIL, (0.0,) * 6))),
+        Panel("ends", (Curve("fixup", (1.7e308, -1.7e308)), Curve("he_in", (5e-324, 1e-320))), log_y=False),
+        Panel("rates", (Curve("fixup", (0.0012, 0.5, 0.25)),), x_label="η", x=(0.001, 0.01, 0.1)),
+    ),
+    tables=(
+        Table("Growth", tuple(Column(f"column {i}") for i in range(12)), (("a long cell of many words " * 3,) * 12,)),
+    ),
+    notes=("A note with a long word: " + "x" * 200,),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.fail("expected playwright, found none; run make setup, or: pip install playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(REPORT, path)
+    return path.as_uri()
+
+
+Open = Callable[..., "Tab"]
+
+
+@pytest.fixture
+def open_tab(browser: Browser, address: str) -> Iterator[Open]:
+    """Opens the report; at the end there must have been no error, no dialog and no request."""
+    wrong: list[str] = []
+    contexts = []
+
+    def open_it(width: int = 1200, height: int = 900, **options: object) -> Tab:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        tab.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(f"request: {r.url}"))
+        tab.goto(address)
+        return tab
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def curves(tab: Tab, panel: int) -> list[str]:
+    """The names of the curves that are drawn in a panel."""
+    return (
+        tab.locator(".panel")
+        .nth(panel)
+        .locator("g.curve:has(path)")
+        .evaluate_all("all => all.map(g => g.dataset.name)")
+    )
+
+
+def numbers(path: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", path)]
+
+
+def point_at(tab: Tab, panel: int, name: str, index: int) -> tuple[float, float]:
+    """Where on the screen the n-th point of a drawn curve is, read from its path."""
+    svg = tab.locator(".chart svg").nth(panel)
+    svg.scroll_into_view_if_needed()
+    tab.wait_for_timeout(100)  # the scroll event, which closes a tooltip, comes a frame later
+    paths = {g["name"]: g["d"] for g in svg.locator("g.curve").evaluate_all(
+        "all => all.map(g => ({name: g.dataset.name, d: g.querySelector('.path')?.getAttribute('d')}))"
+    )}  # fmt: skip
+    place = numbers(paths[name])[2 * index : 2 * index + 2]
+    box = svg.bounding_box()
+    assert box
+    return box["x"] + place[0], box["y"] + place[1]
+
+
+def inside(tab: Tab, locator: Locator) -> bool:
+    box = locator.bounding_box()
+    size = tab.viewport_size
+    assert box
+    assert size
+    return (
+        box["x"] >= 0
+        and box["y"] >= 0
+        and box["x"] + box["width"] <= size["width"]
+        and box["y"] + box["height"] <= size["height"]
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_page_draws_every_curve_inside_its_chart(open_tab: Open, width: int) -> None:
+    tab = open_tab(width)
+    for index, panel in enumerate(REPORT.panels):
+        svg = tab.locator(".chart svg").nth(index)
+        box = svg.bounding_box()
+        assert box
+        drawn = svg.locator("path").evaluate_all("all => all.map(path => path.getAttribute('d'))")
+        assert drawn
+        for path in drawn:
+            assert "NaN" not in path
+            assert "Infinity" not in path
+        for path in svg.locator(".path").evaluate_all("all => all.map(path => path.getAttribute('d'))"):
+            places = numbers(path)
+            assert all(0 <= x <= box["width"] for x in places[::2])
+            assert all(0 <= y <= box["height"] for y in places[1::2])
+        drawable = [
+            c.name for c in panel.curves if any(math.isfinite(v) and (v > 0 or not panel.log_y) for v in c.values)
+        ]
+        assert curves(tab, index) == drawable
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_page_labels_do_not_overlap(open_tab: Open, width: int) -> None:
+    tab = open_tab(width)
+    tab.locator(".scale button[data-scale=linear]").first.click()
+    overlaps = tab.locator(".chart svg").evaluate_all(
+        """all => all.flatMap(svg => {
+            const texts = [...svg.querySelectorAll("text")];
+            const boxes = texts.map(t => t.getBoundingClientRect());
+            return boxes.flatMap((a, i) => boxes.slice(i + 1).map((b, j) => [a, b, texts[i], texts[i + 1 + j]]))
+                .filter(([a, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
+                .map(pair => pair[2].textContent + " and " + pair[3].textContent);
+        })"""
+    )
+    assert not overlaps
+
+
+def test_legend_click_toggles_the_curve_in_every_panel(open_tab: Open) -> None:
+    tab = open_tab()
+    entry = tab.locator(".entry").nth(1)
+    assert entry.get_attribute("aria-pressed") == "true"
+    with_it = [i for i in range(len(REPORT.panels)) if "fixup" in curves(tab, i)]
+    assert with_it == [0, 1, 2, 3, 4]
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert not [i for i in range(len(REPORT.panels)) if "fixup" in curves(tab, i)]
+    assert curves(tab, 0) == [name for name in NAMES if name != "fixup"]
+    entry.press("Enter")
+    assert [i for i in range(len(REPORT.panels)) if "fixup" in curves(tab, i)] == with_it
+
+
+@pytest.mark.parametrize("how", ["shift", "double"])
+def test_legend_isolates_a_curve_and_shows_all_again(open_tab: Open, how: str) -> None:
+    tab = open_tab()
+    entry = tab.locator(".entry").nth(2)
+
+    def isolate() -> None:
+        if how == "shift":
+            entry.click(modifiers=["Shift"])
+        else:
+            entry.dblclick()
+
+    isolate()
+    assert curves(tab, 0) == [EVIL]
+    assert curves(tab, 1) == [EVIL]
+    tab.locator("#all").click()
+    assert curves(tab, 0) == list(NAMES)
+    assert tab.locator("#all").is_hidden()
+    isolate()
+    isolate()
+    assert curves(tab, 0) == list(NAMES)
+
+
+def test_hiding_every_curve_says_so(open_tab: Open) -> None:
+    tab = open_tab()
+    for entry in tab.locator(".entry").all():
+        entry.click()
+    assert tab.locator(".chart svg").first.get_by_text("all curves are hidden").is_visible()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(
+    ("panel", "name", "index", "texts"),
+    [
+        (0, "he_in", 10, ["he_in", "3.16e5", f"layer1.10 {EVIL}", "residual block 11"]),
+        (0, EVIL, 53, [EVIL, "5.01e-6", f"layer3.17 {EVIL}", "residual block 54"]),
+        (1, "he_in", 20, ["he_in", "1e300", "residual block 21"]),
+        (2, "fixup", 1, ["fixup", "2", "residual block 4"]),
+        (4, "fixup", 0, ["fixup", "1.2e-3", "η 1e-3"]),
+    ],
+)
+def test_hover_reads_the_point(open_tab: Open, width: int, panel: int, name: str, index: int, texts: list[str]) -> None:
+    tab = open_tab(width)
+    tooltip = tab.locator("#tooltip")
+    assert tooltip.is_hidden()
+    x, y = point_at(tab, panel, name, index)
+    tab.mouse.move(x + 1, y - 1)
+    lines = tooltip.locator("span, b, .where").all_text_contents()
+    assert lines[0] == texts[0]
+    assert set(texts) <= set(lines)
+    assert inside(tab, tooltip)
+    tab.mouse.move(2, 2)
+    assert tooltip.is_hidden()
+
+
+def test_touch_reads_the_point(open_tab: Open) -> None:
+    tab = open_tab(390, 844, has_touch=True, is_mobile=True)
+    x, y = point_at(tab, 0, "he_in", 10)
+    tab.touchscreen.tap(x, y)
+    assert "3.16e5" in tab.locator("#tooltip").inner_text()
+    assert inside(tab, tab.locator("#tooltip"))
+
+
+def test_arrow_keys_read_the_points(open_tab: Open) -> None:
+    tab = open_tab()
+    svg = tab.locator(".chart svg").first
+    svg.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
+        svg.press(key)
+    assert "residual block 3" in tab.locator("#tooltip").inner_text()
+    svg.press("ArrowDown")
+    assert tab.locator("#tooltip .name span").first.text_content() == "fixup"
+    svg.press("Escape")
+    assert tab.locator("#tooltip").is_hidden()
+
+
+def test_scale_toggles_one_panel(open_tab: Open) -> None:
+    tab = open_tab()
+    figure = tab.locator(".panel").nth(2)
+    other = tab.locator(".chart svg").nth(0).inner_html()
+    assert curves(tab, 2) == ["fixup"]
+    assert figure.locator(".gaps").nth(0).is_visible()
+    figure.locator("[data-scale=linear]").first.click()
+    assert curves(tab, 2) == ["fixup", EVIL]  # zeros have a place on a linear axis
+    assert figure.locator(".gaps").nth(0).is_hidden()
+    assert figure.locator(".scale [aria-pressed=true]").text_content() == "linear"
+    assert tab.locator(".chart svg").nth(0).inner_html() == other
+
+
+def test_names_with_markup_are_text(open_tab: Open) -> None:
+    tab = open_tab()
+    assert tab.locator("h1").text_content() == REPORT.title
+    assert tab.locator(".entry span").nth(2).text_content() == EVIL
+    assert tab.locator(".card h2 span").nth(1).text_content() == EVIL
+    assert tab.locator("script").count() == 2
+
+
+def background(tab: Tab) -> list[int]:
+    colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    return [int(channel) for channel in re.findall(r"\d+", colour)[:3]]
+
+
+def test_dark_mode_follows_the_system_and_the_button(open_tab: Open) -> None:
+    light, dark = open_tab(color_scheme="light"), open_tab(color_scheme="dark")
+    assert min(background(light)) > 200
+    assert max(background(dark)) < 60
+    for tab, other in ((light, dark), (dark, light)):
+        before = background(other)
+        tab.locator("#theme").click()
+        assert background(tab) == before
+        tab.locator("#theme").click()
+
+
+@pytest.mark.parametrize("width", [320, 390, 699, 1200])
+def test_page_does_not_scroll_sideways(open_tab: Open, width: int) -> None:
+    tab = open_tab(width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    lefts = set(tab.locator(".panel").evaluate_all("all => all.map(p => p.getBoundingClientRect().left)"))
+    assert len(lefts) == (1 if width < 700 else 2)
+
+
+def test_charts_follow_the_width(open_tab: Open) -> None:
+    tab = open_tab(1200)
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.wait_for_timeout(200)
+    svg = tab.locator(".chart svg").first
+    box = svg.bounding_box()
+    assert box
+    assert box["width"] < 390
+    assert float((svg.get_attribute("viewBox") or "").split()[2]) == pytest.approx(box["width"], abs=1)
+
+
+def test_download_gives_the_data(open_tab: Open, tmp_path: Path) -> None:
+    tab = open_tab()
+    with tab.expect_download() as waiting:
+        tab.locator("#download").click()
+    waiting.value.save_as(tmp_path / "data.json")
+    assert json.loads((tmp_path / "data.json").read_text()) == json.loads(json.dumps(page_data(REPORT)))
+
+
+def test_page_without_a_script_shows_tables(open_tab: Open) -> None:
+    tab = open_tab(java_script_enabled=False)
+    assert tab.locator(".panel table").count() == len(REPORT.panels)
+    assert tab.locator(".panel table").first.is_visible()
+    assert tab.locator("#legend").is_hidden()
