@@ -148,8 +148,13 @@ class Method:
         >>> get("hanin:r=0.8").spec
         'hanin:r=0.8'
         """
-        shown = ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.options.items())
+        shown = self._options(",")
         return f"{self.name}:{shown}" if shown else self.name
+
+    def _options(self, separator: str) -> str:
+        """The options as they are written after the name."""
+        texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}
+        return separator.join(f"{key}={text}" for key, text in texts.items())
 
     def row(self) -> dict[str, str]:
         """The method as a row of the table of methods."""
@@ -161,7 +166,7 @@ class Method:
             "β": self.rule.beta.text,
             "weights and initialization": self.weights,
             "paper": self.paper,
-            "options": ", ".join(f"{key}={value}" for key, value in self.options.items()),
+            "options": self._options(", "),
         }
 
     def to_json(self) -> dict[str, Any]:

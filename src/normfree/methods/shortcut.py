@@ -69,11 +69,11 @@ def learnscalar() -> Method:
 
 
 @register
-def convshort(*, reads: str = "entry", gain: float = 0.0) -> Method:
+def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
     """x' = √½ · (W_s z + f(x)) with z the pre-activated input, a 1×1 convolution in every block.
 
     The ablation `reads=raw` gives the shortcut the raw x with the printed gain of 2, and explodes; `reads=raw,gain=1`
-    is right again. A `gain` of 0 means the printed one.
+    is right again.
 
     Reference: robust, section 3.3, setup 3.
     Differs: the paper writes h(x) = W_s x, but its printed gains hold only for the pre-activated
@@ -81,9 +81,8 @@ def convshort(*, reads: str = "entry", gain: float = 0.0) -> Method:
     """
     if reads not in ("entry", "raw"):
         raise ValueError(f"expected option 'reads' of method 'convshort' to be entry or raw, got '{reads}'")
-    if gain < 0:
-        raise ValueError(f"expected option 'gain' of method 'convshort' to be 0 or positive, got {gain:g}")
-    shortcut_gain = gain or 2.0
+    if not gain > 0:
+        raise ValueError(f"expected option 'gain' of method 'convshort' to be positive, got {gain:g}")
     return replace(
         idshort(),
         name="convshort",
@@ -91,7 +90,7 @@ def convshort(*, reads: str = "entry", gain: float = 0.0) -> Method:
         reference="robust, section 3.3, setup 3",
         h="1×1 convolution of the pre-activated input, every block",
         weights="plain; He fan-out, standardized after sampling, the shortcut too",
-        initializer=lambda site: _fan_out_(site, shortcut_gain),
+        initializer=lambda site: _fan_out_(site, gain),
         shortcut="conv everywhere",
         shortcut_reads="raw" if reads == "raw" else "entry",
     )
