@@ -54,10 +54,11 @@ demo: $(STAMP) ## print the methods and follow a signal through a thousand layer
 	@$(PY) -m normfree methods
 	@$(PY) examples/thousand_layers.py
 
-# Two workers with one thread each: at the default thread counts they would slow each other down.
+# Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
+# worker, because its tests share measurements.
 .PHONY: test
 test: $(STAMP) ## run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --durations=10
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10
 
 .PHONY: browser
 browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it

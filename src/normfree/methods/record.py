@@ -138,7 +138,7 @@ class Method:
     needs_example: bool = False
     scalar_rate: ScalarRate = field(default_factory=ScalarRate)
     decay: Literal["all", "weights"] = "all"
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def spec(self) -> str:
