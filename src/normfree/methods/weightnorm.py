@@ -10,7 +10,7 @@ import torch
 from normfree.methods.data_driven import calibrate_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans, gain
+from normfree.methods.site import Site, fans
 from normfree.nn.weight import set_weight_
 from normfree.plan import Branch
 
@@ -38,8 +38,9 @@ def _hanin(branch: Branch, fan_in: int, fan_out: int) -> float:
 
 
 def _he_(site: Site) -> None:
-    for layer, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.normal(module, gain(layer) / fans(module)[0]))
+    """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer, and the length they have."""
+    for _, module in site.each(site.plan.hidden()):
+        set_weight_(module, site.normal(module, 2.0 / fans(module)[0]))
     site.default_classifier_()
 
 

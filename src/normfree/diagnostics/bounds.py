@@ -1,0 +1,295 @@
+"""Lower bounds on gradients of positively homogeneous networks, beside the measured norms.
+
+A function is positively homogeneous (p.h.) when f(αx) = α f(x) for α > 0, and a set of parameters is when f(x; αθ) =
+α f(x; θ). Then the loss's derivative along that direction is known, and bounds the gradient from below:
+
+    ⟨∂ℓ/∂x, x⟩ = ℓ - H(p)   so   ‖∂ℓ/∂x‖ ≥ (ℓ - H(p)) / ‖x‖
+
+with ℓ the cross-entropy, p the softmax probabilities and H their entropy. Where logits blow up, so do gradients.
+
+Reference: fixup, section 2, Definitions 1 and 2, Theorems 1 and 2; appendix A, equations 6 and 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normfree.diagnostics.propagation import call_arguments, first_tensor
+from normfree.diagnostics.untouched import untouched
+from normfree.diagnostics.updates import plan_of
+from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.scalars import ScalarBias
+from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.plan import Layer, ResidualPlan
+
+
+@dataclass(frozen=True)
+class HomogeneousSet:
+    """A set of parameters, by their qualified names, that scales the network's output."""
+
+    name: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BlockBound:
+    """Theorem 1 at the input x of one block: means over the samples of ‖∂ℓ/∂x‖ and of its lower bound.
+
+    `ratio` is the smallest measured/bound of a sample whose bound is positive (∞ when none is); `deviation` is the
+    largest |⟨∂ℓ/∂x, x⟩ - (ℓ - H(p))| of a sample, relative to the largest ‖∂ℓ/∂x‖·‖x‖ or |ℓ - H(p)|: 0 for a network
+    that is p.h. from here on.
+    """
+
+    name: str
+    measured: float
+    bound: float
+    ratio: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class SetBound:
+    """Theorem 2 for one set θ: ‖∂ℓ_avg/∂θ‖, its bound G(θ), and the bound (mean max z - log c)/‖θ‖ on E[G].
+
+    `expected` holds in expectation over a classifier with independent symmetric weights, not for every draw.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    measured: float
+    bound: float
+    expected: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Both theorems on one batch; `loss` is the mean ℓ, `entropy` the mean H(p), `largest` the mean of max z.
+
+    The bounds hold only where `valid`; `reason` says what the network breaks.
+    """
+
+    blocks: tuple[BlockBound, ...]
+    sets: tuple[SetBound, ...]
+    loss: float
+    entropy: float
+    largest: float
+    valid: bool
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The bounds as plain data."""
+        return asdict(self)
+
+
+def homogeneous_sets(model: nn.Module, plan: ResidualPlan) -> list[HomogeneousSet]:
+    """The three kinds of the paper: each stem layer, the classifier, and a projection with a layer of its branch.
+
+    A layer is its weight (the gain, where it is normalized or standardized) and its own bias; a spectrally normalized
+    layer cannot be scaled. What is listed is p.h. when everything behind it is: no normalization and no other biases;
+    `check_homogeneous` tells.
+
+    Reference: fixup, Definition 2 and Figure 2.
+
+    >>> from normfree.models import build
+    >>> model = build("wrn-10-1", "he_in")
+    >>> [s.name for s in homogeneous_sets(model, model.plan)][:3]
+    ['stem.conv', 'body.1.0: shortcut.conv + branch.conv1', 'body.1.0: shortcut.conv + branch.conv2']
+    """
+    sets = [HomogeneousSet(layer.name, _scaling(model, layer)) for layer in plan.stem]
+    for branch in plan.branches:
+        if branch.shortcut != "projection" or not branch.shortcut_layers:
+            continue
+        last = branch.shortcut_layers[-1]
+        for layer in branch.layers:
+            short = (name.removeprefix(f"{branch.name}.") for name in (last.name, layer.name))
+            both = (_scaling(model, last), _scaling(model, layer))
+            sets.append(HomogeneousSet(f"{branch.name}: {' + '.join(short)}", both[0] + both[1] if all(both) else ()))
+    sets += [HomogeneousSet(layer.name, _scaling(model, layer)) for layer in plan.classifier]
+    return [s for s in sets if s.parameters]
+
+
+def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], alpha: float = 2.0) -> float:
+    """How far a set of parameters is from p.h.: max |f(x; αθ) - α f(x; θ)| / max |α f(x; θ)|, on any model.
+
+    0 up to rounding (exactly, for α a power of 2) for a p.h. set, ∞ where only one side is zero. The names are those of
+    `named_parameters`; the model is left as it was.
+
+    Reference: fixup, Definition 2.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 2, bias=False))
+    >>> _ = [nn.init.ones_(p) for p in net.parameters()]
+    >>> check_homogeneous(net, torch.ones(1, 2), ["0.weight"])
+    0.0
+    >>> check_homogeneous(net, torch.ones(1, 2), ["0.weight", "2.weight"])  # second degree
+    1.0
+
+    Raises `ValueError` for names that the model does not have and for α that is not positive.
+    """
+    known = dict(model.named_parameters(remove_duplicate=False))
+    missing = [name for name in parameters if name not in known]
+    if missing or not alpha > 0:
+        raise ValueError(
+            f"expected names of parameters and a positive alpha, got {missing or 'known names'} and {alpha}; "
+            "names are those of model.named_parameters()"
+        )
+    args, kwargs = call_arguments(inputs)
+    outputs = []
+    with torch.no_grad():
+        for scaled in ({}, {name: alpha * known[name] for name in parameters}):
+            with untouched(model):  # both passes see the same buffers and random numbers
+                outputs.append(first_tensor(functional_call(model, scaled, args, dict(kwargs))).double())
+    target = alpha * outputs[0]
+    return _relative(float((outputs[1] - target).abs().max()), float(target.abs().max()))
+
+
+def gradient_bounds(
+    model: nn.Module, inputs: Any, targets: Tensor, *, plan: ResidualPlan | None = None, tolerance: float = 1e-3
+) -> Bounds:
+    """Measure the gradients that `fixup`'s theorems bound, at each block's input and for each p.h. set.
+
+    One forward and one backward pass of the summed loss, so that each sample's gradient is its own; block inputs are
+    those of the stem's first layer, of the module around each residual sum that holds one sum only, and of the
+    classifier. `valid` is false where a normalizer stands, and where the identities behind the bounds (equations 6
+    and 8) are off by more than `tolerance`, as with biases that are not zero.
+
+    Raises `ValueError` when the output is not (N, classes), and on the meta device.
+    """
+    plan = plan_of(model, inputs, plan)
+    args, kwargs = call_arguments(inputs)
+    watched = _Inputs()
+    with untouched(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
+        logits = first_tensor(model(*args, **kwargs))
+        if logits.dim() != 2:
+            raise ValueError(
+                f"expected logits of shape (N, classes), got {tuple(logits.shape)}; the bounds are of classification"
+            )
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        learning = [p for p in model.parameters() if p.requires_grad]
+        found = torch.autograd.grad(losses.sum(), [*learning, *watched.leaves], materialize_grads=True)
+    gradients = {id(p): g / len(logits) for p, g in zip(learning, found[: len(learning)], strict=True)}
+    z = logits.detach().double()
+    logs = z.log_softmax(1)
+    y = targets.double() if targets.is_floating_point() else F.one_hot(targets, z.shape[1]).double()
+    entropies = -(logs.exp() * logs).sum(1)
+    # ℓ - H(p) = pᵀz - yᵀz of equation 6, written so that it is exact for logits of 0 and for saturated ones.
+    gaps = (logs.exp() * (z - (y * z).sum(1, keepdim=True))).sum(1)
+    largest = float(z.amax(1).mean())
+    blocks = tuple(_block_bound(name, *seen, gaps) for name, seen in watched.seen.items())
+    above = largest - math.log(z.shape[1])
+    sets = []
+    for s in homogeneous_sets(model, plan):
+        members = [model.get_parameter(name) for name in s.parameters]
+        if all(id(p) in gradients for p in members):  # a frozen parameter has no gradient to bound
+            pairs = [(p.detach().double(), gradients[id(p)].double()) for p in members]
+            sets.append(_set_bound(s, pairs, float(gaps.mean()), above))
+    reason = _reason(model, (*blocks, *sets), tolerance)
+    loss, entropy = float(losses.detach().mean()), float(entropies.mean())
+    return Bounds(blocks, tuple(sets), loss, entropy, largest, valid=not reason, reason=reason)
+
+
+def _scaling(model: nn.Module, layer: Layer) -> tuple[str, ...]:
+    """The parameters of a layer that scale its output."""
+    module = model.get_submodule(layer.name)
+    kind = weight_kind(module)
+    if kind == "spectral":
+        return ()
+    names = ["weight" if kind == "plain" else "gain"]
+    names += ["bias"] if module.bias is not None else []
+    return tuple(f"{layer.name}.{name}" for name in names)
+
+
+def _block_inputs(plan: ResidualPlan) -> list[str]:
+    """The modules whose input is the signal between blocks."""
+    homes = Counter(b.home or b.name for b in plan.branches)
+    single = [home for home, count in homes.items() if count == 1 and home]
+    return [*(layer.name for layer in plan.stem[:1]), *single, *(layer.name for layer in plan.classifier)]
+
+
+class _Inputs:
+    """Per sample, norm of a module's input, norm of its gradient, and their product."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self.leaves: list[Tensor] = []
+
+    @contextmanager
+    def hooked(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+        """Watch the first input of each module that is named."""
+        handles = [model.get_submodule(name).register_forward_pre_hook(self._hook(name)) for name in names]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Any:
+        def note(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
+                return None
+            x = args[0]
+            if not x.requires_grad:  # the network's own input is the caller's: watch a stand-in
+                x = x.detach().requires_grad_()
+                self.leaves.append(x)
+            kept = x.detach()
+            norms = kept.flatten(1).double().norm(dim=1)
+            self.seen[name] = (norms, torch.zeros_like(norms), torch.zeros_like(norms))
+
+            def backward(gradient: Tensor) -> None:
+                back = gradient.flatten(1).double()
+                self.seen[name] = (norms, back.norm(dim=1), (back * kept.flatten(1)).sum(1))
+
+            x.register_hook(backward)
+            return (x, *args[1:])
+
+        return note
+
+
+def _block_bound(name: str, norms: Tensor, gradients: Tensor, products: Tensor, gaps: Tensor) -> BlockBound:
+    bounds = torch.where(norms > 0, gaps / norms, 0.0)  # a p.h. function of 0 is 0, where the gap is 0 too
+    positive = bounds > 0
+    ratio = float((gradients / bounds)[positive].min()) if bool(positive.any()) else math.inf
+    scale = torch.maximum(gradients * norms, gaps.abs())
+    deviation = _relative(float((products - gaps).abs().max()), float(scale.max()))
+    return BlockBound(name, float(gradients.mean()), float(bounds.mean()), ratio, deviation)
+
+
+def _set_bound(s: HomogeneousSet, members: Sequence[tuple[Tensor, Tensor]], gap: float, above: float) -> SetBound:
+    norm = math.hypot(*(float(value.norm()) for value, _ in members))
+    measured = math.hypot(*(float(gradient.norm()) for _, gradient in members))
+    product = sum(float((value * gradient).sum()) for value, gradient in members)
+    bound, expected = (gap / norm, above / norm) if norm else (0.0, 0.0)
+    deviation = _relative(abs(product - gap), max(measured * norm, abs(gap)))
+    return SetBound(s.name, s.parameters, measured, bound, expected, deviation)
+
+
+def _reason(model: nn.Module, parts: Sequence[BlockBound | SetBound], tolerance: float) -> str:
+    """Why the bounds do not hold, or nothing."""
+    for name, module in model.named_modules():
+        if isinstance(module, NORM_TYPES):
+            return f"not positively homogeneous: '{name}' is a {type(module).__name__}"
+    worst = max(parts, key=lambda part: part.deviation, default=None)
+    if worst is None or worst.deviation <= tolerance:
+        return ""
+    for name, module in model.named_modules():
+        bias = module.bias if isinstance(module, WEIGHT_LAYERS) else None
+        bias = module.value if isinstance(module, ScalarBias) else bias
+        if bias is not None and int(bias.detach().count_nonzero()):
+            return f"not positively homogeneous: '{name}' has a bias that is not zero"
+    return f"not positively homogeneous: the directional derivative at '{worst.name}' is off by {worst.deviation:.1e}"
+
+
+def _relative(difference: float, scale: float) -> float:
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale > 0 else math.inf

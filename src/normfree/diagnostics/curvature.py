@@ -1,0 +1,268 @@
+"""The top eigenvalue of the loss's Hessian on fixed data, by Lanczos or power iteration with Hessian-vector products.
+
+    H v = ∇_θ ⟨∇_θ ℓ, v⟩,   ℓ the mean loss over all samples
+
+Reference: wninit, section 5.3 and Table 2 (the spectral norm of the Hessian at initialization).
+Differs: a Rayleigh quotient on fixed data, which is what the paper's text describes; see `top_eigenvalue`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normfree.diagnostics.propagation import Loss, _cross_entropy, call_arguments
+from normfree.diagnostics.untouched import untouched
+
+Which = Literal["magnitude", "largest"]
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The top eigenvalue λ of a Hessian, and how it was approached.
+
+    `history` is the estimate after each Hessian-vector product and `products` their number. `residual` is ‖Hv - λv‖ for
+    the unit vector v found, so that an eigenvalue lies within it of λ; `converged` says that it fell below the
+    tolerance. All numbers are NaN when a product was not finite, which is where the paper's table prints N/A.
+    """
+
+    eigenvalue: float
+    log10: float
+    history: tuple[float, ...]
+    residual: float
+    converged: bool
+    products: int
+
+    @property
+    def stable_learning_rate(self) -> float:
+        """2/|λ|, the rate above which gradient descent diverges along v; ∞ for λ = 0.
+
+        Where the eigenvalue of largest magnitude is negative, all positive ones are smaller, so 2/|λ| is on the safe
+        side.
+        """
+        return math.inf if self.eigenvalue == 0 else 2 / abs(self.eigenvalue)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**asdict(self), "history": list(self.history), "stable_learning_rate": self.stable_learning_rate}
+
+
+def top_eigenvalue(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    *,
+    loss: Loss | None = None,
+    algorithm: Literal["lanczos", "power"] = "lanczos",
+    which: Which = "magnitude",
+    max_products: int = 100,
+    tolerance: float = 1e-4,
+    micro_batch: int | None = None,
+    vectors: int = 30,
+    parameters: Iterable[nn.Parameter] | None = None,
+    generator: torch.Generator | None = None,
+    on_product: Callable[[int, float], None] | None = None,
+) -> Curvature:
+    """The top eigenvalue of the Hessian of the mean loss in `parameters` (default: all that learn).
+
+    `which` is the eigenvalue of largest magnitude, whose size is the spectral norm of `wninit`, or the largest one,
+    which bounds the learning rate; they differ where the Hessian is indefinite and only Lanczos finds the latter.
+    `inputs` and `loss(output, targets)` are as in `propagate`; the loss must be a mean over samples.
+
+    Iteration ends when the residual ‖Hv - λv‖ falls below `tolerance` · |λ|, or after `max_products`. Lanczos needs
+    fewer products; it keeps at most `vectors` vectors of the size of the model and restarts from the best of them.
+    `micro_batch` bounds memory by that many samples at a time. Batch norm in training mode couples the samples of a
+    batch, so micro-batches change its function there: use eval mode, or one batch.
+
+    The model is used in its mode and left as it was; every product sees the same random numbers, as of dropout.
+    On GPUs, products are as precise as `torch.backends.cudnn.allow_tf32` lets convolutions be.
+
+    Reference: wninit, section 5.3 and Table 2; Pearlmutter 1994 (the product); Wu & Simon 2000 (thick restart).
+    Differs: the code behind the table took the largest entry of a power iteration over changing batches.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> square = lambda output, target: ((output - target) ** 2).mean()  # H = 2 · mean(x²)
+    >>> top_eigenvalue(model, torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1), loss=square).eigenvalue
+    10.0
+
+    Raises `ValueError` for settings that cannot work, and when the model has no parameter that learns.
+    """
+    if algorithm not in ("lanczos", "power") or which not in ("magnitude", "largest"):
+        raise ValueError(
+            f"expected algorithm 'lanczos' or 'power' and which 'magnitude' or 'largest', got '{algorithm}', '{which}'"
+        )
+    if algorithm == "power" and which == "largest":
+        raise ValueError(
+            "power iteration finds the eigenvalue of largest magnitude, got which='largest'; use algorithm='lanczos'"
+        )
+    if max_products < 1 or vectors < 3 or not tolerance > 0:
+        raise ValueError(
+            "expected max_products ≥ 1, vectors ≥ 3 and tolerance > 0, "
+            f"got max_products={max_products}, vectors={vectors}, tolerance={tolerance}"
+        )
+    hessian = Hessian(model, inputs, targets, loss=loss, micro_batch=micro_batch, parameters=parameters)
+    source = generator or torch.Generator().manual_seed(0)
+    start = torch.randn(hessian.size, generator=source, device=source.device).to(hessian.device, hessian.dtype)
+    steps = (
+        _power(hessian, start)
+        if algorithm == "power"
+        else _lanczos(hessian, start, min(vectors, hessian.size), magnitude=which == "magnitude")
+    )
+    history: list[float] = []
+    value, residual, converged = math.nan, math.nan, False
+    for value, residual in steps:
+        if not math.isfinite(value):
+            value = residual = math.nan
+        history.append(value)
+        if on_product is not None:
+            on_product(len(history), value)
+        converged = residual <= tolerance * abs(value)
+        if converged or math.isnan(value) or len(history) == max_products:
+            break
+    log10 = math.log10(abs(value)) if value else -math.inf
+    return Curvature(value, log10, tuple(history), residual, converged, len(history))
+
+
+class Hessian:
+    """v ↦ H v for a flat vector v over the parameters of a model, on fixed data.
+
+    With one micro-batch and no buffers, the gradient's graph is kept between products. Several graphs are built and
+    thrown away each time, and so is one that would see its buffers restored.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        targets: Any,
+        *,
+        loss: Loss | None = None,
+        micro_batch: int | None = None,
+        parameters: Iterable[nn.Parameter] | None = None,
+    ) -> None:
+        self.model = model
+        self.parameters = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+        if not self.parameters:
+            raise ValueError("expected parameters that require gradients, got none; pass parameters=, or unfreeze some")
+        if any(p.is_meta for p in self.parameters):
+            raise ValueError("expected a model with values, got parameters on the meta device; initialize it first")
+        self.device = self.parameters[0].device
+        self.dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters), torch.float32)
+        self.size = sum(p.numel() for p in self.parameters)
+        self._loss = loss or _cross_entropy
+        self._pieces = list(_pieces(inputs, targets, micro_batch))
+        self._kept: tuple[Tensor, ...] | None = None
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The product, averaged over the micro-batches by their sizes."""
+        sizes = [p.numel() for p in self.parameters]
+        parts = [v.view_as(p).to(p.dtype) for v, p in zip(vector.split(sizes), self.parameters, strict=True)]
+        total = torch.zeros_like(vector)
+        # Fused attention has no second derivative.
+        with untouched(self.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            for inputs, targets, share in self._pieces:
+                gradient = self._gradient(inputs, targets)
+                dot = torch.stack([(g * v).sum().to(self.dtype) for g, v in zip(gradient, parts, strict=True)]).sum()
+                if not dot.requires_grad:  # a loss that is linear in the parameters
+                    continue
+                product = torch.autograd.grad(
+                    dot, self.parameters, retain_graph=self._kept is not None, materialize_grads=True
+                )
+                del gradient, dot
+                total += share * torch.cat([part.flatten().to(self.dtype) for part in product])
+        return total
+
+    def _gradient(self, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        if self._kept is not None:
+            return self._kept
+        args, kwargs = call_arguments(inputs)
+        value = self._loss(self.model(*args, **kwargs), targets)
+        gradient = torch.autograd.grad(value, self.parameters, create_graph=True, materialize_grads=True)
+        if len(self._pieces) == 1 and not any(True for _ in self.model.buffers()):
+            self._kept = gradient
+        return gradient
+
+
+def _power(hessian: Product, start: Tensor) -> Iterator[tuple[float, float]]:
+    """Rayleigh quotient and residual of v ← Hv/‖Hv‖, one pair a product."""
+    v = start / start.norm()
+    while True:
+        w = hessian(v)
+        value = torch.dot(v, w)
+        residual = torch.linalg.vector_norm(w - value * v)
+        yield float(value), float(residual)
+        v = w / torch.linalg.vector_norm(w)
+
+
+def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) -> Iterator[tuple[float, float]]:
+    """Top Ritz value and its residual β·|s_k|, one pair a product; the basis V never has more than `limit` rows.
+
+    Keeps V H Vᵀ = S and H Vᵀ = Vᵀ S + β v eᵀ_k with v the next row, also across a restart, because every row of S is
+    computed as V H v and not assumed to have two entries.
+    """
+    basis = start.new_empty((limit, start.numel()))
+    projected = torch.zeros(limit, limit, dtype=torch.float64)
+    v, k = start / torch.linalg.vector_norm(start), 0
+    while True:
+        basis[k] = v
+        k += 1
+        w = hessian(v)
+        row = basis[:k] @ w
+        w = w - basis[:k].mT @ row
+        w -= basis[:k].mT @ (basis[:k] @ w)  # once more: rounding leaves a part of V in w that grows with time
+        beta = float(torch.linalg.vector_norm(w))
+        projected[:k, k - 1] = projected[k - 1, :k] = row.double().cpu()
+        if not math.isfinite(beta) or not projected.isfinite().all():
+            yield math.nan, math.nan
+            return
+        values, mixtures = torch.linalg.eigh(projected[:k, :k])
+        order = (values.abs() if magnitude else values).argsort(descending=True)
+        top = order[0]
+        # A remainder at the level of rounding is none: the basis holds all that the start can reach.
+        complete = beta <= 16 * torch.finfo(start.dtype).eps * float(values.abs().max()) or k == start.numel()
+        yield float(values[top]), 0.0 if complete else beta * abs(float(mixtures[-1, top]))
+        if complete:
+            return
+        v = w / beta
+        if k == limit:
+            kept = order[: max(1, limit // 2)]
+            _mix_(basis, mixtures[:, kept].to(basis))
+            projected.zero_()
+            k = len(kept)
+            projected[:k, :k] = torch.diag(values[kept])
+
+
+def _mix_(basis: Tensor, mixtures: Tensor, columns: int = 1 << 20) -> None:
+    """Replace the first rows of the basis by mixtures of all, a piece of the columns at a time."""
+    for piece in basis.split(columns, dim=1):
+        piece[: mixtures.shape[1]] = mixtures.mT @ piece
+
+
+def _pieces(inputs: Any, targets: Any, size: int | None) -> Iterator[tuple[Any, Any, float]]:
+    """Inputs and targets of each micro-batch, and its share of all samples."""
+    args, kwargs = call_arguments(inputs)
+    batched = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim() > 0), None)
+    if size is None or batched is None:
+        yield inputs, targets, 1.0
+        return
+    if size < 1:
+        raise ValueError(f"expected a micro_batch of at least 1 sample, got {size}; None takes all samples at once")
+    count = len(batched)
+
+    def cut(value: Any, start: int) -> Any:
+        if isinstance(value, Tensor):
+            return value[start : start + size] if value.dim() > 0 and len(value) == count else value
+        if isinstance(value, Mapping):
+            return {key: cut(item, start) for key, item in value.items()}
+        return type(value)(cut(item, start) for item in value) if isinstance(value, tuple | list) else value
+
+    for start in range(0, count, size):
+        yield cut(inputs, start), cut(targets, start), min(size, count - start) / count
