@@ -33,7 +33,9 @@ def register(method: _T) -> _T:
 
 def unregister(name: str) -> None:
     """Take a method out again, so that a plug-in or a test can clean up after itself."""
-    _FACTORIES.pop(name)
+    if name not in _FACTORIES:
+        raise unknown("method", name, _FACTORIES)
+    del _FACTORIES[name]
 
 
 def names() -> list[str]:

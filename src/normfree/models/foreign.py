@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -40,16 +41,35 @@ def create(name: str) -> nn.Module:
     else:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # a script beside the user's own files
+        if not all(part.isidentifier() for part in source.split(".")):
+            raise ValueError(
+                f"expected the name of a module before ':', such as 'package.module:factory', got '{source}'; "
+                "leave out folders and the ending .py"
+            )
         module = _import(source, name, "run in its folder or install it")
         factory: Any = module
         for part in target.split("."):
             if not hasattr(factory, part):
-                raise unknown(f"name in module '{source}'", part, [n for n in vars(factory) if not n.startswith("_")])
+                raise unknown(f"name in module '{source}'", part, [n for n in dir(factory) if not n.startswith("_")])
             factory = getattr(factory, part)
-        model = factory if isinstance(factory, nn.Module) else factory()
+        model = factory if isinstance(factory, nn.Module) else _call(factory, name)
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _call(factory: Any, name: str) -> Any:
+    if not callable(factory):
+        raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(factory).__name__}")
+    try:
+        signature(factory).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"expected '{name}' to be called without arguments, but it has a {error}; wrap it in a function without any"
+        ) from error
+    except ValueError:  # no signature to look at
+        pass
+    return factory()
 
 
 def _import(module: str, name: str, remedy: str) -> Any:
@@ -59,3 +79,5 @@ def _import(module: str, name: str, remedy: str) -> Any:
         raise ValueError(
             f"expected to import '{error.name}' for model '{name}', but it was not found; {remedy}"
         ) from error
+    except RuntimeError as error:  # as torchvision's operators for another build of torch
+        raise ValueError(f"expected to import '{module}' for model '{name}', but it stopped: {error}") from error

@@ -1,0 +1,368 @@
+"""Discovery against the plans that our models state, against torchvision, and on small models with one trait each."""
+
+import copy
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from normfree import discover
+from normfree.methods import Form, get, names
+from normfree.models import build
+from normfree.models.registry import find
+from normfree.plan import ResidualPlan
+
+VARIANTS = ("fixup:bias=false", "convshort:reads=raw", "isograd:shortcut=conv", "selu:dropout=0.05", "nf:beta=1")
+MODELS = ("resnet8", "wrn-10-2", "resmlp-3-8", "mlp-4-8", "cnn-4-8", "dense-7-4", "highway-4-8")
+LARGE = (
+    "resnet14",
+    "resnet18",
+    "resnet50",
+    "wrn-10-1",
+    "wrn-16-2",
+    "preact_resnet18",
+    "preact_resnet50",
+    "resmlp-2-8-3",
+)
+
+
+def forms_of(method: str, model: str) -> tuple[Form | None, ...]:
+    """The block forms that method and model admit; none where they do not go together."""
+    record, family = get(method), find(model)[0]
+    if family.skip not in record.skips or (record.spatial_only and not family.spatial):
+        return ()
+    return record.forms if family.skip == "residual" else (None,)
+
+
+CASES = [
+    *[
+        (model, method, form)
+        for model in MODELS
+        for method in (*names(), *VARIANTS)
+        for form in forms_of(method, model)
+    ],
+    *[(model, method, None) for model in LARGE for method in ("he_in", "fixup", "batchnorm", "convshort", "wn", "nf")],
+]
+
+
+def images(size: int = 32) -> Tensor:
+    return torch.empty(2, 3, size, size, device="meta")
+
+
+@pytest.mark.parametrize(("model", "method", "form"), CASES)
+def test_discovered_plan_equals_the_stated_one(model: str, method: str, form: Form | None) -> None:
+    network = build(model, method, form=form, size=32, device="meta")
+    assert discover(network, images()) == network.plan
+
+
+def test_cases_cover_every_method_form_and_family() -> None:
+    assert {method for _, method, _ in CASES} >= set(names())
+    assert {form for _, _, form in CASES} >= {"post", "pre", "linear"}
+    regexes = {find(model)[0].regex for model, _, _ in CASES}
+    assert len(regexes) == 9
+
+
+def test_discovered_plan_of_a_thousand_layers_equals_the_stated_one() -> None:
+    network = build("wrn-1000-1", "fixup", device="meta")
+    plan = discover(network, images())
+    assert plan == network.plan
+    assert plan.stage_sizes == (166, 166, 166)
+
+
+def test_removed_branches_leave_nothing_to_discover() -> None:
+    """The one model whose plan is not discovered: without a branch there is no sum to find."""
+    network = build("resnet8", "fixup:branches=false", device="meta")
+    assert len(network.plan.branches) == 3
+    assert not discover(network, images()).branches
+
+
+def test_discovered_plan_differs_between_methods() -> None:
+    """The control of the comparison: plans are not equal by having nothing in them."""
+    plans = [
+        discover(build("wrn-16-2", m, device="meta"), images()) for m in ("he_in", "convshort", "convshort:reads=raw")
+    ]
+    assert plans[0] != plans[1] != plans[2] != plans[0]
+
+
+# Models from elsewhere.
+
+
+def torchvision_plan(name: str) -> ResidualPlan:
+    with torch.device("meta"):
+        return discover(getattr(torchvision.models, name)(), images(64))
+
+
+def test_torchvision_resnet18_has_eight_branches_of_two() -> None:
+    plan = torchvision_plan("resnet18")
+    assert [b.depth for b in plan.branches] == [2] * 8
+    assert plan.stage_sizes == (2, 2, 2, 2)
+    assert [b.shortcut for b in plan.branches] == ["identity"] * 2 + ["projection", "identity"] * 3
+    assert [layer.name for layer in (*plan.stem, *plan.classifier)] == ["conv1", "fc"]
+    assert not plan.body
+
+
+def test_torchvision_resnet50_has_sixteen_branches_of_three() -> None:
+    plan = torchvision_plan("resnet50")
+    assert [b.depth for b in plan.branches] == [3] * 16
+    assert plan.stage_sizes == (3, 4, 6, 3)
+    expected = [kind for size in (3, 4, 6, 3) for kind in ["projection"] + ["identity"] * (size - 1)]
+    assert [b.shortcut for b in plan.branches] == expected
+    first = plan.branches[0]
+    assert [layer.name for layer in first.layers] == ["layer1.0.conv1", "layer1.0.conv2", "layer1.0.conv3"]
+    assert [layer.name for layer in first.shortcut_layers] == ["layer1.0.downsample.0"]
+    assert [(m.activated_in, m.activated_out) for m in first.layers] == [(True, True), (True, True), (True, False)]
+    # Widths change before resolutions do, so the first stage has a transition too.
+    assert [b.position.index for b in plan.branches if b.position.transition] == [1, 4, 8, 14]
+
+
+def test_torchvision_plans_have_the_layers_of_ours() -> None:
+    ours = discover(build("resnet50", "batchnorm", size=64, device="meta"), images(64))
+    theirs = torchvision_plan("resnet50")
+
+    def facts(plan: ResidualPlan) -> list[tuple[object, ...]]:
+        return [(b.position, b.shortcut, [(x.activated_in, x.activated_out) for x in b.layers]) for b in plan.branches]
+
+    assert facts(ours) == facts(theirs)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "alexnet"])
+def test_plain_torchvision_models_have_no_branches(name: str) -> None:
+    plan = torchvision_plan(name)
+    assert not plan.branches
+    assert len(plan.stem) == len(plan.classifier) == 1
+    assert sum(1 for _ in plan.layers()) == {"vgg11": 11, "alexnet": 8}[name]
+
+
+class Toy(nn.Module):
+    """A stem, one trait in the middle, and a classifier, on vectors of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.third = nn.Linear(4, 4)
+        self.b = nn.Parameter(torch.zeros(4))
+        self.classifier = nn.Linear(4, 3)
+
+    def middle(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.middle(self.stem(x)))
+
+
+def plan_of(model: nn.Module) -> ResidualPlan:
+    return discover(model, torch.zeros(2, 4))
+
+
+def layer_names(plan: ResidualPlan) -> list[tuple[list[str], str, list[str]]]:
+    return [
+        ([layer.name for layer in b.layers], b.shortcut, [layer.name for layer in b.shortcut_layers])
+        for b in plan.branches
+    ]
+
+
+class AddedParameter(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x + self.b) + self.b)
+
+
+def test_added_parameter_is_no_residual_sum() -> None:
+    plan = plan_of(AddedParameter())
+    assert not plan.branches
+    assert [layer.name for layer in plan.body] == ["first"]
+
+
+class Identity(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(x + self.b)))
+
+
+def test_sum_with_its_own_input_is_a_residual_sum() -> None:
+    """The control of the one before: the same additions of a parameter, and one of the signal."""
+    assert layer_names(plan_of(Identity())) == [(["first", "second"], "identity", [])]
+
+
+class SqueezeAndExcitation(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        gate = torch.sigmoid(self.third(torch.relu(self.second(y))))
+        return x + y * gate
+
+
+class OnlyExcitation(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return y * torch.sigmoid(self.second(y))
+
+
+def test_squeeze_and_excitation_belongs_to_the_branch() -> None:
+    plan = plan_of(SqueezeAndExcitation())
+    assert layer_names(plan) == [(["first", "second", "third"], "identity", [])]
+    assert not plan_of(OnlyExcitation()).branches
+
+
+class HighwayToy(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.first(x))
+        return gate * self.second(x) + (1 - gate) * x
+
+
+def test_gated_shortcut_is_no_residual_sum() -> None:
+    assert not plan_of(HighwayToy()).branches
+
+
+class Parallel(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(x)
+
+
+class Projection(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return self.third(x) + self.second(torch.relu(self.first(x)))
+
+
+def test_parallel_sum_and_projection_are_told_apart() -> None:
+    (branch,) = plan_of(Parallel()).branches
+    assert branch.shortcut == "parallel"
+    assert {layer.name for layer in (*branch.layers, *branch.shortcut_layers)} == {"first", "second"}
+    assert layer_names(plan_of(Projection())) == [(["first", "second"], "projection", ["third"])]
+
+
+class TwoInputs(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(torch.ones_like(self.b).expand(2, 4))
+
+
+def test_sum_with_something_that_ignores_the_input_is_not_residual() -> None:
+    assert not plan_of(TwoInputs()).branches
+
+
+class LongSkip(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = x + self.first(x)
+        y = self.third(y + self.second(y))
+        return x + y
+
+
+def test_long_skip_lists_what_inner_blocks_leave() -> None:
+    assert layer_names(plan_of(LongSkip())) == [
+        (["first"], "identity", []),
+        (["second"], "identity", []),
+        (["third"], "identity", []),
+    ]
+
+
+class Shared(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + self.second(torch.relu(self.first(x)))
+        return x
+
+
+def test_shared_modules_give_a_branch_for_every_call() -> None:
+    plan = plan_of(Shared())
+    assert layer_names(plan) == [(["first", "second"], "identity", [])] * 3
+    assert len({b.name for b in plan.branches}) == 3
+    assert plan.branches[2].position.total == 3
+
+
+class InPlace(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.second(torch.relu(self.first(x)))
+        y += x
+        return y.relu_()
+
+
+class Operators(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = torch.add(self.first(x), x)
+        return y.add(self.second(y) * 0.5)
+
+
+def test_all_ways_to_write_a_sum_are_seen() -> None:
+    assert layer_names(plan_of(InPlace())) == [(["first", "second"], "identity", [])]
+    assert layer_names(plan_of(Operators())) == [(["first"], "identity", []), (["second"], "identity", [])]
+
+
+class Scaled(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return (0.5 * x + 2 * self.first(x)) / 3
+
+
+def test_scaled_shortcut_is_still_an_identity() -> None:
+    assert layer_names(plan_of(Scaled())) == [(["first"], "identity", [])]
+
+
+class Subsampled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) + x[:, :, ::2, ::2]
+
+
+def test_subsampled_shortcut_is_told_from_an_identity() -> None:
+    plan = discover(Subsampled(), torch.zeros(2, 4, 8, 8))
+    assert layer_names(plan) == [(["conv"], "subsample", [])]
+    assert plan.branches[0].position.transition
+
+
+# What discovery must not do.
+
+
+class Branching(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.first(x) if float(x.sum()) > 0 else x
+
+
+def test_model_that_needs_values_gets_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"Branching stopped.*ResidualPlan") as caught:
+        plan_of(Branching())
+    assert caught.value.__cause__ is not None
+
+
+def test_example_of_the_wrong_shape_gets_one_clear_error() -> None:
+    with pytest.raises(ValueError, match=r"Identity stopped.*check the example's shape"):
+        discover(Identity(), torch.zeros(2, 5))
+
+
+def hooks(model: nn.Module) -> list[int]:
+    return [
+        sum(len(table) for key, table in vars(module).items() if key.endswith(("_hooks", "_pre_hooks")))
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", ["batchnorm", "spectralnorm", "selu:dropout=0.5", "fixup"])
+def test_discovery_leaves_the_model_as_it_was(method: str, training: bool) -> None:
+    model = build("resnet8", method, generator=torch.Generator().manual_seed(0)).train(training)
+    model.body[0].eval()
+    model.register_forward_hook(lambda _m, _args, _out: None)
+    twin = copy.deepcopy(model)
+    x, generator = torch.randn(2, 3, 16, 16), torch.get_rng_state()
+    values = x.clone()
+    discover(model, x)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.equal(x, values)
+    assert [m.training for m in model.modules()] == [m.training for m in twin.modules()]
+    assert hooks(model) == hooks(twin)
+    assert sum(hooks(model)) == 1
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    before, after = twin.state_dict(), model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    # Control: a plain forward pass in training mode moves the statistics of batch norm.
+    if method == "batchnorm" and training:
+        model(x)
+        assert not torch.equal(model.stem.norm.running_mean, before["stem.norm.running_mean"])
+
+
+def test_failed_discovery_leaves_no_hooks() -> None:
+    model = Branching()
+    with pytest.raises(ValueError, match="stopped"):
+        plan_of(model)
+    assert not any(hooks(model))

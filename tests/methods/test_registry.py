@@ -1,0 +1,228 @@
+"""The registry of methods: its rows, its options, and methods from outside."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import normfree
+from normfree.methods import FAMILIES, FORMS, Law, Method, Rule, ScalarRate, Site, get, names, register, unregister
+from normfree.methods.plain import he_fan_in_
+from normfree.models import build
+from normfree.plan import Position
+
+# The table of methods, row by row.
+TABLE = [
+    ("he_in", "robust"), ("he_out", "robust"), ("xavier", "fixup"),
+    ("idshort", "robust"), ("learnscalar", "robust"), ("convshort", "robust"),
+    ("idshort_brock", "robust"), ("learnscalar_brock", "robust"), ("convshort_brock", "robust"),
+    ("isograd", "none"),
+    ("sqrt_half", "fixup"), ("small_branch", "normdead"), ("hanin", "normdead"), ("shao", "normdead"),
+    ("skipinit", "normdead"), ("rezero", "robust"),
+    ("fixup", "fixup"),
+    ("lsuv", "fixup"),
+    ("wn", "wninit"), ("wn_default", "wninit"), ("wn_data", "wninit"), ("wn_hanin", "wninit"),
+    ("nf", "normdead"), ("nf_he", "normdead"),
+    ("batchnorm", "all"), ("batchnorm_convshort", "robust"),
+    ("layernorm", "normdead"), ("groupnorm", "normdead"), ("instancenorm", "normdead"),
+    ("spectralnorm", "normdead"), ("normprop", "normdead"), ("selu", "normdead"),
+]  # fmt: skip
+OPTIONS = {
+    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "0.1"},
+    "convshort": {"reads": "entry", "gain": 2.0},
+    "isograd": {"shortcut": "identity"},
+    "small_branch": {"beta": 0.2},
+    "hanin": {"r": 0.9},
+    "nf": {"beta": 0.2},
+    "nf_he": {"beta": 0.2},
+    "selu": {"dropout": 0.0},
+}
+
+
+def test_table_is_all_there() -> None:
+    assert names() == [name for name, _ in TABLE]
+
+
+@pytest.mark.parametrize(("name", "paper"), TABLE)
+def test_row_says_where_the_method_comes_from(name: str, paper: str) -> None:
+    method = get(name)
+    assert method.name == name
+    assert paper in method.paper
+    for text in (method.summary, method.paper, method.reference, method.weights, method.h):
+        assert text.strip() == text != ""
+    laws = method.rule.laws()
+    assert laws.keys() == {"c", "a", "alpha", "beta", "delta"}
+    assert all(law.text for law in laws.values())
+    assert all(isinstance(value, str) for value in method.row().values())
+    assert method.to_json()["name"] == name
+    assert set(method.forms) <= set(FORMS)
+    assert method.form is None or method.form in method.forms
+    assert method.skips
+
+
+@pytest.mark.parametrize("name", names())
+def test_options_have_the_documented_defaults(name: str) -> None:
+    assert get(name).options == OPTIONS.get(name, {})
+
+
+SPECS = [
+    *names(),
+    "hanin:r=0.5",
+    "fixup:bias=false",
+    "fixup:scale=0.1,bias=false",
+    "fixup:scalar_lr=1/L",
+    "fixup: scale=2 , branches=FALSE",
+    "convshort:reads=raw,gain=1",
+    "isograd:shortcut=conv",
+    "selu:dropout=0.05",
+    "nf:beta=1",
+    "nf:beta=1e-3",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_names_the_same_method_again(spec: str) -> None:
+    method = get(spec)
+    again = get(method.spec)
+    assert again.options == method.options
+    assert again.spec == method.spec
+    assert again.row() == method.row()
+    assert again.scalar_rate == method.scalar_rate
+
+
+def test_spec_tells_options_apart() -> None:
+    """The control of the round trip."""
+    assert get("hanin:r=0.5").spec != get("hanin").spec
+    assert get("hanin:r=0.5").row()["β"] == "0.5^l" != get("hanin").row()["β"]
+
+
+def test_options_reach_the_rule() -> None:
+    third = Position(3, 10, 1, 3, 10)
+    assert get("hanin:r=0.5").rule.at(third)["beta"] == 0.125
+    assert get("small_branch:beta=0.3").rule.at(third)["beta"] == 0.3
+    assert get("nf:beta=1").rule.at(third)["alpha"] == pytest.approx(3**-0.5)
+    assert "delta" in get("fixup").rule.at(third)
+    assert "delta" not in get("fixup:bias=false").rule.at(third)
+    assert get("shao").rule.at(third)["beta"] == pytest.approx(13**-0.5)
+
+
+def test_record_is_returned_as_it_is() -> None:
+    record = get("fixup")
+    assert get(record) is record
+
+
+@pytest.mark.parametrize(("text", "factor"), [("0.1", 0.1), ("1/L", 0.002), ("2/L", 0.004), ("1", 1.0), ("0", 0.0)])
+def test_scalar_rate_reads_numbers_and_numbers_over_the_branches(text: str, factor: float) -> None:
+    assert ScalarRate.parse(text).factor(500) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1/M", "1/", "-0.1", "nan", "inf", "1/L/L"])
+def test_bad_scalar_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a learning rate factor such as '0.1' or '1/L'"):
+        ScalarRate.parse(text)
+
+
+def test_law_of_a_function_needs_a_text() -> None:
+    with pytest.raises(ValueError, match="expected a text for a law that is a function"):
+        Law(lambda position: 1.0)
+    assert Law(0.0, learnable=True).text == "learnable, 0"
+
+
+def test_families_hold_every_method() -> None:
+    """One file a family: each method is a function of the module that registered it."""
+    held = {name for family in FAMILIES for name in vars(family)}
+    assert set(names()) <= held
+
+
+# Methods from outside.
+
+
+def mine(**changes: object) -> Method:
+    record = Method(
+        name="mine",
+        summary="half of every branch",
+        paper="none",
+        reference="here",
+        weights="plain; He fan-in",
+        rule=Rule(beta=Law(0.5)),
+        initializer=he_fan_in_,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    before = names()
+    yield
+    for name in set(names()) - set(before):
+        unregister(name)
+    assert names() == before
+
+
+@pytest.mark.usefixtures("clean")
+def test_registered_record_builds_and_initializes() -> None:
+    record = mine()
+    assert normfree.register(record) is record
+    assert names()[-1] == "mine"
+    model = build("resnet8", "mine", generator=torch.Generator().manual_seed(0))
+    assert [block[0].beta.value.item() for block in model.body] == [0.5] * 3
+    unregister("mine")
+    with pytest.raises(ValueError, match="unknown method 'mine'"):
+        get("mine")
+
+
+@pytest.mark.usefixtures("clean")
+def test_registered_function_has_its_arguments_for_options() -> None:
+    @register
+    def halves(*, by: float = 0.5, twice: int = 1, name: str = "a") -> Method:
+        return mine(name="halves", rule=Rule(beta=Law(by**twice)))
+
+    assert callable(halves)
+    assert get("halves").options == {"by": 0.5, "twice": 1, "name": "a"}
+    assert get("halves:twice=2,name=b").rule.beta.value == 0.25
+    with pytest.raises(ValueError, match=r"expected a whole number for option 'twice' of method 'halves', got '1\.5'"):
+        get("halves:twice=1.5")
+
+
+@pytest.mark.usefixtures("clean")
+def test_initializer_from_outside_sees_plan_and_generator() -> None:
+    seen: list[Site] = []
+    register(mine(initializer=lambda site: seen.append(site)))
+    generator = torch.Generator().manual_seed(0)
+    model = build("resnet8", "mine", generator=generator)
+    assert seen[0].model is model
+    assert seen[0].plan == model.plan
+    assert seen[0].generator is generator
+
+
+@pytest.mark.usefixtures("clean")
+def test_taken_name_is_refused() -> None:
+    register(mine())
+    for record in (mine(), mine(name="fixup")):
+        with pytest.raises(ValueError, match=rf"expected a new method name, got '{record.name}', which is registered"):
+            register(record)
+    assert get("fixup").paper == "fixup"
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a:b", "a-b", "1st", "a=b", "a,b"])
+def test_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected a method name of letters, digits and underscores"):
+        register(mine(name=name))
+    assert name not in names()
+
+
+def test_unregistering_the_unknown_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown method 'nobody'"):
+        unregister("nobody")
+
+
+@pytest.mark.parametrize("spec", ["", ":r=1", "hanin r=1"])
+def test_spec_without_a_known_name_is_refused(spec: str) -> None:
+    with pytest.raises(ValueError, match="unknown method"):
+        get(spec)
+
+
+@pytest.mark.parametrize("spec", ["fixup:", "fixup:,", "fixup: "])
+def test_empty_options_are_the_defaults(spec: str) -> None:
+    assert get(spec).options == OPTIONS["fixup"]
