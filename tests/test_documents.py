@@ -39,9 +39,10 @@ def test_contributing_example_adds_a_method_that_works() -> None:
             unregister("tiny")
 
 
-def test_readme_examples_run_as_printed() -> None:
+def test_readme_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    build_block, own_block = python_blocks("README.md")
+    build_block, own_block, diagnose_block = python_blocks("README.md")
     exec(compile(build_block, "README.md", "exec"), scope)
     loss = scope["loss"]
     assert isinstance(loss, torch.Tensor)
@@ -60,6 +61,9 @@ def test_readme_examples_run_as_printed() -> None:
     scope["my_model"] = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 4), Block(), Block(), *head)
     exec(compile(own_block, "README.md", "exec"), scope)
     assert len(scope["plan"].branches) == 2  # type: ignore[attr-defined]
+    exec(compile(diagnose_block, "README.md", "exec"), scope)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert len((tmp_path / "signal.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_documents_name_only_methods_that_exist() -> None:
