@@ -58,6 +58,14 @@ class Branch:
     branch_first: bool = False
 
     @property
+    def place(self) -> str:
+        """The module in whose forward pass the sum stands: `home`, or what the name says where none was given.
+
+        A sum in the model's own forward pass has the home '' and a name that is '' or '#2'.
+        """
+        return self.home or self.name.partition("#")[0]
+
+    @property
     def depth(self) -> int:
         """The number of weight layers, m in Fixup's exponent."""
         return len(self.layers)

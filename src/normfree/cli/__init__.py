@@ -13,6 +13,7 @@ from normfree import __version__
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
+from normfree.cli.reproduce import reproduce_claims
 
 app = typer.Typer(
     name="normfree",
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("methods")(list_methods)
 app.command("models")(list_models)
 app.command("diagnose")(diagnose_model)
+app.command("reproduce")(reproduce_claims)
 
 
 def _print_version(wanted: bool) -> None:

@@ -67,19 +67,25 @@ def diagnose_model(
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
+    _check(device)
     progress = open_console(stderr=True)
     inputs, targets = _batch(model, shape, batch, data, seed)
     found: list[Diagnosis] = []
-    for spec in [""] if is_foreign(model) else method or ["fixup"]:
+    for spec in [""] if is_foreign(model) else dict.fromkeys(method or ["fixup"]):
         label = spec or model
         start = time.perf_counter()
         with progress.status(f"diagnosing {label}"):
-            network = _network(model, spec, inputs, checkpoint, seed)
-            network.train(not evaluate)
-            network.to(device)
-            generator = torch.Generator().manual_seed(seed)
-            moved = inputs.to(device), None if targets is None else targets.to(device)
-            found.append(room.diagnose(network, *moved, name=label, generator=generator))
+            try:
+                network = _network(model, spec, inputs, checkpoint, seed)
+                network.train(not evaluate)
+                network.to(device)
+                generator = torch.Generator().manual_seed(seed)
+                moved = inputs.to(device), None if targets is None else targets.to(device)
+                found.append(room.diagnose(network, *moved, name=label, generator=generator))
+            except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
+                raise ValueError(
+                    f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input or --data"
+                ) from error
         seconds = time.perf_counter() - start
         if seconds > 2 and not progress.is_terminal:
             progress.print(f"diagnosed {label} in {seconds:.1f} s")
@@ -95,6 +101,16 @@ def diagnose_model(
         progress.print(f"wrote {path}")
     if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
         raise typer.Exit(1)
+
+
+def _check(device: str) -> None:
+    """Refuse a device that torch does not know or that is not there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
+        raise ValueError(f"expected --device to be one of this machine, got '{device}': {error}") from error
 
 
 def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, seed: int) -> nn.Module:
@@ -118,7 +134,7 @@ def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, s
 def _load(network: nn.Module, path: Path) -> None:
     """Load weights from safetensors; nothing else is read, since other formats can run code."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load_model
 
     if path.suffix != ".safetensors":
         raise ValueError(
@@ -128,10 +144,13 @@ def _load(network: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"expected a checkpoint at '{path}', found none")
     try:
-        state = load_file(path)
+        missing, extra = load_model(network, path, strict=False)
     except SafetensorError as error:
         raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
-    missing, extra = network.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # shapes
+        raise ValueError(
+            f"expected the checkpoint '{path}' to fit the model: {error}; name the model and method it was saved from"
+        ) from error
     if missing or extra:
         shown = ", ".join([*missing, *extra][:3])
         raise ValueError(

@@ -191,7 +191,8 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
         for place, note in INJECTED.items()
         if any(d.signal.injected == place for d in diagnoses)
     )
-    blocks = len(diagnoses[0].signal.sums)
+    counts = sorted({len(d.signal.sums) for d in diagnoses})
+    blocks = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return Page(
         title,
         subtitle=f"{blocks} residual blocks; one forward and one backward pass",
@@ -209,13 +210,13 @@ def _sentence(text: str) -> str:
 
 def plain(diagnoses: Sequence[Diagnosis]) -> Any:
     """Diagnoses as data that JSON can hold."""
-    return _finite([d.to_json() for d in diagnoses])
+    return finite([d.to_json() for d in diagnoses])
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Plain data with numbers that JSON has no word for as strings."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

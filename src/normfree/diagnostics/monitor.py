@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from normfree.diagnostics.diagnosis import finite
 from normfree.diagnostics.propagation import Loss, call_arguments, propagate
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.graph import discover
@@ -69,7 +70,7 @@ class Monitor:
             self.plan = stated if isinstance(stated, ResidualPlan) else discover(self.model, *args, **kwargs)
         signal = propagate(self.model, inputs, targets, plan=self.plan, loss=self.loss)
         moment = Moment(
-            self.count - 1,
+            max(self.count - 1, 0),
             signal.loss,
             judge(signal),
             tuple(signal.series("sum")),
@@ -85,8 +86,15 @@ class Monitor:
         return next((m for m in self.moments if m.verdict.status == status), None)
 
     def save(self, path: str | Path) -> None:
-        """Draw the variances over depth at the moments that were measured, early to late."""
-        shown = self.moments[:: max(1, len(self.moments) // 6)]
+        """Draw the variances over depth at up to seven of the moments that were measured, first and last among them.
+
+        Raises `ValueError` when nothing was measured.
+        """
+        if not self.moments:
+            raise ValueError("expected at least one measurement to draw, got none; call step() or measure() first")
+        latest = list({m.step: m for m in self.moments}.values())
+        chosen = dict.fromkeys(round(i * (len(latest) - 1) / 6) for i in range(7))
+        shown = [latest[i] for i in chosen]
         panels = [
             Panel(title, tuple(Curve(f"step {m.step}", getattr(m, part)) for m in shown), y_label="variance")
             for title, part in (("forward: variance of the sum", "forward"), ("backward: of its gradient", "backward"))
@@ -103,4 +111,4 @@ class Monitor:
             "backward": moment.backward,
         }
         with Path(self.path or "").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")

@@ -13,23 +13,33 @@ from torch import nn
 def untouched(model: nn.Module) -> Iterator[None]:
     """Inside, run the model forward and backward at will; on the way out, also after an error, all is as before.
 
-    Gradients are set aside, not copied. Buffers (running statistics) are copied and written back. The global random
-    states of the CPU and of the model's GPUs are restored.
+    Gradients are set aside, not copied. The model runs on copies of its buffers (running statistics), since a graph of
+    the caller may still read the buffers themselves. The global random states of the CPU and of the model's GPUs are
+    restored. What is to happen when a gradient has arrived (an optimizer that steps in the backward pass) does not
+    happen inside.
     """
     gradients = [(p, p.grad) for p in model.parameters()]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    held = [(m, dict(m._buffers)) for m in model.modules()]
+    copies = {id(b): b.detach().clone() for b in model.buffers()}
+    arrivals = [(h, dict(h)) for p in model.parameters() if (h := p._post_accumulate_grad_hooks)]
     modes = [(m, m.training) for m in model.modules()]
     cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
             for p, _ in gradients:
                 p.grad = None
+            for hooks, _ in arrivals:
+                hooks.clear()
+            for m, buffers in held:
+                m._buffers.update({name: copies[id(b)] for name, b in buffers.items() if b is not None})
             yield
         finally:
             for p, gradient in gradients:
                 p.grad = gradient
-            with torch.no_grad():
-                for b, value in buffers:
-                    b.copy_(value)
+            for hooks, before in arrivals:
+                hooks.update(before)
+            for m, buffers in held:
+                m._buffers.clear()
+                m._buffers.update(buffers)
             for m, training in modes:
                 m.training = training

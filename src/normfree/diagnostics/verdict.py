@@ -23,6 +23,8 @@ SEVERITY: tuple[Status, ...] = ("preserved", "linear", "vanishing", "exploding",
 FAST = 1.5  # a factor a block at which a handful of blocks already matter: He without normalization has 2
 MANIFEST = 10.0  # a change from end to end below which even a fast one is no matter
 GROWN = 4.0  # a change that calls for a word at all
+OFFSETS = range(7)  # blocks' worth of variance that a stage may begin with
+BETTER = 0.6  # a power law must leave less of an exponential's error: 0.02 to 0.5 with batch norm, 0.7 and more with He
 LARGE = 1e3  # a change at which any factor is too much; networks with 1e4 did not train, with 4 they did
 
 
@@ -65,9 +67,10 @@ def judge(signal: Signal) -> Verdict:
     """Judge a signal.
 
     Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
-    (more exactly: polynomial, as with batch norm) when a power of the depth fits better than an exponential does. A
+    (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
     direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
-    from end to end with a factor of at least 1.5 a block; it vanishes by the inverse numbers. A branch is dead when
+    from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
+    numbers. A branch is dead when
     nothing comes out of it and none of its parameters gets a gradient; one that merely starts at zero, as with Fixup,
     is not.
     """
@@ -103,11 +106,12 @@ def _direction(names: Sequence[str], stages: Sequence[int], values: Sequence[flo
     whole = median(logs[-ends:]) - median(logs[:ends])
     growth, decay = max(inside, whole), min(inside, whole)
     status: Status = "preserved"
-    if polynomial and growth >= math.log(GROWN):
+    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step a stage is no law: batch norm's is 2
+    if polynomial and inside >= math.log(GROWN):
         status = "linear"
-    elif growth >= math.log(LARGE) or (slope >= math.log(FAST) and whole >= math.log(MANIFEST)):
+    elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(MANIFEST)):
         status = "exploding"
-    elif decay <= -math.log(LARGE) or (slope <= -math.log(FAST) and whole <= -math.log(MANIFEST)):
+    elif decay <= -math.log(LARGE) or (fast <= -math.log(FAST) and whole <= -math.log(MANIFEST)):
         status = "vanishing"
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     worst = (min if status == "vanishing" else max)(range(len(steps)), key=steps.__getitem__)
@@ -119,22 +123,27 @@ def _direction(names: Sequence[str], stages: Sequence[int], values: Sequence[flo
 def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
     """The log factor a block inside stages, its sum over all stages, and whether a power of the depth fits better.
 
-    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a share of 1/l: the variance
-    goes as a power of l (forward as l itself), not as an exponential.
+    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a share of 1/(l + k), where
+    k is what the stage began with: the variance goes as a power of l + k (forward as l + k itself), not as an
+    exponential. Two points cannot tell the two apart.
     """
-    inside, steps, exponential_error, power_error = 0.0, 0, 0.0, 0.0
+    inside, steps, exponential_error = 0.0, 0, 0.0
+    power_errors = dict.fromkeys(OFFSETS, 0.0)
     for stage in dict.fromkeys(stages):
         observed = np.array([log for log, s in zip(logs, stages, strict=True) if s == stage])
         if len(observed) < 2:
             continue
         depth = np.arange(1.0, len(observed) + 1)
         slope, start = _theil_sen(depth, observed)
-        power, scale = _theil_sen(np.log(depth), observed)
-        exponential_error += float(np.abs(observed - start - slope * depth).sum())
-        power_error += float(np.abs(observed - scale - power * np.log(depth)).sum())
+        if len(observed) > 2:
+            exponential_error += float(np.abs(observed - start - slope * depth).sum())
+            for k in OFFSETS:
+                power, scale = _theil_sen(np.log(depth + k), observed)
+                power_errors[k] += float(np.abs(observed - scale - power * np.log(depth + k)).sum())
         inside += slope * (len(observed) - 1)
         steps += len(observed) - 1
-    return inside / steps if steps else 0.0, inside, power_error < exponential_error
+    polynomial = min(power_errors.values()) < BETTER * exponential_error
+    return inside / steps if steps else 0.0, inside, polynomial
 
 
 def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[float, float]:

@@ -65,7 +65,7 @@ def _call(factory: Any, name: str) -> Any:
         signature(factory).bind()
     except TypeError as error:
         raise ValueError(
-            f"expected '{name}' to be called without arguments, but it has a {error}; wrap it in a function without any"
+            f"expected '{name}' to be called without arguments, but it is {error}; wrap it in a function without any"
         ) from error
     except ValueError:  # no signature to look at
         pass

@@ -1,0 +1,223 @@
+"""What it costs to measure a network's signal: `propagate` beside one plain forward and backward pass.
+
+    python benchmarks/propagation.py --batch 4 --size 224
+    python benchmarks/propagation.py --device cuda --batch 32 --deep --json propagation.json
+
+Model and batch are the same for both, repeats take turns, and the ratio is that of the medians. `--deep` compares the
+peak memory of both at 10,000 layers: what the GPU allocated, or on the CPU what each took in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import normfree
+from normfree.diagnostics import propagate
+from normfree.models import build
+from normfree.report import Column, Table, print_table
+
+LIMIT = 1.3
+MIB = 2**20
+
+
+def make(spec: str, batch: int, size: int, device: str) -> tuple[nn.Module, Tensor]:
+    """A model by 'name:method' and a batch of noise."""
+    name, _, method = spec.partition(":")
+    x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    model = build(name, method or "fixup", example=x, generator=torch.Generator().manual_seed(0))
+    return model.to(device), x.to(device)
+
+
+def plain_pass(model: nn.Module, x: Tensor) -> None:
+    """One forward and one backward pass from a random gradient; the gradients are dropped."""
+    output = model(x)
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    output.backward(gradient)
+    for p in model.parameters():
+        p.grad = None
+
+
+def measured_pass(model: nn.Module, x: Tensor) -> None:
+    """The same with every number of the signal."""
+    propagate(model, x)
+
+
+PASSES: dict[str, Callable[[nn.Module, Tensor], None]] = {"plain": plain_pass, "propagation": measured_pass}
+
+
+def seconds(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor) -> float:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run(model, x)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def cuda_peak(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor) -> float:
+    """Peak MiB of one pass on the GPU, model and batch included."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run(model, x)
+    return torch.cuda.max_memory_allocated() / MIB
+
+
+def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of both passes, taking turns."""
+    model, x = make(spec, options.batch, options.size, options.device)
+    times: dict[str, list[float]] = {name: [] for name in PASSES}
+    for turn in range(options.warmup + options.repeats):
+        order = list(PASSES.items())
+        for name, run in order if turn % 2 == 0 else order[::-1]:
+            took = seconds(run, model, x)
+            if turn >= options.warmup:
+                times[name].append(took)
+    median = {name: statistics.median(taken) for name, taken in times.items()}
+    record = {
+        "model": spec,
+        "batch": options.batch,
+        "size": options.size,
+        "seconds": times,
+        "median": median,
+        "ratio": median["propagation"] / median["plain"],
+        "ratio_of_fastest": min(times["propagation"]) / min(times["plain"]),
+    }
+    if x.is_cuda:
+        record["peak_mib"] = {name: cuda_peak(run, model, x) for name, run in PASSES.items()}
+    return record
+
+
+def deep(options: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of both passes in a network of 10,000 layers."""
+    peaks: dict[str, float] = {}
+    took: dict[str, float] = {}
+    if options.device.startswith("cuda"):
+        model, x = make(options.deep_model, options.deep_batch, options.deep_size, options.device)
+        plain_pass(model, x)
+        for name, run in PASSES.items():
+            took[name] = seconds(run, model, x)
+            peaks[name] = cuda_peak(run, model, x)
+    else:
+        for name in PASSES:
+            command = [sys.executable, __file__, "--deep-child", name, "--deep-model", options.deep_model]
+            command += ["--deep-batch", str(options.deep_batch), "--deep-size", str(options.deep_size)]
+            child = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            peaks[name], took[name] = child["peak_mib"], child["seconds"]
+    return {
+        "model": options.deep_model,
+        "batch": options.deep_batch,
+        "size": options.deep_size,
+        "peak_mib": peaks,
+        "ratio": peaks["propagation"] / peaks["plain"],
+        "seconds": took,
+    }
+
+
+def deep_child(options: argparse.Namespace) -> None:
+    """One pass in this process; prints its peak memory."""
+    model, x = make(options.deep_model, options.deep_batch, options.deep_size, "cpu")
+    took = seconds(PASSES[options.deep_child], model, x)
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB
+    print(json.dumps({"peak_mib": peak, "seconds": took}))
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """What the numbers depend on."""
+    folder = Path(__file__).parent
+    git = ["git", "-C", str(folder)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    return {
+        "command": shlex.join(["python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:]]),
+        "commit": commit or None,
+        "uncommitted_changes": bool(changes),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "normfree": normfree.__version__,
+        },
+        "hardware": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if device.startswith("cuda") else None,
+        },
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def show(records: list[dict[str, Any]], deepest: dict[str, Any] | None, device: str) -> None:
+    columns = (Column("model"), *(Column(name, "right") for name in ("plain", "propagation", "ratio")))
+    rows = []
+    for record in records:
+        times = (f"{1000 * record['median'][name]:.1f} ms" for name in PASSES)
+        rows.append((f"{record['model']} {record['batch']}×3×{record['size']}²", *times, f"{record['ratio']:.3f}"))
+    for record in [*records, *([deepest] if deepest else [])]:
+        if "peak_mib" in record:
+            peaks = (f"{record['peak_mib'][name]:.0f} MiB" for name in PASSES)
+            ratio = record["peak_mib"]["propagation"] / record["peak_mib"]["plain"]
+            rows.append((f"{record['model']} {record['batch']}×3×{record['size']}²", *peaks, f"{ratio:.3f}"))
+    caption = f"on {device}: median times of one pass, and peak memory; expected at most {LIMIT} × the plain time"
+    print_table(Table("propagation beside a plain forward and backward pass", columns, tuple(rows), caption))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help="name:method, may be repeated (resnet50, two methods)")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--deep", action="store_true", help="also the memory at 10,000 layers")
+    parser.add_argument("--deep-model", default="wrn-10000-1:fixup")
+    parser.add_argument("--deep-batch", type=int, default=2)
+    parser.add_argument("--deep-size", type=int, default=32)
+    parser.add_argument("--deep-child", choices=list(PASSES), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers and where they come from")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.deep_child:
+        deep_child(options)
+        return
+    records = [compare(spec, options) for spec in options.model or ["resnet50:batchnorm", "resnet50:fixup"]]
+    deepest = deep(options) if options.deep else None
+    show(records, deepest, options.device)
+    if options.json:
+        result = {**surroundings(options.device), "times": records, "deep": deepest}
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`normfree reproduce`: the claims of the papers, run and judged."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from normfree.experiments.claims import Claim, Judgement, Row, Scale, Settings
+
+_PATIENCE = 2.0  # seconds without a sign of life
+_STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
+
+
+def reproduce_claims(
+    claims: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Claims such as robust/fig2.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the claims with what was measured.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small stand-ins: minutes on a CPU.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder with CIFAR-10.")] = Path(".data"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
+    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
+    again: Annotated[bool, typer.Option("--again", help="Run also what has a stored result.")] = False,
+) -> None:
+    """Run claims of the papers and judge them, or list them all.
+
+    A stored result is judged again without a run. The exit status is 1 when a claim fails, and 0 when all hold, be it
+    in part.
+
+    For example: normfree reproduce robust/fig2 normdead/fig4
+    """
+    from normfree.experiments.claims import get
+
+    if listing or not claims:
+        if not listing:
+            raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
+        if claims:
+            raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
+        _list(out, as_json)
+        return
+    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims)]  # all names are checked before any is run
+    judged = [_run(claim, "quick" if quick else "full", seeds, data, out, device, again, as_json) for claim in wanted]
+    if as_json:
+        import json
+
+        typer.echo(json.dumps([_plain(*one) for one in judged], indent=1, ensure_ascii=False))
+    if any(judgement.status == "fails" for _, _, judgement in judged):
+        raise typer.Exit(1)
+
+
+def _run(
+    claim: Claim, scale: Scale, seeds: int | None, data: Path, out: Path, device: str, again: bool, silent: bool
+) -> tuple[Claim, dict[str, Any], Judgement]:
+    """Reproduce one claim and print its checks."""
+    from normfree.experiments.claims import Settings
+    from normfree.experiments.reproduction import reproduce
+    from normfree.experiments.results import stored
+
+    _check_device(device)
+    # A stored result of other seeds is good enough unless a number of seeds is asked for.
+    kept = None if again or seeds is not None else stored(out, claim, scale)
+    chosen = tuple(kept["seeds"]) if kept else tuple(range(seeds)) if seeds else claim.seeds_at(scale)
+    with _progress(claim.id) as progress:
+        settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=progress)
+        start = datetime.now(UTC).isoformat(timespec="seconds")
+        result, judgement = reproduce(claim.id, settings, out, again=again)
+    if not silent:
+        _print(claim, settings, result, judgement, out, is_stored=result["date"] < start)
+    return claim, result, judgement
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"expected a device such as cpu or cuda, got '{device}': {reason}") from error
+
+
+def _print(
+    claim: Claim, settings: Settings, result: dict[str, Any], judgement: Judgement, out: Path, *, is_stored: bool
+) -> None:
+    from normfree.experiments.results import result_path
+    from normfree.report import Column, Table, open_console, print_table
+
+    console = open_console()
+    columns = (
+        Column("check"),
+        Column("paper", "right"),
+        Column("expected", "right"),
+        Column("measured", "right"),
+        Column("verdict"),
+    )
+    rows = tuple(_row(row) for row in judgement.rows)
+    console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
+    print_table(Table("", columns, rows), console)
+    for note in result.get("notes", []):
+        console.print(f"note: {note}", markup=False, style="dim")
+    for erratum in dict.fromkeys(row.check.erratum for row in judgement.rows if row.verdict == "paper errs"):
+        console.print(f"error in the paper: {erratum}", markup=False)
+    ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}, {result['seconds']:g} s"
+    when = f", stored {result['date'][:10]}" if is_stored else ""
+    console.print(f"{judgement.status}: {judgement.summary} ({ran}{when})", style=_STYLES[judgement.status])
+    for suffix in (".json", ".png"):
+        path = result_path(out, claim, settings.scale, suffix)
+        if path.exists():
+            console.print(str(path), markup=False)
+        elif result.get("panels"):
+            console.print("no picture: it needs matplotlib; run: pip install 'normfree[plots]'", markup=False)
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    paper = row.check.paper
+    shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
+    verdict = row.verdict if row.check.main or row.verdict != "fails" else "fails (aside)"
+    return row.check.statement, shown, row.check.expected, _number(row.measured, row.std), verdict
+
+
+def _number(value: float | None, std: float | None) -> str:
+    """A measured value with its spread.
+
+    >>> _number(0.951, 0.0123), _number(None, None)
+    ('0.951 ± 0.012', '')
+    """
+    if value is None:
+        return ""
+    if std is None or not math.isfinite(std):
+        return f"{value:.5g}"
+    return f"{value:.4g} ± {std:.2g}"
+
+
+def _latest(claim: Claim, out: Path) -> dict[str, Any] | None:
+    """The full result, else the quick one, else None."""
+    from normfree.experiments.results import stored
+
+    return stored(out, claim, "full") or stored(out, claim, "quick")
+
+
+def _headline(judgement: Judgement) -> str:
+    """The first check's number, and how all came out."""
+    first = judgement.rows[0]
+    return f"{first.check.name}: {_number(first.measured, first.std) or 'missing'}; {judgement.summary}"
+
+
+def _list(out: Path, as_json: bool) -> None:
+    import json
+
+    from normfree.experiments.claims import all_claims, judge
+    from normfree.report import Column, Table, print_table
+
+    rows, records = [], []
+    for claim in all_claims():
+        result = _latest(claim, out)
+        judgement = judge(claim, result)
+        records.append(_plain(claim, result, judgement))
+        measured = "" if result is None else _headline(judgement) + (" (quick)" if result["scale"] == "quick" else "")
+        cost = f"{_duration(claim.cost.quick_seconds)} / {_duration(claim.cost.full_seconds)} {claim.cost.device}"
+        rows.append((claim.id, claim.where, claim.statement, claim.paper_value, measured, judgement.status, cost))
+    if as_json:
+        typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
+        return
+    columns = ("id", "where", "statement", "the paper's value", "measured", "status", "quick / full")
+    print_table(
+        Table(
+            "Claims",
+            tuple(Column(name, style="cyan" if name == "id" else None) for name in columns),
+            tuple(rows),
+            caption="normfree reproduce ID runs one and shows its checks.",
+        )
+    )
+
+
+def _plain(claim: Claim, result: dict[str, Any] | None, judgement: Judgement) -> dict[str, Any]:
+    """A claim with its judgement as data for JSON, where numbers that are not finite are texts."""
+    from normfree.experiments.results import plain_json
+
+    checks = [
+        {
+            "name": row.check.name,
+            "statement": row.check.statement,
+            "paper": row.check.paper,
+            "low": row.check.low,
+            "high": row.check.high,
+            "why": row.check.why,
+            "main": row.check.main,
+            "measured": row.measured,
+            "std": row.std,
+            "verdict": row.verdict,
+        }
+        for row in judgement.rows
+    ]
+    origin = (
+        {key: result[key] for key in ("scale", "seeds", "command", "commit", "date", "seconds")} if result else None
+    )
+    plain: dict[str, Any] = plain_json(
+        {**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin}
+    )
+    return plain
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in the largest unit that gives a number above 1.
+
+    >>> _duration(40), _duration(240), _duration(7200)
+    ('40 s', '4 min', '2 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on a terminal, else a line now and then, on stderr; nothing for what takes less than two seconds."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from normfree.report import open_console
+
+    console = open_console(stderr=True)
+    start = last = time.perf_counter()
+    if not console.is_terminal:
+
+        def line(done: int, total: int, now: str) -> None:
+            nonlocal last
+            if time.perf_counter() - last >= _PATIENCE:
+                last = time.perf_counter()
+                console.print(f"{what}: {done} of {total} done after {last - start:.0f} s, {now}", markup=False)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def move(done: int, total: int, now: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{what}: {now}")
+
+        yield move

@@ -1,0 +1,73 @@
+"""Numbers that describe a curve over depth: the factor a block inside stages, the best straight line, its exponent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+
+def factor_a_block(values: Sequence[float], stages: Sequence[int], *, backward: bool = False) -> float:
+    """Geometric mean of the factor from block to block inside stages; `backward` counts from the last block.
+
+    >>> round(factor_a_block([1, 2, 4, 1, 2], [1, 1, 1, 2, 2]), 6)
+    2.0
+    """
+    if len(values) != len(stages):
+        raise ValueError(f"expected one stage a value, got {len(values)} values and {len(stages)} stages")
+    logs = [
+        _log(b) - _log(a)
+        for (a, b), (here, there) in zip(pairwise(values), pairwise(stages), strict=True)
+        if here == there
+    ]
+    if not logs:
+        return math.nan
+    return math.exp(-_mean(logs) if backward else _mean(logs))
+
+
+def decades(values: Sequence[float], *, backward: bool = False) -> float:
+    """log10 of last over first, or, `backward`, of first over last, so that positive means growth in both."""
+    change = (_log(values[-1]) - _log(values[0])) / math.log(10)
+    return -change if backward else change
+
+
+def straight_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Slope of the least-squares line and the share R² of the variance that it explains.
+
+    >>> slope, share = straight_line([1, 2, 3], [2, 4, 6])
+    >>> round(slope, 6), round(share, 6)
+    (2.0, 1.0)
+    """
+    ends, heights = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    line = np.polyfit(ends, heights, 1)
+    return float(line[0]), float(1 - np.var(heights - np.polyval(line, ends)) / np.var(heights))
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Exponent of the power law through the points."""
+    return straight_line([_log(v) for v in x], [_log(v) for v in y])[0]
+
+
+def geometric_means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """One curve from one a seed: the geometric mean at every position, 0 where a value is 0."""
+    return tuple(math.exp(_mean([_log(value) for value in column])) for column in zip(*curves, strict=True))
+
+
+def means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """One curve from one a seed: the mean at every position."""
+    return tuple(_mean(column) for column in zip(*curves, strict=True))
+
+
+def stage_starts(stages: Sequence[int]) -> tuple[int, ...]:
+    """The positions, counted from 1, at which a new stage begins, but for the first."""
+    return tuple(i + 1 for i, (a, b) in enumerate(pairwise(stages), start=1) if a != b)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf if value == 0 else math.nan

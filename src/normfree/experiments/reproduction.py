@@ -1,0 +1,64 @@
+"""Run a claim, keep its result and its picture, and judge it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
+from normfree.experiments.results import Result, collect, panels_of, replacing, result_path, stored, write_result
+
+RESULTS = Path("results")
+
+
+def reproduce(
+    claim_id: str, settings: Settings | None = None, out: str | Path = RESULTS, *, again: bool = False
+) -> tuple[Result, Judgement]:
+    """Run a claim and judge it; its result and picture are written below `out`.
+
+    A stored result is taken instead of a new run when it is of this measurement and has the seeds that are asked for;
+    `again` runs it all the same. An interrupted run leaves what was there before.
+
+    Raises `ValueError` for an unknown claim, one that cannot be run here, and a stored file that is no result.
+    """
+    claim = get(claim_id)
+    settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
+    result = None if again else stored(out, claim, settings.scale)
+    if result is None or tuple(result["seeds"]) != settings.seeds:
+        result = run(claim, settings)
+        write_result(result_path(out, claim, settings.scale), result)
+        draw(claim, result, out)
+    elif not picture_path(out, claim, settings.scale).exists():
+        draw(claim, result, out)
+    return result, judge(claim, result)
+
+
+def run(claim: Claim, settings: Settings) -> Result:
+    """Measure a claim, without touching any file."""
+    if claim.measure is None:
+        raise ValueError(f"claim '{claim.id}' cannot be run here: {claim.how}")
+    start = time.perf_counter()
+    measurement = claim.measure(settings)
+    return collect(claim, settings, measurement, time.perf_counter() - start)
+
+
+def picture_path(out: str | Path, claim: Claim, scale: Scale) -> Path:
+    """Where the picture of a claim lies."""
+    return result_path(out, claim, scale, ".png")
+
+
+def draw(claim: Claim, result: Result, out: str | Path) -> None:
+    """Draw the panels of a result; without matplotlib the numbers have to do."""
+    from normfree.report.plots import write_plot
+
+    panels = panels_of(result)
+    if not panels:
+        return
+    title = f"{claim.id}: {claim.where} of {claim.paper}, measured"
+    if result["scale"] == "quick":
+        title += " (quick)"
+    try:
+        with replacing(picture_path(out, claim, result["scale"])) as temporary:
+            write_plot(panels, temporary, title=title)
+    except ImportError:
+        return

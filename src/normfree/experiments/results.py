@@ -1,0 +1,234 @@
+"""What a result holds and how it is kept: one JSON file a claim and scale, written whole or not at all.
+
+    results/<paper>/<name>.json          a full run
+    results/<paper>/<name>.quick.json    a quick one
+
+A file holds the claim, the command, the commit, the date, seeds, versions, hardware, the values (mean and standard
+deviation over the seeds, and each of them), and what the picture shows. It names no folder, user or host. Numbers that
+are not finite are kept as the strings "nan", "inf" and "-inf", because JSON has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+from typing import Any
+
+from normfree import __version__
+from normfree.experiments.claims import Claim, Measurement, Scale, Settings
+from normfree.report.panels import Curve, Panel
+
+Result = dict[str, Any]
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number
+_REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
+
+
+def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".json") -> Path:
+    """Where the result of a claim lies below a folder."""
+    return Path(out) / claim.paper / f"{claim.name}{'.quick' if scale == 'quick' else ''}{suffix}"
+
+
+def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
+    """The result of a run as plain data, with all that is needed to run it again."""
+    return {
+        "claim": claim.id,
+        "version": claim.version,
+        "command": command(claim, settings),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scale": settings.scale,
+        "seeds": list(settings.seeds),
+        "versions": versions(),
+        "hardware": hardware(settings.device),
+        "seconds": round(seconds, 1),
+        "values": {name: summarize(value) for name, value in measurement.values.items()},
+        "panels": [asdict(panel) for panel in measurement.panels],
+        "tables": [
+            {"title": t.title, "columns": [c.name for c in t.columns], "rows": [list(row) for row in t.rows]}
+            for t in measurement.tables
+        ],
+        "notes": list(measurement.notes),
+    }
+
+
+def summarize(value: float | Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation where there are several, and the numbers themselves.
+
+    >>> summarize([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'values': [1.0, 3.0]}
+    >>> summarize(2)
+    {'mean': 2.0, 'values': [2.0]}
+    """
+    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+    if not numbers:
+        raise ValueError("expected a number or one a seed, got none; leave the value out")
+    if len(numbers) == 1:
+        return {"mean": numbers[0], "values": numbers}
+    finite = all(map(math.isfinite, numbers))
+    mean = math.fsum(numbers) / len(numbers) if finite else sum(numbers) / len(numbers)
+    return {"mean": mean, "std": statistics.stdev(numbers) if finite else math.nan, "values": numbers}
+
+
+def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
+    """The panels that a result holds, ready to be drawn."""
+    panels = []
+    for plain in result["panels"]:
+        curves = tuple(Curve(curve["name"], tuple(curve["values"])) for curve in plain["curves"])
+        rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items() if k != "curves"}
+        panels.append(Panel(curves=curves, **rest))
+    return tuple(panels)
+
+
+# Files
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place at the end, and is gone if anything goes wrong before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)  # a temporary file is its owner's alone
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result as JSON that any reader takes, whole or not at all."""
+    text = json.dumps(plain_json(result), indent=1, ensure_ascii=False, allow_nan=False)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.
+
+    Raises `ValueError` when the file is not one, and `FileNotFoundError` when there is none.
+    """
+    remedy = "delete it, or run the claim with --again"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"expected the JSON of a result in '{path}', got text that is none ({error}); {remedy}"
+        ) from None
+    if not isinstance(result, dict):
+        raise ValueError(f"expected a result in '{path}', got a JSON {type(result).__name__}; {remedy}")
+    for key, kind in _REQUIRED.items():
+        if not isinstance(result.get(key), kind):
+            raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
+    return {key: _decode(value) if key in _NUMERIC else value for key, value in result.items()}
+
+
+def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
+    """The stored result of a claim, or None where there is none, or one of an older measurement."""
+    path = result_path(out, claim, scale)
+    if not path.exists():
+        return None
+    result = read_result(path)
+    if result["claim"] != claim.id or result["scale"] != scale:
+        raise ValueError(
+            f"expected the {scale} result of '{claim.id}' in '{path}', got the {result['scale']} one of "
+            f"'{result['claim']}'; delete it, or run the claim with --again"
+        )
+    return result if result.get("version") == claim.version else None
+
+
+def plain_json(value: Any) -> Any:
+    """Data for JSON: what is not finite becomes a text, tuples become lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: plain_json(item) for key, item in value.items()}
+    return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        texts = ("title", "y_label", "x_label", "note", "name", "point_names")
+        return {key: item if key in texts else _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+# Where a number comes from
+
+
+def command(claim: Claim, settings: Settings) -> str:
+    """The command line that runs a claim with these settings; a folder outside the current one is not named."""
+    words = ["normfree", "reproduce", claim.id]
+    words += ["--quick"] if settings.quick else []
+    if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
+        words += ["--seeds", str(len(settings.seeds))]
+    words += ["--device", settings.device] if settings.device != "cpu" else []
+    if claim.needs_data and settings.data is not None:
+        inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
+        words += ["--data", str(settings.data) if inside else "DIR"]
+    return shlex.join(words)
+
+
+def commit() -> str:
+    """The commit of the package's source, with '+dirty' where it was changed since.
+
+    Outside of git (a copy of the source on another machine) it is what NORMFREE_COMMIT says, or 'none'.
+    """
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it
+        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("NORMFREE_COMMIT", "none")
+
+
+def versions() -> dict[str, str]:
+    """The versions that a number depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return {**found, "normfree": __version__}
+
+
+def hardware(device: str = "cpu") -> dict[str, Any]:
+    """The processor's model and number of cores, the threads that torch uses, and the GPU's name where one is used."""
+    import torch
+
+    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device != "cpu" and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
