@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normfree.diagnostics.propagation import Loss, _cross_entropy, call_arguments
+from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy
 from normfree.diagnostics.untouched import untouched
 
 Which = Literal["magnitude", "largest"]
@@ -157,7 +157,7 @@ class Hessian:
         self.device = self.parameters[0].device
         self.dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters), torch.float32)
         self.size = sum(p.numel() for p in self.parameters)
-        self._loss = loss or _cross_entropy
+        self._loss = loss or cross_entropy
         self._pieces = list(_pieces(inputs, targets, micro_batch))
         self._kept: tuple[Tensor, ...] | None = None
 

@@ -18,12 +18,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
     restored. What is to happen when a gradient has arrived (an optimizer that steps in the backward pass) does not
     happen inside.
     """
-    gradients = [(p, p.grad) for p in model.parameters()]
-    held = [(m, dict(m._buffers)) for m in model.modules()]
-    copies = {id(b): b.detach().clone() for b in model.buffers()}
-    arrivals = [(h, dict(h)) for p in model.parameters() if (h := p._post_accumulate_grad_hooks)]
-    modes = [(m, m.training) for m in model.modules()]
-    cuda = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    modules, parameters = list(model.modules()), list(model.parameters())
+    gradients = [(p, p.grad) for p in parameters]
+    held = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    copies = {id(b): b.detach().clone() for _, buffers in held for b in buffers.values() if b is not None}
+    arrivals = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
+    modes = [(m, m.training) for m in modules]
+    cuda = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
             for p, _ in gradients:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normfree.diagnostics.propagation import Loss, _cross_entropy, _zero_classifier, call_arguments, first_tensor
+from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy, first_tensor, zero_classifier
 from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
 from normfree.methods import Method
@@ -153,7 +153,7 @@ def measure_updates(
     owners = _owners(copy, plan)
     step = {
         name: -(scalar_rate if owners[name].single else 1.0) * g
-        for name, g in gradients(lambda output: (loss or _cross_entropy)(output, targets)).items()
+        for name, g in gradients(lambda output: (loss or cross_entropy)(output, targets)).items()
     }
 
     def function(names: Sequence[str], rate: float) -> Tensor:
@@ -229,7 +229,7 @@ def _owners(model: nn.Module, plan: ResidualPlan) -> dict[str, _Owner]:
     outside |= {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     homes: dict[str, int] = {}
     for i, b in enumerate(plan.branches):
-        homes.setdefault(b.home or b.name, i)
+        homes.setdefault(b.place, i)
     owners = {}
     for prefix, module in model.named_modules():
         weighted = isinstance(module, WEIGHT_LAYERS)
@@ -283,7 +283,7 @@ def _cast(value: Any) -> Any:
 
 def _randomize_classifier_(model: nn.Module, plan: ResidualPlan, generator: torch.Generator | None) -> bool:
     """Write N(0, 1/fan_in) into a classifier of zeros; whether there was one."""
-    module = _zero_classifier(model, plan)
+    module = zero_classifier(model, plan)
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return False
     source = generator or torch.Generator().manual_seed(0)

@@ -94,6 +94,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
     return (
+        *extra,
         *(
             Check(
                 name=f"E‖v‖²/‖u‖², {kind}, {n} → {m}",
@@ -106,7 +107,6 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
             for kind in ("orthogonal", "isotropic")
             for n, m in _SHAPES
         ),
-        *extra,
     )
 
 

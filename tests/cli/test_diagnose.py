@@ -1,0 +1,350 @@
+"""`normfree diagnose` in this process: what it prints, writes and refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+
+import normfree
+from normfree.cli import main
+from normfree.diagnostics import diagnose
+from normfree.models import build
+from normfree.models.foreign import create
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("resnet8", "--input", "3x16x16", "--batch", "4")
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.scale = scale
+    def forward(self, x):
+        return x + self.scale * self.layer(x.relu())
+
+class Net(nn.Module):
+    def __init__(self, scale=0.1, depth=20):
+        super().__init__()
+        self.stem, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.blocks = nn.Sequential(*(Block(scale) for _ in range(depth)))
+    def forward(self, x):
+        return self.out(self.blocks(self.stem(x)))
+
+def good():
+    return Net()
+
+def exploding():
+    return Net(8.0)
+
+class Tied(Net):
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].layer.weight = self.blocks[0].layer.weight
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process: exit status, stdout and stderr."""
+    for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["diagnose", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder with a module of factories; path and modules as they were afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "my_factories", raising=False)
+    (tmp_path / "my_factories.py").write_text(FACTORIES)
+    yield tmp_path
+    sys.modules.pop("my_factories", None)
+
+
+def refused(result: tuple[int, str, str], *says: str) -> None:
+    """Exit status 2, nothing on stdout, one line on stderr that says what is wrong."""
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert all(text in err for text in says), err
+
+
+def strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_two_methods_are_compared(run: Run) -> None:
+    status, out, err = run("resnet20", "-m", "he_in", "-m", "fixup", "--input", "3x16x16", "--batch", "4")
+    assert (status, err) == (0, "")
+    assert "\x1b[" not in out
+    assert "he_in: exploding" in out
+    assert "fixup: preserved" in out
+    assert "the classifier is zero and lets no gradient through" in out
+
+
+def test_method_is_fixup_unless_given(run: Run) -> None:
+    assert run(*SMALL)[1] == run(*SMALL, "-m", "fixup")[1] == run(*SMALL, "-m", "fixup", "-m", "fixup")[1]
+
+
+def test_json_is_what_the_library_says(run: Run) -> None:
+    status, out, err = run(*SMALL, "-m", "he_in", "-m", "hanin:r=0.8", "--json", "--seed", "3")
+    assert (status, err) == (0, "")
+    records = strict(out)
+    assert [record["name"] for record in records] == ["he_in", "hanin:r=0.8"]
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    model = build("resnet8", "he_in", example=x, generator=torch.Generator().manual_seed(3))
+    expected = diagnose(model, x, generator=torch.Generator().manual_seed(3)).signal
+    assert [s["sum"]["variance"] for s in records[0]["signal"]["sums"]] == expected.series("sum")
+    assert [s["sum_gradient"]["norm"] for s in records[0]["signal"]["sums"]] == expected.series("sum_gradient", "norm")
+
+
+def test_seed_changes_and_repeats_the_run(run: Run) -> None:
+    first, again, other = (run(*SMALL, "-m", "he_in", "--json", "--seed", seed)[1] for seed in ("1", "1", "2"))
+    assert first == again
+    assert first != other
+
+
+def test_global_random_state_is_left_alone(run: Run, folder: Path) -> None:
+    before = torch.get_rng_state()
+    run(*SMALL)
+    run("my_factories:good", "--input", "6")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_torchvision_model_is_diagnosed(run: Run) -> None:
+    status, out, err = run("torchvision:resnet18", "--input", "3x64x64", "--batch", "2")
+    assert (status, err) == (0, "")
+    assert "torchvision:resnet18: preserved" in out
+
+
+def test_timm_model_is_diagnosed(run: Run) -> None:
+    status, out, _ = run("timm:test_resnet", "--input", "3x64x64", "--batch", "4", "--json", "--eval")
+    assert status == 0
+    (record,) = strict(out)
+    assert record["name"] == "timm:test_resnet"
+    assert len(record["signal"]["sums"]) == 4
+
+
+def test_factory_of_the_current_folder_is_diagnosed(run: Run, folder: Path) -> None:
+    status, out, _ = run("my_factories:good", "--input", "6")
+    assert status == 0
+    assert "my_factories:good: preserved" in out
+    assert run("my_factories:Net", "--input", "6")[0] == 0  # a class is a factory too
+
+
+def test_evaluation_mode_is_another_signal(run: Run) -> None:
+    training, evaluation = (run(*SMALL, "-m", "batchnorm", "--json", *flag)[1] for flag in ((), ("--eval",)))
+    assert training != evaluation
+
+
+# Exit status for use in CI.
+
+
+@pytest.mark.parametrize(
+    ("factory", "status", "expected"),
+    [
+        ("good", "linear", 0),
+        ("good", "exploding", 0),
+        ("exploding", "exploding", 1),
+        ("exploding", "vanishing", 1),
+        ("exploding", "dead branch", 0),
+    ],
+)
+def test_fail_on_sets_the_exit_status(run: Run, folder: Path, factory: str, status: str, expected: int) -> None:
+    code, out, _ = run(f"my_factories:{factory}", "--input", "6", "--fail-on", status)
+    assert code == expected
+    assert f"my_factories:{factory}:" in out
+
+
+def test_fail_on_still_writes_the_report(run: Run, folder: Path) -> None:
+    code, _, err = run("my_factories:exploding", "--input", "6", "--fail-on", "exploding", "-o", "report.json")
+    assert code == 1
+    assert "wrote report.json" in err
+    assert strict((folder / "report.json").read_text())[0]["verdict"]["status"] == "exploding"
+
+
+# Files.
+
+
+def test_out_writes_every_kind(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / f"report.{suffix}" for suffix in ("html", "png", "svg", "json")]
+    status, _, err = run(*SMALL, "-m", "he_in", "-m", "fixup", *(part for path in paths for part in ("-o", path)))
+    assert status == 0
+    assert err.count("wrote") == 4
+    assert [path.read_bytes()[:4] for path in paths] == [b"<!do", b"\x89PNG", b"<?xm", b"[\n {"]
+
+
+def test_data_is_used_instead_of_noise(run: Run, tmp_path: Path) -> None:
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "batch.npy", x.numpy())
+    save_file({"inputs": x}, tmp_path / "batch.safetensors")
+    noise = run(*SMALL, "-m", "he_in", "--json")[1]
+    for name in ("batch.npy", "batch.safetensors"):
+        assert run("resnet8", "-m", "he_in", "--data", tmp_path / name, "--json")[1] == noise  # the same numbers
+    np.save(tmp_path / "other.npy", 3 * x.numpy())
+    assert run("resnet8", "-m", "he_in", "--data", tmp_path / "other.npy", "--json")[1] != noise
+
+
+def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:
+    x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    save_file({"inputs": x, "targets": torch.tensor([0, 1, 2, 3])}, tmp_path / "batch.safetensors")
+    (record,) = strict(run("resnet8", "-m", "he_in", "--data", tmp_path / "batch.safetensors", "--json")[1])
+    assert record["signal"]["loss"] > 0
+    assert record["signal"]["injected"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("none.npy", "found none"),
+        ("text.npy", "expected numbers in"),
+        ("objects.npy", "expected numbers in"),
+        ("text.safetensors", "is damaged"),
+        ("others.safetensors", "expected a tensor 'inputs'"),
+        ("batch.pt", "expected --data to end in .safetensors or .npy"),
+        ("flat.npy", "expected an example of images"),
+        ("labels.safetensors", "stopped"),
+        ("empty.safetensors", "is damaged"),
+    ],
+)
+def test_wrong_data_is_refused(run: Run, tmp_path: Path, name: str, says: str) -> None:
+    for file in ("text.npy", "text.safetensors", "batch.pt"):
+        (tmp_path / file).write_text("this is no array")
+    (tmp_path / "empty.safetensors").touch()
+    np.save(tmp_path / "objects.npy", np.array([{}, None], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "flat.npy", np.zeros((4, 5), dtype=np.float32))
+    save_file({"x": torch.zeros(1)}, tmp_path / "others.safetensors")
+    far = {"inputs": torch.randn(2, 3, 16, 16), "targets": torch.tensor([1, 99])}
+    save_file(far, tmp_path / "labels.safetensors")
+    refused(run("resnet8", "-m", "he_in", "--data", tmp_path / name), says)
+
+
+def test_checkpoint_is_loaded(run: Run, tmp_path: Path) -> None:
+    x = torch.zeros(2, 3, 16, 16)
+    model = build("resnet8", "he_in", example=x, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    save_model(model, str(tmp_path / "weights.safetensors"))
+    fresh, loaded = (
+        strict(run(*SMALL, "-m", "he_in", "--json", *options)[1])[0]["signal"]
+        for options in ((), ("--checkpoint", tmp_path / "weights.safetensors"))
+    )
+    norms = {layer["name"]: layer["weight_norm"] for layer in loaded["layers"]}
+    for name, norm in norms.items():
+        assert norm == pytest.approx(model.get_parameter(f"{name}.weight").norm().item(), rel=1e-5)
+    assert fresh["sums"] != loaded["sums"]
+
+
+def test_checkpoint_of_a_model_with_tied_weights_is_loaded(run: Run, folder: Path) -> None:
+    save_model(create("my_factories:Tied"), "tied.safetensors")
+    assert run("my_factories:Tied", "--input", "6", "--checkpoint", "tied.safetensors")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("weights.pt", "other formats can run code"),
+        ("none.safetensors", "found none"),
+        ("damaged.safetensors", "is damaged"),
+        ("deeper.safetensors", "unknown tensors"),
+        ("shallower.safetensors", "missing"),
+        ("wider.safetensors", "to fit the model"),
+    ],
+)
+def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: str) -> None:
+    model = build("resnet14", "he_in")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    save_model(model, str(tmp_path / "deeper.safetensors"))
+    save_file({"stem.conv.weight": model.get_parameter("stem.conv.weight")}, tmp_path / "shallower.safetensors")
+    save_model(build("resnet8", "he_in", num_classes=12), str(tmp_path / "wider.safetensors"))
+    whole = (tmp_path / "deeper.safetensors").read_bytes()
+    (tmp_path / "damaged.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused(run(*SMALL, "-m", "he_in", "--checkpoint", tmp_path / name), says)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("resnt20",), "did you mean 'resnet20'"),
+        ((*SMALL, "-m", "fixupp"), "did you mean 'fixup'"),
+        ((*SMALL, "-o", "missing/report.html"), "make the folder first"),
+        ((*SMALL, "-o", "report.pdf"), "expected --out to end in .html, .png, .svg or .json, got 'report.pdf'"),
+        ((*SMALL, "--fail-on", "bad"), "expected --fail-on to be one of linear, vanishing, exploding, dead branch"),
+        ((*SMALL, "--device", "nope"), "expected --device to be one of this machine, got 'nope'"),
+        ((*SMALL, "--device", "cuda:99"), "expected --device to be one of this machine, got 'cuda:99'"),
+        ((*SMALL, "--device", "meta"), "meta device"),
+        (("resnet8", "--input", "3x16"), "expected an example of images"),
+        (("resnet8", "--input", "3xx16"), "expected --input such as 3x224x224, got '3xx16'"),
+        (("resnet8", "--input", "3x-1x16"), "expected --input such as"),
+        (("resnet8", "--input", "0x16x16"), "expected --input such as"),
+        (("resmlp-4-8", "-m", "he_in", "--batch", "1"), "use a larger batch"),
+        (("mlp-4-8", "-m", "he_in"), "expected a network with residual sums"),
+        (("torchvision:resnet18", "-m", "fixup"), "leave --method out"),
+        (("torchvision:resnet18", "--input", "5x64x64"), "check the example's shape"),
+        (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
+        (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
+        (("my_factories:good", "--input", "7"), "check the example's shape"),
+        ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:
+    refused(run(*arguments), says)
+    assert not list(folder.glob("report*"))
+
+
+def test_batch_below_one_is_a_usage_error(run: Run) -> None:
+    status, out, err = run("resnet8", "--batch", "0")
+    assert (status, out) == (2, "")
+    assert "--batch" in err
+
+
+def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORMFREE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="check the example's shape"):
+        main(["diagnose", "my_factories:good", "--input", "7"])
+
+
+def test_command_in_a_process_of_its_own(folder: Path) -> None:
+    """As a user runs it, in the folder of the factory."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "normfree", "diagnose", "my_factories:exploding", "--input", "6", "--fail-on", "linear"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "my_factories:exploding: exploding" in done.stdout

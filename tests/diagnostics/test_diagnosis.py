@@ -1,0 +1,193 @@
+"""A diagnosis as text, table, picture, page and JSON."""
+
+import json
+import math
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+from normfree.diagnostics.diagnosis import Diagnosis, diagnose, page, panels, plain, save, summary, table
+from normfree.diagnostics.moments import Stats
+from normfree.diagnostics.verdict import judge
+from normfree.models import build
+from normfree.report.page import render_page
+
+EVIL = "<script>alert(1)</script> & [bold]$x$"
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def diagnosed(network: str, method: str, **options: Any) -> Diagnosis:
+    model = build(network, method, example=IMAGES, generator=torch.Generator().manual_seed(0))
+    return diagnose(model, IMAGES, **options)
+
+
+@pytest.fixture(scope="module")
+def short() -> Diagnosis:
+    return diagnosed("resnet8", "fixup", name="short")
+
+
+@pytest.fixture(scope="module")
+def deep() -> Diagnosis:
+    return diagnosed("resnet56", "he_in", name="deep")
+
+
+def broken(diagnosis: Diagnosis) -> Diagnosis:
+    """The same with NaN, infinity and zero in it."""
+    values = (math.nan, math.inf, 0.0)
+    sums = tuple(
+        replace(s, sum=Stats(value, value, value)) for s, value in zip(diagnosis.signal.sums, values, strict=False)
+    )
+    signal = replace(diagnosis.signal, sums=sums)
+    return Diagnosis("broken", signal, judge(signal))
+
+
+def strict(text: str) -> Any:
+    """JSON as others read it, without NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class Scripts(HTMLParser):
+    """The tags and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_text_shows_table_verdict_and_advice(deep: Diagnosis) -> None:
+    text = str(deep)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert "deep: exploding" in text
+    assert deep.verdict.recommendation in text
+    assert "worst place" in text
+    assert text == str(deep)
+
+
+def test_summary_says_where_the_gradient_came_from(short: Diagnosis, deep: Diagnosis) -> None:
+    assert "the classifier is zero and lets no gradient through" in summary(short)
+    assert "no targets were given" in summary(deep)
+    assert "gradient was put" not in summary(diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)))
+
+
+def test_name_is_given_or_the_models() -> None:
+    assert diagnosed("resnet8", "he_in", name="mine").name == "mine"
+    assert diagnosed("resnet8", "he_in").name == "resnet8"
+
+    class Tiny(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x + self.layer(x))  # type: ignore[no-any-return]
+
+    assert diagnose(Tiny(), torch.randn(8, 4)).name == "Tiny"
+
+
+def test_json_holds_every_number(short: Diagnosis, tmp_path: Path) -> None:
+    path = short.save(tmp_path / "report.json")
+    (record,) = strict(path.read_text(encoding="utf-8"))
+    assert record["name"] == "short"
+    assert record["verdict"]["status"] == short.verdict.status
+    assert record["signal"]["injected"] == "features"
+    assert [s["sum"]["variance"] for s in record["signal"]["sums"]] == short.signal.series("sum")
+    first = record["signal"]["layers"][0]
+    assert first["ratio"] == pytest.approx(first["gradient_norm"] / first["weight_norm"])
+
+
+def test_json_is_strict_also_with_numbers_it_has_no_word_for(short: Diagnosis, tmp_path: Path) -> None:
+    (record,) = strict(broken(short).save(tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [s["sum"]["variance"] for s in record["signal"]["sums"]] == ["nan", "inf", 0.0]
+    assert strict(json.dumps(plain([short]), allow_nan=False))
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])
+def test_picture_is_one(short: Diagnosis, tmp_path: Path, suffix: str, begins: bytes) -> None:
+    assert short.save(tmp_path / f"picture{suffix}").read_bytes().startswith(begins)
+
+
+def test_page_has_a_card_a_chart_and_a_row_for_each(short: Diagnosis, deep: Diagnosis, tmp_path: Path) -> None:
+    path = save([short, deep], tmp_path / "report.html", title="Both")
+    text = path.read_text(encoding="utf-8")
+    shown = page([short, deep], "Both")
+    assert [card.status for card in shown.cards] == ["good", "bad"]
+    assert len(shown.panels) == 4
+    assert all([curve.name for curve in panel.curves] == ["short", "deep"] for panel in shown.panels)
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "https://" not in text
+    assert "Both" in Scripts(text).text
+    assert len(shown.notes) == 2
+
+
+def test_depths_may_differ(short: Diagnosis, deep: Diagnosis, tmp_path: Path) -> None:
+    counts = len(short.signal.sums), len(deep.signal.sums)
+    assert counts[0] < counts[1]
+    for order in ([short, deep], [deep, short]):
+        for panel in panels(order):
+            assert {len(curve.values) for curve in panel.curves} == set(counts)
+            assert panel.point_names == tuple(s.name for s in deep.signal.sums)
+            assert panel.stages == (10, 19)
+        assert f"{counts[0]} to {counts[1]} residual blocks" in page(order, "").subtitle
+        for suffix in ("html", "png", "json"):
+            assert save(order, tmp_path / f"both.{suffix}").stat().st_size > 1000
+    assert "3 residual blocks" in page([short], "").subtitle
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report", "report.pdf", ".json.bak"])
+def test_other_suffix_is_refused(short: Diagnosis, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a file name ending in \.html, \.png, \.svg or \.json, got"):
+        short.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_name_with_markup_is_text(short: Diagnosis, tmp_path: Path) -> None:
+    evil = replace(short, name=EVIL)
+    assert EVIL in summary(evil)
+    assert EVIL in str(evil).replace("\n", "") or "<script>" in str(evil)
+    assert "[bold]" in str(evil)
+    plain_page, evil_page = (Scripts(render_page(page([d], d.name))) for d in (short, evil))
+    assert evil_page.tags == plain_page.tags
+    assert EVIL in evil_page.text
+    svg = ElementTree.parse(evil.save(tmp_path / "evil.svg"))
+    assert not [e for e in svg.iter() if e.tag.endswith("script")]
+    assert strict(evil.save(tmp_path / "evil.json").read_text())[0]["name"] == EVIL
+
+
+def test_broken_numbers_are_shown_not_drawn(short: Diagnosis, tmp_path: Path) -> None:
+    bad = broken(short)
+    for suffix in ("html", "png", "svg"):
+        assert bad.save(tmp_path / f"bad.{suffix}").stat().st_size > 1000
+    assert "broken: exploding" in str(bad)
+    assert "leaves the range of numbers" in str(bad).replace("\n", " ")
+
+
+def test_table_names_the_worst_place(deep: Diagnosis, short: Diagnosis) -> None:
+    rows = table([deep, short]).rows
+    assert len(rows) == 2
+    places = {deep.verdict.forward.worst, deep.verdict.backward.worst}
+    assert rows[0][-1] in places
+    dead = replace(short, verdict=replace(short.verdict, dead=("body.1.0",)))
+    assert table([dead]).rows[0][-1] == "body.1.0"
+
+
+def test_diagnosis_with_targets_has_a_loss() -> None:
+    assert diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)).signal.loss > 0

@@ -1,0 +1,389 @@
+"""The verdict on signals that are made up, where the answer is known, and on networks."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normfree.diagnostics.propagation import Signal, Stats, SumSignal, propagate
+from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
+from normfree.methods import names
+from normfree.models import build
+
+GROWTH = 1.3
+
+
+def signal(
+    forward: Sequence[float], backward: Sequence[float] | None = None, stages: Sequence[int] | None = None
+) -> Signal:
+    """A signal with these variances at its sums; `backward` is in the order of the blocks too."""
+    backward = [1.0] * len(forward) if backward is None else backward
+    stages = [1] * len(forward) if stages is None else stages
+
+    def stats(variance: float) -> Stats:
+        return Stats(0.0, variance, math.sqrt(variance) if variance >= 0 else math.nan)
+
+    return Signal(
+        tuple(
+            SumSignal(f"block{i}", stage, False, stats(f), stats(0.5), stats(1.0), stats(b), stats(1.0), stats(1.0))
+            for i, (f, b, stage) in enumerate(zip(forward, backward, stages, strict=True))
+        ),
+        (),
+    )
+
+
+def noisy(values: Sequence[float], seed: int, spread: float = 0.15) -> list[float]:
+    return [float(v) for v in np.array(values) * np.exp(np.random.default_rng(seed).normal(0, spread, len(values)))]
+
+
+def exponential(count: int, factor: float) -> list[float]:
+    return [factor**i for i in range(count)]
+
+
+def linear(sizes: Sequence[int], start: float = 1.36, step: float = 0.68) -> tuple[list[float], list[int]]:
+    """The variance of a network with batch norm: it grows by 1 - 1/π a block and restarts at every stage."""
+    values = [start + step * b for size in sizes for b in range(size)]
+    return values, [k for k, size in enumerate(sizes, 1) for _ in range(size)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
+def test_flat_signal_is_preserved(count: int, seed: int) -> None:
+    verdict = judge(signal(noisy([1.0] * count, seed), noisy([1e-6] * count, seed + 1)))
+    assert verdict.status == "preserved"
+    assert verdict.forward.total == pytest.approx(1, rel=2)
+    assert verdict.recommendation == "nothing to do"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("factor", "count"), [(GROWTH, 40), (2.0, 12), (1.1, 120)])
+def test_exponential_growth_forward_explodes(factor: float, count: int, seed: int) -> None:
+    verdict = judge(signal(noisy(exponential(count, factor), seed)))
+    assert verdict.status == verdict.forward.status == "exploding"
+    assert verdict.backward.status == "preserved"
+    assert verdict.forward.factor == pytest.approx(factor, rel=0.1)
+    assert math.log(verdict.forward.total) == pytest.approx((count - 1) * math.log(factor), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exponential_growth_backward_is_counted_from_the_last_block(seed: int) -> None:
+    rising = noisy(exponential(40, GROWTH), seed)
+    explodes = judge(signal([1.0] * 40, rising[::-1]))
+    assert explodes.status == explodes.backward.status == "exploding"
+    assert explodes.backward.factor == pytest.approx(GROWTH, rel=0.1)
+    vanishes = judge(signal([1.0] * 40, rising))
+    assert vanishes.status == vanishes.backward.status == "vanishing"
+    assert vanishes.backward.factor == pytest.approx(1 / GROWTH, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exponential_decay_forward_vanishes(seed: int) -> None:
+    verdict = judge(signal(noisy(exponential(40, 1 / GROWTH), seed)))
+    assert verdict.status == verdict.forward.status == "vanishing"
+    assert verdict.forward.total < 1e-3
+
+
+@pytest.mark.parametrize("factor", [1.05, 1 / 1.05])
+def test_slow_change_over_few_blocks_is_preserved(factor: float) -> None:
+    assert judge(signal(exponential(30, factor), exponential(30, factor))).status == "preserved"
+    deep = judge(signal(exponential(300, factor)))
+    assert deep.status == ("exploding" if factor > 1 else "vanishing")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sizes", [(50,), (9, 9, 9), (6, 6, 6), (3, 4, 6, 3)])
+def test_batch_norm_growth_is_linear(sizes: tuple[int, ...], seed: int) -> None:
+    values, stages = linear(sizes)
+    verdict = judge(signal(noisy(values, seed, 0.02), stages=stages))
+    assert verdict.status == verdict.forward.status == "linear"
+    assert "power of the depth" in verdict.sentence
+
+
+def test_batch_norm_growth_that_begins_higher_is_linear() -> None:
+    """torchvision's sums begin a stage with five blocks' worth of variance."""
+    values, stages = linear((12, 12), start=1.7, step=0.34)
+    backward = [float(v) ** -4 for v in values]
+    verdict = judge(signal(values, backward, stages))
+    assert verdict.forward.status == verdict.backward.status == "linear"
+
+
+@pytest.mark.parametrize("exponent", [1.0, 2.0])
+def test_power_law_backward_is_linear(exponent: float) -> None:
+    values = [float(i) ** -exponent for i in range(1, 101)]
+    verdict = judge(signal([1.0] * 100, values))
+    assert verdict.status == verdict.backward.status == "linear"
+    assert verdict.forward.status == "preserved"
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (2, 2, 2)])
+def test_stages_of_two_do_not_tell_a_law(sizes: tuple[int, ...]) -> None:
+    """A step of 2 in every stage is batch norm's as well as He's; rounding must not decide which."""
+    stages = [k for k, size in enumerate(sizes, 1) for _ in range(size)]
+    values = [4.0 ** (k - 1) * 2.0 ** (i % 2) for i, k in enumerate(stages)]
+    assert {judge(signal([scale * v for v in values], stages=stages)).status for scale in (1, 0.3, 7.1)} == {
+        "preserved"
+    }
+    steep = [100.0 * v * v for v in values]  # a thousandfold is too much, whatever the law
+    assert judge(signal([v * v for v in steep], stages=stages)).status == "exploding"
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_numbers_that_end_midway_explode_where_they_end(broken: float) -> None:
+    forward = judge(signal([1.0] * 5 + [broken] * 5))
+    assert forward.status == forward.forward.status == "exploding"
+    assert forward.forward.broken_at == forward.forward.worst == "block5"
+    assert "leaves the range of numbers at block5" in forward.sentence
+    backward = judge(signal([1.0] * 10, [broken] * 5 + [1.0] * 5))
+    assert backward.backward.broken_at == "block4"  # coming from the last block
+    assert backward.status == "exploding"
+
+
+def test_zeros_vanish_where_they_begin() -> None:
+    forward = judge(signal([1.0] * 5 + [0.0] * 5))
+    assert forward.status == "vanishing"
+    assert forward.forward.broken_at == "block5"
+    assert "is exactly 0 at block5" in forward.sentence
+    backward = judge(signal([1.0] * 10, [0.0] * 5 + [1.0] * 5))
+    assert backward.backward.broken_at == "block4"
+    assert judge(signal([0.0] * 10, [0.0] * 10)).status == "vanishing"
+
+
+@pytest.mark.parametrize("odd", [1e-9, 1e9])
+@pytest.mark.parametrize("place", [0, 7, 20, 39])
+def test_one_odd_block_does_not_change_the_verdict(place: int, odd: float) -> None:
+    def with_odd(values: list[float]) -> list[float]:
+        return [v * odd if i == place else v for i, v in enumerate(values)]
+
+    assert judge(signal(with_odd(noisy([1.0] * 40, 0)))).status == "preserved"
+    assert judge(signal(with_odd(noisy(exponential(40, GROWTH), 0)))).status == "exploding"
+    assert judge(signal([1.0] * 40, with_odd(noisy(exponential(40, GROWTH), 0)))).status == "vanishing"
+
+
+def test_one_odd_block_would_change_a_least_squares_fit() -> None:
+    """The control: the slope of a flat signal with one odd block, by least squares and by the verdict."""
+    values = [1.0] * 39 + [1e9]
+    slope = np.polyfit(np.arange(40), np.log(values), 1)[0]
+    assert 39 * slope > math.log(10)
+    assert judge(signal(values)).forward.factor == pytest.approx(1, abs=1e-9)
+
+
+def test_worst_place_is_named() -> None:
+    forward = [1.0] * 10 + [1e4] * 10
+    verdict = judge(signal(forward))
+    assert verdict.status == "exploding"
+    assert (verdict.forward.worst, verdict.forward.worst_factor) == ("block10", pytest.approx(1e4))
+    assert "worst at block10" in verdict.sentence
+    backward = judge(signal([1.0] * 20, [1e4] * 10 + [1.0] * 10)).backward
+    assert (backward.worst, backward.worst_factor) == ("block9", pytest.approx(1e4))
+    vanishing = judge(signal([1.0] * 10 + [1e-4] * 10)).forward
+    assert (vanishing.status, vanishing.worst) == ("vanishing", "block10")
+
+
+def test_restarts_at_stages_do_not_hide_growth() -> None:
+    values = [2.0**b for _ in range(3) for b in range(9)]
+    verdict = judge(signal(values, stages=[k for k in (1, 2, 3) for _ in range(9)]))
+    assert verdict.status == "exploding"
+    assert verdict.forward.factor == pytest.approx(2)
+
+
+# Dead branches, in networks.
+
+
+class Branched(nn.Module):
+    """Three blocks."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(TwoLayers(width) for _ in range(3))
+        self.out = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+class TwoLayers(nn.Module):
+    """A branch of two layers with a ReLU between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width, bias=False)
+        self.last = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.last(self.first(x).relu())  # type: ignore[no-any-return]
+
+
+def branched(*zero: str) -> Branched:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Branched()
+    for name in zero:
+        nn.init.zeros_(model.get_parameter(f"blocks.1.{name}.weight"))
+    return model
+
+
+def batch(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_two_zero_layers_are_a_dead_branch() -> None:
+    verdict = judge(propagate(branched("first", "last"), batch(16, 8)))
+    assert verdict.status == "dead branch"
+    assert verdict.dead == ("blocks.1",)
+    assert "1 branch is dead (blocks.1)" in verdict.sentence
+
+
+def test_zero_last_layer_is_not_dead() -> None:
+    signal = propagate(branched("last"), batch(16, 8))
+    assert signal.sums[1].branch.norm == 0
+    assert judge(signal).dead == ()
+
+
+def test_dead_branch_never_moves() -> None:
+    """The control: training leaves a dead branch where it is, and not one whose last layer alone is zero."""
+
+    def moved(model: Branched) -> bool:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(16, 8, seed=step)).square().mean().backward()
+            optimizer.step()
+        return any(p.abs().max() > 0 for n, p in model.named_parameters() if n == "blocks.1.last.weight")
+
+    assert not moved(branched("first", "last"))
+    assert moved(branched("last"))
+
+
+def test_dead_branches_are_counted() -> None:
+    found = propagate(branched("first", "last"), batch(16, 8))
+    many = replace(found, sums=tuple(replace(found.sums[1], name=f"block{i}") for i in range(5)))
+    assert "5 branches are dead (block0, block1, block2 and 2 more)" in judge(many).sentence
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "rezero"])
+@pytest.mark.parametrize("name", ["resnet20", "wrn-16-1"])
+def test_branch_that_begins_at_zero_is_not_dead(name: str, method: str) -> None:
+    signal = network(name, method)
+    assert all(value == 0 for value in signal.series("branch", "norm"))
+    verdict = judge(signal)
+    assert verdict.dead == ()
+    assert verdict.status == "preserved"
+
+
+def network(name: str, method: str, images: int = 4, size: int = 32, seed: int = 0) -> Signal:
+    x = batch(images, 3, size, size, seed=seed)
+    return propagate(build(name, method, example=x, generator=torch.Generator().manual_seed(seed)), x)
+
+
+# Networks whose verdict the papers and FACTS give.
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "forward", "backward"),
+    [
+        ("resnet56", "he_in", "exploding", "exploding"),
+        ("wrn-40-1", "he_in", "exploding", "exploding"),
+        ("wrn-40-1", "batchnorm", "linear", "linear"),
+        ("resnet56", "fixup", "preserved", "preserved"),
+        ("resnet56", "wn", "preserved", "preserved"),
+        ("resnet56", "nf", "preserved", "preserved"),
+        ("preact_resnet50", "isograd", "preserved", "preserved"),
+        ("preact_resnet50", "idshort", "preserved", "preserved"),
+        ("preact_resnet50", "convshort_brock", "preserved", "exploding"),
+        ("preact_resnet50", "batchnorm", "linear", "linear"),
+    ],
+)
+def test_network_is_judged_as_the_papers_say(name: str, method: str, forward: Status, backward: Status) -> None:
+    verdict = judge(network(name, method))
+    assert (verdict.forward.status, verdict.backward.status) == (forward, backward)
+    assert verdict.status == max(forward, backward, key=SEVERITY.index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize(
+    ("name", "method", "wanted"),
+    [
+        ("resnet20", "he_in", "exploding"),
+        ("resnet56", "he_in", "exploding"),
+        ("resnet56", "batchnorm", "linear"),
+        ("wrn-40-1", "batchnorm", "linear"),
+        ("resnet34", "batchnorm", "linear"),
+        ("resnet56", "fixup", "preserved"),
+        ("preact_resnet50", "isograd", "preserved"),
+        ("preact_resnet50", "convshort_brock", "exploding"),
+    ],
+)
+def test_network_is_judged_alike_with_other_seeds(name: str, method: str, wanted: Status, seed: int) -> None:
+    assert judge(network(name, method, size=64, seed=seed)).status == wanted
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
+def test_torchvision_with_batch_norm_is_not_alarming(name: str) -> None:
+    from torchvision.models import get_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = get_model(name, weights=None)
+    verdict = judge(propagate(model, batch(4, 3, 64, 64)))
+    assert not verdict.at_least("vanishing")
+
+
+# Words.
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"'([a-z_]+)'", text)
+
+
+BAD: list[Callable[[], Signal]] = [
+    lambda: signal(exponential(40, GROWTH)),
+    lambda: signal(exponential(40, 1 / GROWTH)),
+    lambda: signal([1.0] * 40, exponential(40, 1 / GROWTH)),
+    lambda: signal([1.0] * 40, exponential(40, GROWTH)),
+    lambda: signal([1.0] * 5 + [math.nan] * 5),
+    lambda: signal([1.0] * 5 + [0.0] * 5),
+    lambda: propagate(branched("first", "last"), batch(16, 8)),
+]
+
+
+@pytest.mark.parametrize("make", BAD)
+def test_recommendation_names_methods_of_the_registry(make: Callable[[], Signal]) -> None:
+    verdict = judge(make())
+    assert verdict.at_least("vanishing")
+    assert quoted(verdict.recommendation)
+    assert set(quoted(verdict.recommendation)) <= set(names())
+
+
+def test_recommendations_differ_with_the_fault() -> None:
+    assert len({judge(make()).recommendation for make in BAD}) == 5
+
+
+def test_order_of_the_verdicts_is_that_of_harm() -> None:
+    assert SEVERITY == ("preserved", "linear", "vanishing", "exploding", "dead branch")
+    assert set(SEVERITY) == set(get_args(Status))
+    direction = Direction("preserved", 1.0, 1.0, "block0", 1.0)
+    for i, status in enumerate(SEVERITY):
+        verdict = Verdict(status, direction, direction, (), "", "")
+        assert [verdict.at_least(other) for other in SEVERITY] == [j <= i for j in range(len(SEVERITY))]
+
+
+def test_network_verdict_is_the_worse_of_the_two() -> None:
+    both = judge(signal(exponential(40, 1 / GROWTH), exponential(40, 1 / GROWTH)))
+    assert (both.forward.status, both.backward.status, both.status) == ("vanishing", "exploding", "exploding")
+
+
+def test_verdict_is_plain_data() -> None:
+    data = judge(signal([1.0] * 5)).to_json()
+    assert data["status"] == "preserved"
+    assert data["forward"]["worst"].startswith("block")

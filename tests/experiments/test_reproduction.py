@@ -1,0 +1,219 @@
+"""Running a claim: files at the end or none, stored results taken, and the command line around it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normfree.cli import main
+from normfree.experiments.claims import Check, Measurement, Settings, all_claims
+from normfree.experiments.reproduction import reproduce
+from normfree.experiments.results import result_path
+
+Run = Callable[..., tuple[int, str, str]]
+FULL = Settings(seeds=(0, 1, 2))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process: exit status, stdout and stderr."""
+    for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["reproduce", *arguments])
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def counted(fake):
+    """A measurement that counts its runs."""
+
+    def once(settings: Settings) -> Measurement:
+        once.runs += 1
+        return fake.measure(settings)
+
+    once.runs = 0
+    return once
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# The library
+
+
+def test_reproduce_writes_result_and_picture(make, tmp_path):
+    make()
+    result, judgement = reproduce("fixup/fake", FULL, tmp_path)
+    assert judgement.status == "holds"
+    assert result["values"]["one"]["values"] == [1.0, 1.1, 1.2]
+    assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+
+
+def test_reproduce_takes_a_stored_result(make, counted, tmp_path):
+    claim = make(measure=counted)
+    first, _ = reproduce("fixup/fake", FULL, tmp_path)
+    second, judgement = reproduce("fixup/fake", FULL, tmp_path)
+    assert (counted.runs, judgement.status, second["date"]) == (1, "holds", first["date"])
+    reproduce("fixup/fake", FULL, tmp_path, again=True)
+    reproduce("fixup/fake", Settings(seeds=(0,)), tmp_path)  # other seeds
+    reproduce("fixup/fake", Settings(scale="quick"), tmp_path)
+    assert counted.runs == 4
+    result_path(tmp_path, claim, "full", ".png").unlink()
+    reproduce("fixup/fake", Settings(seeds=(0,)), tmp_path)
+    assert counted.runs == 4
+    assert result_path(tmp_path, claim, "full", ".png").exists()  # drawn from the stored numbers
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_run_leaves_no_file(make, error, tmp_path):
+    def stop(settings: Settings) -> Measurement:
+        raise error
+
+    make(measure=stop)
+    with pytest.raises(error):
+        reproduce("fixup/fake", FULL, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(make, monkeypatch, tmp_path):
+    make()
+    reproduce("fixup/fake", FULL, tmp_path)
+    before = (tmp_path / "fixup" / "fake.json").read_bytes()
+
+    def stop(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce("fixup/fake", FULL, tmp_path, again=True)
+    assert (tmp_path / "fixup" / "fake.json").read_bytes() == before
+    assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+    assert reproduce("fixup/fake", FULL, tmp_path)[1].status == "holds"
+
+
+def test_reproduce_without_matplotlib_keeps_the_numbers(make, monkeypatch, tmp_path):
+    def missing(*args: object, **kwargs: object) -> None:
+        raise ImportError
+
+    make()
+    monkeypatch.setattr("normfree.report.plots.write_plot", missing)
+    assert reproduce("fixup/fake", FULL, tmp_path)[1].status == "holds"
+    assert names(tmp_path) == ["fixup/fake.json"]
+
+
+def test_claim_that_cannot_be_run_says_why(make, tmp_path):
+    make(measure=None, how="It needs ImageNet, which is not at hand.")
+    with pytest.raises(ValueError, match="'fixup/fake' cannot be run here: It needs ImageNet"):
+        reproduce("fixup/fake", FULL, tmp_path)
+
+
+# The command line
+
+
+def test_command_prints_checks_and_files(make, run, tmp_path):
+    make()
+    status, out, _ = run("fixup/fake", "--seeds", "2", "--out", str(tmp_path))
+    assert status == 0
+    line = next(line for line in out.splitlines() if line.startswith("one is about 1"))
+    assert " ".join(line.split()) == "one is about 1 1 0.8 to 1.2 1.05 ± 0.071 holds"
+    assert "holds: 2 of 2 checks hold (2 seeds" in out
+    assert str(tmp_path / "fixup" / "fake.json") in out.replace("\n", "")
+    assert str(tmp_path / "fixup" / "fake.png") in out.replace("\n", "")
+    assert "\x1b[" not in out
+
+
+def test_command_fails_with_status_1(make, run, tmp_path):
+    make(checks=(Check(name="one", statement="one is large", low=5.0, why="made up"),))
+    status, out, _ = run("fixup/fake", "--quick", "--out", str(tmp_path))
+    assert status == 1
+    assert "fails: 0 of 1 checks hold, 1 fail" in out
+    assert names(tmp_path) == ["fixup/fake.quick.json", "fixup/fake.quick.png"]
+
+
+def test_command_judges_stored_results_of_any_seeds(make, run, counted, tmp_path):
+    make(measure=counted)
+    run("fixup/fake", "--seeds", "2", "--out", str(tmp_path))
+    status, out, _ = run("fixup/fake", "--out", str(tmp_path), "--json")
+    assert (status, counted.runs) == (0, 1)
+    assert json.loads(out)[0]["result"]["seeds"] == [0, 1]
+    run("fixup/fake", "--out", str(tmp_path), "--again")
+    assert counted.runs == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("robust/fig22",), "unknown claim 'robust/fig22'; did you mean 'robust/fig2'?"),
+        ((), "expected one or more claims"),
+        (("robust/fig2", "--list"), "expected --list alone"),
+        (("robust/table1", "--device", "abacus"), "expected a device such as cpu or cuda, got 'abacus'"),
+        (("wninit/table2", "--quick", "--data", "nowhere"), "expected CIFAR-10 in the folder 'nowhere'"),
+    ],
+)
+def test_usage_errors_are_one_line(run, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert "Traceback" not in err
+    assert names(tmp_path) == []
+
+
+def test_unknown_claim_is_refused_before_any_is_run(make, run, counted, tmp_path):
+    make(measure=counted)
+    assert run("fixup/fake", "fixup/fkae", "--out", str(tmp_path))[0] == 2
+    assert counted.runs == 0
+
+
+def test_damaged_result_is_one_line_and_again_mends_it(make, run, tmp_path):
+    claim = make()
+    path = result_path(tmp_path, claim, "full")
+    path.parent.mkdir()
+    path.write_text("{")
+    status, _, err = run("fixup/fake", "--out", str(tmp_path))
+    assert status == 2
+    assert "expected the JSON of a result" in err
+    assert run("fixup/fake", "--out", str(tmp_path), "--again")[0] == 0
+
+
+def test_long_runs_show_progress_in_plain_lines(make, run, monkeypatch, tmp_path):
+    monkeypatch.setattr("normfree.cli.reproduce._PATIENCE", 0.0)
+    make()
+    _, _, err = run("fixup/fake", "--out", str(tmp_path))
+    assert "fixup/fake: 0 of 1 done after 0 s, the only step" in err
+
+
+def test_list_prints_every_claim(run, tmp_path):
+    status, out, _ = run("--list", "--out", str(tmp_path))
+    assert status == 0
+    firsts = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert [first for first in firsts if "/" in first] == [claim.id for claim in all_claims()]
+    assert all(claim.statement in out for claim in all_claims())
+    assert out.count("not run") == len(all_claims())
+
+
+def test_list_as_json_tells_what_was_measured(make, run, tmp_path):
+    make()
+    run("fixup/fake", "--quick", "--out", str(tmp_path))
+    status, out, _ = run("--list", "--json", "--out", str(tmp_path))
+    assert status == 0
+    records = {record["id"]: record for record in json.loads(out)}
+    assert list(records) == [claim.id for claim in all_claims()]
+    fake = records["fixup/fake"]
+    assert (fake["status"], fake["checks"][0]["measured"], fake["checks"][0]["verdict"]) == ("holds", 1.0, "holds")
+    assert fake["result"]["command"] == "normfree reproduce fixup/fake --quick"
+    assert records["robust/fig2"]["status"] == "not run"
+    assert records["robust/fig2"]["result"] is None
+    wanted = {"id", "where", "statement", "paper_value", "how", "cost", "status", "checks", "result"}
+    assert all(wanted <= set(record) for record in records.values())

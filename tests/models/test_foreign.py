@@ -1,0 +1,150 @@
+"""Models of others by a string: what is built, and what is said when it cannot be."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from normfree.models.foreign import create, is_foreign
+
+MODULE = """
+from functools import partial
+import torch
+from torch import nn
+
+ready = nn.Linear(2, 2)
+number = 3
+def factory():
+    return nn.Linear(4, 4)
+def needs(width):
+    return nn.Linear(width, width)
+def options(width=5, *, bias=False, **rest):
+    return nn.Linear(width, width, bias=bias)
+def nothing():
+    pass
+def a_list():
+    return [nn.Linear(2, 2)]
+def a_class():
+    return nn.Linear
+def fails():
+    raise TypeError("from the factory's own code")
+bound = partial(needs, 6)
+class Holder:
+    @staticmethod
+    def build():
+        return nn.Linear(7, 7)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder with modules; path and modules as they were afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "made_up_zoo.py").write_text(MODULE)
+    (tmp_path / "made_up_half.py").write_text("import no_such_dependency\n")
+    (tmp_path / "made_up_broken.py").write_text("raise RuntimeError('operator zoo::nms does not exist')\n")
+    package = tmp_path / "made_up_package" / "inner"
+    package.mkdir(parents=True)
+    (package / "models.py").write_text("from made_up_zoo import factory\n")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("made_up_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "wrn-40-10", ""])
+def test_plain_name_is_not_foreign(name: str) -> None:
+    assert not is_foreign(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("made_up_zoo:factory", 4),
+        ("made_up_zoo:ready", 2),
+        ("made_up_zoo:options", 5),
+        ("made_up_zoo:bound", 6),
+        ("made_up_zoo:Holder.build", 7),
+        ("made_up_package.inner.models:factory", 4),
+    ],
+)
+def test_factory_is_called(name: str, width: int) -> None:
+    model = create(name)
+    assert is_foreign(name)
+    assert isinstance(model, nn.Linear)
+    assert model.in_features == width
+
+
+def test_torchvision_and_timm_are_built_with_random_weights() -> None:
+    with torch.random.fork_rng(devices=[]):
+        first, second = create("torchvision:resnet18"), create("torchvision:resnet18")
+        assert not torch.equal(first.get_parameter("conv1.weight"), second.get_parameter("conv1.weight"))
+        assert isinstance(create("timm:test_resnet"), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torchvision:resnet81", r"unknown model of torchvision 'resnet81'; did you mean 'resnet18'\?"),
+        ("timm:resnet10y", r"unknown model of timm 'resnet10y'; did you mean 'resnet10t'\?"),
+        ("made_up_zoo:factry", r"unknown name in module 'made_up_zoo' 'factry'; did you mean 'factory'\?"),
+        ("made_up_zoo:Holder.bild", "did you mean 'build'"),
+        ("made_up_zoo:number.denominater", "did you mean 'denominator'"),
+    ],
+)
+def test_unknown_name_gives_the_closest(name: str, says: str) -> None:
+    refuse(name, says)
+
+
+def refuse(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as caught:
+        create(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("made_up_zoo:nothing", "expected 'made_up_zoo:nothing' to give a torch.nn.Module, got NoneType"),
+        ("made_up_zoo:a_list", "to give a torch.nn.Module, got list"),
+        ("made_up_zoo:a_class", "to give a torch.nn.Module, got type"),
+        ("made_up_zoo:number", "to give a torch.nn.Module, got int"),
+        ("made_up_zoo:needs", "called without arguments, but it is missing a required argument: 'width'"),
+        ("made_up_zoo:Holder", "to give a torch.nn.Module, got Holder"),
+    ],
+)
+def test_factory_without_a_model_is_refused(name: str, says: str) -> None:
+    refuse(name, says)
+
+
+def test_error_of_the_factory_itself_is_passed_on() -> None:
+    with pytest.raises(TypeError, match="own code"):
+        create("made_up_zoo:fails")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_package:model", "expected to import 'no_such_package' .* run in its folder or install it"),
+        ("no_such_package.module:model", "expected to import 'no_such_package'"),
+        ("made_up_half:model", "expected to import 'no_such_dependency' for model 'made_up_half:model'"),
+        ("made_up_broken:model", "expected to import 'made_up_broken' .* but it stopped: operator zoo::nms"),
+        ("folder/file.py:model", "leave out folders and the ending .py"),
+        (".relative:model", "expected the name of a module before ':'"),
+        (":model", "expected a model such as 'torchvision:resnet50'"),
+        ("torchvision:", "expected a model such as 'torchvision:resnet50'"),
+    ],
+)
+def test_missing_module_is_refused(name: str, says: str) -> None:
+    refuse(name, says)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_missing_library_says_what_to_install(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    refuse(f"{library}:resnet18", rf"for model '{library}:resnet18', but it was not found; install normfree\[vision\]")
