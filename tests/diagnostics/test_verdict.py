@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.propagation import Signal, Stats, SumSignal, propagate
+from normfree.diagnostics.moments import Stats
+from normfree.diagnostics.propagation import Signal, SumSignal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
 from normfree.methods import names
 from normfree.models import build
