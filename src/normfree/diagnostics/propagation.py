@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.diagnostics.moments import wide_dtype
 from normfree.diagnostics.taps import SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
@@ -214,8 +213,7 @@ def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         by_device.setdefault(tensor.device, []).append(name)
     found: dict[str, float] = {}
     for names in by_device.values():
-        wide = wide_dtype(tensors[names[0]])
-        found.update(zip(names, torch.stack([tensors[n].to(wide) for n in names]).tolist(), strict=True))
+        found.update(zip(names, torch.stack([tensors[n] for n in names]).tolist(), strict=True))
     return found
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -169,11 +168,8 @@ class Taps(TorchFunctionMode):
                 f"({len(unseen)} of {len(self.plan.branches)}); pass the plan of what runs, or use evaluation mode "
                 "where blocks are dropped at random"
             )
-        # One transfer for all numbers: a transfer each would stall a GPU at every block.
         every = list({id(r): r for r in self._moments.values()}.values())
-        flat = torch.cat([r.channels.flatten() for r in every]).to("cpu", torch.float64)
-        parts = flat.split([r.channels.numel() for r in every])
-        known = {id(r): finish(part.view(2, -1), r.count) for r, part in zip(every, parts, strict=True)}
+        known = {id(r): stats for r, stats in zip(every, finish(every), strict=True)}
         seen = {key: known[id(r)] for key, r in self._moments.items()}
 
         def stats(branch: Branch, part: str) -> Stats:
