@@ -23,6 +23,7 @@ from normfree.graph import discover
 from normfree.plan import Branch, ResidualPlan
 
 Loss = Callable[[Any, Any], Tensor]
+BYTES_AT_ONCE = 64 * 2**20  # of gradients that wait to be reduced together
 
 
 @dataclass(frozen=True)
@@ -186,13 +187,20 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
 def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
     """Note the norm of each parameter's gradient as it arrives, and throw the gradient away."""
     norms: dict[str, Tensor] = {}
+    waiting: dict[str, Tensor] = {}
     handles = []
+
+    def reduce_waiting() -> None:
+        norms.update(_norms(waiting))
+        waiting.clear()
 
     def follow(name: str, parameter: nn.Parameter) -> None:
         def note(p: Tensor) -> None:
             if p.grad is not None:
-                norms[name] = _norm(p.grad)
+                waiting[name] = p.grad
             p.grad = None
+            if sum(g.nbytes for g in waiting.values()) > BYTES_AT_ONCE or len(waiting) >= 32:
+                reduce_waiting()
 
         handles.append(parameter.register_post_accumulate_grad_hook(note))
 
@@ -201,6 +209,7 @@ def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str
             if parameter.requires_grad:
                 follow(name, parameter)
         yield norms
+        reduce_waiting()
     finally:
         for handle in handles:
             handle.remove()
@@ -230,11 +239,16 @@ def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             p.requires_grad_(False)
 
 
-def _norm(tensor: Tensor) -> Tensor:
-    """The norm of a whole tensor."""
-    half = tensor.dtype in (torch.bfloat16, torch.float16)
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32 if half else None)
-    return norm
+def _norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The norm of each tensor, few launches for many; of half precision in float32."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
+    found: dict[str, Tensor] = {}
+    for (_, dtype), names in kinds.items():
+        wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        found.update(zip(names, torch._foreach_norm([tensors[n] for n in names], 2, dtype=wide), strict=True))
+    return found
 
 
 def _layer_signals(
@@ -250,7 +264,7 @@ def _layer_signals(
         own = dict(modules[name].named_parameters())
         plain = own.get("weight")
         parts[name] = [p for n, p in own.items() if n != "bias"] if plain is None else [plain]
-    sizes = _numbers({first[id(p)]: _norm(p.detach()) for found in parts.values() for p in found})
+    sizes = _numbers(_norms({first[id(p)]: p.detach() for found in parts.values() for p in found}))
     for name, found in parts.items():
         if found:
             names = [first[id(p)] for p in found]

@@ -48,7 +48,7 @@ class Taps(TorchFunctionMode):
         self.plan = plan
         self.modules = dict(model.named_modules())
         self._sums = {(b.place, b.addition): b for b in plan.branches}
-        self._own = {home for home, _ in self._sums}
+        self._own = {home for home, _ in self._sums if not isinstance(self.modules.get(home), Residual)}
         if strange := next((home for home, _ in self._sums if home not in self.modules), None):
             raise ValueError(
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
@@ -76,8 +76,7 @@ class Taps(TorchFunctionMode):
         self._tap(branch, "branch", first)
         self._tap(branch, "shortcut", second)
         out = func(*args, **(kwargs or {}))
-        if not isinstance(self.modules.get(home), Residual):
-            self._tap(branch, "sum", out)
+        self._tap(branch, "sum", out)
         return out
 
     def _once(self, tensor: Tensor) -> Reduced:
@@ -124,7 +123,21 @@ class Taps(TorchFunctionMode):
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
             by_home.setdefault(b.place, []).append(b)
-        calls: Counter[str] = Counter()
+
+        def tap_residual(module: Residual, branches: list[Branch]) -> None:
+            """A residual module of ours has modules where the operands come out, and its output is the sum."""
+            calls = Counter[str]()
+
+            def tap(part: str) -> Callable[[nn.Module, Any, Any], None]:
+                def hook(_m: nn.Module, _a: Any, out: Any) -> None:
+                    if calls[part] < len(branches):
+                        self._tap(branches[calls[part]], part, out)
+                    calls[part] += 1
+
+                return hook
+
+            for part, place in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
+                handles.append(place.register_forward_hook(tap(part)))
 
         def follow(name: str, module: nn.Module) -> None:
             def enter(_m: nn.Module, _a: Any) -> None:
@@ -134,20 +147,18 @@ class Taps(TorchFunctionMode):
             def leave(_m: nn.Module, _a: Any, out: Any) -> None:
                 self._homes.pop()
                 self._watch()
-                if isinstance(module, Residual) and calls[name] < len(by_home.get(name, ())):
-                    self._tap(by_home[name][calls[name]], "sum", out)
-                    calls[name] += 1
 
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave))
 
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
         followed: dict[str, nn.Module] = {}
-        for home in by_home:
+        for home, branches in by_home.items():
             module = self.modules[home]
-            # A residual module of ours calls its children only; others may reach further down.
-            inside = module.children() if isinstance(module, Residual) else module.modules()
-            followed.update({names[id(m)]: m for m in (module, *inside)})
+            if isinstance(module, Residual):
+                tap_residual(module, branches)
+            else:
+                followed.update({names[id(m)]: m for m in module.modules()})
         for name, module in followed.items():
             follow(name, module)
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     modules, parameters = list(model.modules()), list(model.parameters())
     gradients = [(p, p.grad) for p in parameters]
     held = [(m, dict(m._buffers)) for m in modules if m._buffers]
-    copies = {id(b): b.detach().clone() for _, buffers in held for b in buffers.values() if b is not None}
+    copies = _copies({id(b): b.detach() for _, buffers in held for b in buffers.values() if b is not None})
     arrivals = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
     modes = [(m, m.training) for m in modules]
     cuda = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
@@ -44,3 +44,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 m._buffers.update(buffers)
             for m, training in modes:
                 m.training = training
+
+
+def _copies(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """A copy of each tensor, few launches for many."""
+    copies = {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for key, tensor in tensors.items():
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(key)
+    for keys in kinds.values():
+        torch._foreach_copy_([copies[key] for key in keys], [tensors[key] for key in keys])
+    return copies
