@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import shlex
 import statistics
@@ -26,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import normfree
 from normfree.diagnostics import propagate
+from normfree.experiments.results import commit, hardware, versions
 from normfree.models import build
 from normfree.report import Column, Table, print_table
 
@@ -147,36 +145,14 @@ def process_peak() -> float:
 
 
 def surroundings(device: str) -> dict[str, Any]:
-    """What the numbers depend on."""
-    folder = Path(__file__).parent
-    git = ["git", "-C", str(folder)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    """What the numbers depend on; the command names no folder."""
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     return {
-        "command": shlex.join(["python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:]]),
-        "commit": commit or None,
-        "uncommitted_changes": bool(changes),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "normfree": normfree.__version__,
-        },
-        "hardware": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if device.startswith("cuda") else None,
-        },
+        "command": shlex.join(["python", f"benchmarks/{Path(__file__).name}", *words]),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(device),
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def show(records: list[dict[str, Any]], deepest: dict[str, Any] | None, device: str) -> None:
