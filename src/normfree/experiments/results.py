@@ -53,7 +53,7 @@ def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds:
         "seeds": list(settings.seeds),
         "versions": versions(),
         "hardware": hardware(settings.device),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds, 3),
         "values": {name: summarize(value) for name, value in measurement.values.items()},
         "panels": [asdict(panel) for panel in measurement.panels],
         "tables": [
