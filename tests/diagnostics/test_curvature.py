@@ -211,8 +211,9 @@ def test_diverging_product_ends_with_nan(algorithm: str) -> None:
 
 
 def test_convolutional_eigenvalue_is_that_of_curvlinops() -> None:
-    curvlinops = pytest.importorskip("curvlinops")
-    linalg = pytest.importorskip("scipy.sparse.linalg")
+    import curvlinops
+    from scipy.sparse import linalg
+
     model, x, y = small_resnet()
     parameters = list(model.parameters())
     operator = curvlinops.HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)])
