@@ -31,7 +31,7 @@ PAPERS = {
     "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
     "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
 }
-MODULES = ("fixup", "fixup_theorems", "wninit", "robust", "normdead")  # where the claims are written
+MODULES = ("fixup", "fixup_updates", "wninit_theorems", "wninit", "robust", "normdead")  # where the claims are written
 
 
 def _silent(done: int, total: int, what: str) -> None:
