@@ -92,7 +92,8 @@ def propagate(
     Raises `ValueError` when the model has no residual sums, is on the meta device, or puts out no tensor, when the plan
     is not the model's, and when the batch is too small for a variance.
     """
-    parameters = dict(model.named_parameters())
+    modules = dict(model.named_modules())  # walked once: at thousands of modules a walk takes as long as some layers
+    parameters = _parameters(modules)
     if any(p.is_meta for p in parameters.values()):
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     args, kwargs = tree_map(_recordable, call_arguments(inputs))
@@ -100,13 +101,13 @@ def propagate(
         stated = getattr(model, "plan", None)
         plan = stated if isinstance(stated, ResidualPlan) else discover(model, *args, **kwargs)
     plan.require_sums()
-    taps = Taps(model, plan)
+    taps = Taps(modules, plan)
     features: list[Tensor] = []
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(untouched(model))
+        stack.enter_context(untouched(model, modules.values()))
         stack.enter_context(_unfrozen(parameters.values()))
         stack.enter_context(taps.hooked())
         if zero is not None:
@@ -117,9 +118,19 @@ def propagate(
         starts, injected, value = _start(output, features, targets, loss, generator)
         torch.autograd.backward(list(starts), list(starts.values()))
     gradients = _numbers(norms)
-    layers = tuple(_layer_signals(taps.modules, parameters, plan, gradients))
+    layers = tuple(_layer_signals(modules, parameters, plan, gradients))
     alive = _learning(plan, gradients)
     return Signal(taps.result(alive), layers, injected, value, plan)
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters of modules by name, a shared one under its first."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in modules.items():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
+    return dict(found.values())
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

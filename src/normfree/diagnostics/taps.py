@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,10 +43,10 @@ class SumSignal:
 class Taps(TorchFunctionMode):
     """Watches the additions that the plan names, and takes statistics of their operands and results."""
 
-    def __init__(self, model: nn.Module, plan: ResidualPlan) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], plan: ResidualPlan) -> None:
         super().__init__()
         self.plan = plan
-        self.modules = dict(model.named_modules())
+        self.modules = modules
         self._sums = {(b.place, b.addition): b for b in plan.branches}
         self._own = {home for home, _ in self._sums if not isinstance(self.modules.get(home), Residual)}
         if strange := next((home for home, _ in self._sums if home not in self.modules), None):

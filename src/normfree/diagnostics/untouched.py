@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
     """Inside, run the model forward and backward at will; on the way out, also after an error, all is as before.
 
     Gradients are set aside, not copied. The model runs on copies of its buffers (running statistics), since a graph of
     the caller may still read the buffers themselves. The global random states of the CPU and of the model's GPUs are
     restored. What is to happen when a gradient has arrived (an optimizer that steps in the backward pass) does not
-    happen inside.
+    happen inside. `modules` are those of the model where the caller has them at hand.
     """
-    modules, parameters = list(model.modules()), list(model.parameters())
+    modules = list(model.modules() if modules is None else modules)
+    parameters = list({id(p): p for m in modules for p in m._parameters.values() if p is not None}.values())
     gradients = [(p, p.grad) for p in parameters]
     held = [(m, dict(m._buffers)) for m in modules if m._buffers]
     copies = _copies({id(b): b.detach() for _, buffers in held for b in buffers.values() if b is not None})
