@@ -23,7 +23,8 @@ def diagnose_model(
         str, typer.Argument(help="A model by name, or torchvision:NAME, timm:NAME, package.module:factory.")
     ],
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="A method, for models by name; repeat to compare.")
+        list[str] | None,
+        typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
     ] = None,
     shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
@@ -36,7 +37,10 @@ def diagnose_model(
         list[Path] | None, typer.Option("--out", "-o", help="Write .html, .png, .svg or .json; may be repeated.")
     ] = None,
     fail_on: Annotated[
-        str, typer.Option("--fail-on", help="Exit with status 1 when a verdict is this bad or worse.")
+        str,
+        typer.Option(
+            "--fail-on", help="Exit with 1 at this verdict or worse: linear, vanishing, exploding, dead branch."
+        ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
     device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",

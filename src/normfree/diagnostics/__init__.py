@@ -1,8 +1,22 @@
 """Diagnostics: see where a network's signal dies or explodes."""
 
+from normfree.diagnostics.bounds import gradient_bounds
+from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.diagnosis import Diagnosis, diagnose
 from normfree.diagnostics.monitor import Monitor
 from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.updates import measure_updates
 from normfree.diagnostics.verdict import Verdict, judge
 
-__all__ = ["Diagnosis", "Monitor", "Signal", "Verdict", "diagnose", "judge", "propagate"]
+__all__ = [
+    "Diagnosis",
+    "Monitor",
+    "Signal",
+    "Verdict",
+    "diagnose",
+    "gradient_bounds",
+    "judge",
+    "measure_updates",
+    "propagate",
+    "top_eigenvalue",
+]

@@ -125,7 +125,7 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 sparkline(d.signal.series("sum_gradient"), width=12),
                 f"{v.backward.factor:.2f}",
                 f"{v.backward.total:.1e}",
-                v.dead[0] if v.dead else worst.worst,
+                v.dead[0] if v.dead else worst.worst if v.at_least("vanishing") else "–",
             )
         )
     return Table(

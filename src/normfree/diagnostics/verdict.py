@@ -190,4 +190,6 @@ def _advice(forward: Direction, backward: Direction, dead: Sequence[str]) -> str
         return "only the gradient explodes: use 'isograd' or 'convshort', which preserve it, or clip gradients"
     if backward.status == "vanishing":
         return "early blocks hardly learn: use 'isograd', which counts stride and padding, or 'fixup'"
+    if any(d.status == "linear" and d.total >= LARGE for d in (forward, backward)):
+        return "large, but no explosion: normalization bears it; without normalization use 'isograd' or 'fixup'"
     return "nothing to do"

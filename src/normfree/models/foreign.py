@@ -8,6 +8,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import nn
 
 from normfree.methods import unknown
@@ -79,5 +80,24 @@ def _import(module: str, name: str, remedy: str) -> Any:
         raise ValueError(
             f"expected to import '{error.name}' for model '{name}', but it was not found; {remedy}"
         ) from error
-    except RuntimeError as error:  # as torchvision's operators for another build of torch
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" in str(error) and not _DECLARED:
+            _declare_torchvision_operators()
+            return _import(module, name, remedy)
         raise ValueError(f"expected to import '{module}' for model '{name}', but it stopped: {error}") from error
+
+
+_DECLARED: list[torch.library.Library] = []  # a declaration lasts as long as its library lives
+
+
+def _declare_torchvision_operators() -> None:
+    """Declare the two operators without which a torchvision built for GPUs cannot be imported beside a CPU torch.
+
+    They are for object detection; the models themselves never call them.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _DECLARED.append(library)
+    for half_imported in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
+        del sys.modules[half_imported]
