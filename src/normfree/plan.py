@@ -1,6 +1,6 @@
 """The residual plan: everything a method needs to know of a network, keyed by qualified names.
 
-A plan is a frozen value. Our models state theirs (`Network.plan`); any traceable model gets one from
+A plan is a frozen value. Our models state theirs (`Network.plan`); any other gets one from
 `normfree.graph.discover`. Initializers read the plan and nothing else of a network's structure.
 """
 

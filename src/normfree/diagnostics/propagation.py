@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from normfree.diagnostics.batched import norms, numbers
 from normfree.diagnostics.taps import SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
@@ -113,11 +114,11 @@ def propagate(
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
-        norms = stack.enter_context(_gradient_norms(parameters))
+        sizes = stack.enter_context(_gradient_norms(parameters))
         output = model(*args, **kwargs)
         starts, injected, value = _start(output, features, targets, loss, generator)
         torch.autograd.backward(list(starts), list(starts.values()))
-    gradients = _numbers(norms)
+    gradients = numbers(sizes)
     layers = tuple(_layer_signals(modules, parameters, plan, gradients))
     alive = _learning(plan, gradients)
     return Signal(taps.result(alive), layers, injected, value, plan)
@@ -197,12 +198,12 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
 @contextmanager
 def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
     """Note the norm of each parameter's gradient as it arrives, and throw the gradient away."""
-    norms: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     waiting: dict[str, Tensor] = {}
     handles = []
 
     def reduce_waiting() -> None:
-        norms.update(_norms(waiting))
+        found.update(norms(waiting))
         waiting.clear()
 
     def follow(name: str, parameter: nn.Parameter) -> None:
@@ -219,22 +220,11 @@ def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 follow(name, parameter)
-        yield norms
+        yield found
         reduce_waiting()
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Tensors of one number each as numbers, in one transfer for all that are on one device."""
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in tensors.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    found: dict[str, float] = {}
-    for names in by_device.values():
-        found.update(zip(names, torch.stack([tensors[n] for n in names]).tolist(), strict=True))
-    return found
 
 
 @contextmanager
@@ -250,18 +240,6 @@ def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             p.requires_grad_(False)
 
 
-def _norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The norm of each tensor, few launches for many; of half precision in float32."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
-    found: dict[str, Tensor] = {}
-    for (_, dtype), names in kinds.items():
-        wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-        found.update(zip(names, torch._foreach_norm([tensors[n] for n in names], 2, dtype=wide), strict=True))
-    return found
-
-
 def _layer_signals(
     modules: Mapping[str, nn.Module],
     parameters: Mapping[str, nn.Parameter],
@@ -275,7 +253,7 @@ def _layer_signals(
         own = dict(modules[name].named_parameters())
         plain = own.get("weight")
         parts[name] = [p for n, p in own.items() if n != "bias"] if plain is None else [plain]
-    sizes = _numbers(_norms({first[id(p)]: p.detach() for found in parts.values() for p in found}))
+    sizes = numbers(norms({first[id(p)]: p.detach() for found in parts.values() for p in found}))
     for name, found in parts.items():
         if found:
             names = [first[id(p)] for p in found]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from normfree.diagnostics.batched import copies
 
 
 @contextmanager
@@ -22,7 +24,7 @@ def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> I
     parameters = list({id(p): p for m in modules for p in m._parameters.values() if p is not None}.values())
     gradients = [(p, p.grad) for p in parameters]
     held = [(m, dict(m._buffers)) for m in modules if m._buffers]
-    copies = _copies({id(b): b.detach() for _, buffers in held for b in buffers.values() if b is not None})
+    copied = copies({id(b): b.detach() for _, buffers in held for b in buffers.values() if b is not None})
     arrivals = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
     modes = [(m, m.training) for m in modules]
     cuda = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
@@ -33,7 +35,7 @@ def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> I
             for hooks, _ in arrivals:
                 hooks.clear()
             for m, buffers in held:
-                m._buffers.update({name: copies[id(b)] for name, b in buffers.items() if b is not None})
+                m._buffers.update({name: copied[id(b)] for name, b in buffers.items() if b is not None})
             yield
         finally:
             for p, gradient in gradients:
@@ -45,14 +47,3 @@ def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> I
                 m._buffers.update(buffers)
             for m, training in modes:
                 m.training = training
-
-
-def _copies(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """A copy of each tensor, few launches for many."""
-    copies = {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for key, tensor in tensors.items():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(key)
-    for keys in kinds.values():
-        torch._foreach_copy_([copies[key] for key in keys], [tensors[key] for key in keys])
-    return copies

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -40,15 +42,13 @@ def create(name: str) -> nn.Module:
             raise unknown("model of timm", target, known)
         model = library.create_model(target, pretrained=False)
     else:
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # a script beside the user's own files
         if not all(part.isidentifier() for part in source.split(".")):
             raise ValueError(
                 f"expected the name of a module before ':', such as 'package.module:factory', got '{source}'; "
                 "leave out folders and the ending .py"
             )
-        module = _import(source, name, "run in its folder or install it")
-        factory: Any = module
+        with _current_folder_first():
+            factory: Any = _import(source, name, "run in its folder or install it")
         for part in target.split("."):
             if not hasattr(factory, part):
                 raise unknown(f"name in module '{source}'", part, [n for n in dir(factory) if not n.startswith("_")])
@@ -57,6 +57,17 @@ def create(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+@contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """Find modules beside the user's own files while one is imported; the path is as before afterwards."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _call(factory: Any, name: str) -> Any:
