@@ -13,7 +13,7 @@ import normfree
 
 PACKAGE = Path(normfree.__file__).parent
 ORDER = (
-    "theory", "report", "plan", "nn", "methods", "models", "graph", "diagnostics",
+    "theory", "report", "files", "provenance", "plan", "nn", "methods", "models", "graph", "diagnostics",
     "conversion", "optim", "data", "train", "experiments", "cli",
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share the first place, and neither sees the other

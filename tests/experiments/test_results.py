@@ -3,27 +3,22 @@
 import json
 import math
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from normfree.experiments import results
 from normfree.experiments.claims import Measurement, Settings
 from normfree.experiments.results import (
     collect,
     command,
-    commit,
     panels_of,
-    plain_json,
     read_result,
-    replacing,
     result_path,
     stored,
     summarize,
-    write_result,
 )
+from normfree.files import plain_json, write_json
 
 SETTINGS = Settings(scale="quick", seeds=(0, 1, 2), data=Path(".data"))
 
@@ -36,7 +31,7 @@ def result(fake):
 def test_result_comes_back_as_it_was(result, tmp_path):
     result["values"]["three"] = {"mean": math.inf, "values": [-math.inf, math.nan]}
     path = tmp_path / "deep" / "one.json"
-    write_result(path, result)
+    write_json(path, result)
     back = read_result(path)
     assert json.dumps(plain_json(back)) == json.dumps(plain_json(result))
     assert back["values"]["three"]["mean"] == math.inf
@@ -45,20 +40,10 @@ def test_result_comes_back_as_it_was(result, tmp_path):
     assert panels_of(back)[0].curves[0] == panels_of(result)[0].curves[0]
 
 
-def test_file_is_json_for_any_reader(result, tmp_path):
-    result["values"]["three"] = {"mean": math.nan, "values": [math.nan]}
-    write_result(tmp_path / "one.json", result)
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    json.loads((tmp_path / "one.json").read_text(encoding="utf-8"), parse_constant=refuse)
-
-
 def test_texts_that_look_like_numbers_stay_texts(result, tmp_path):
     result["notes"] = ["nan", "inf"]
     result["panels"][0]["title"] = "inf"
-    write_result(tmp_path / "one.json", result)
+    write_json(tmp_path / "one.json", result)
     back = read_result(tmp_path / "one.json")
     assert (back["notes"], back["panels"][0]["title"]) == (["nan", "inf"], "inf")
 
@@ -88,39 +73,6 @@ def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
         read_result(tmp_path / "one.json")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_interrupted_write_leaves_what_was_there(error, tmp_path):
-    path = tmp_path / "one.json"
-    path.write_text("before")
-
-    def interrupted() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("half")
-            raise error
-
-    with pytest.raises(error):
-        interrupted()
-    assert path.read_text() == "before"
-    assert os.listdir(tmp_path) == ["one.json"]
-
-
-def test_write_replaces_the_whole_file(tmp_path):
-    path = tmp_path / "one.json"
-    path.write_text("a long text that was there before")
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "a long text that was there before"
-    assert path.read_text() == "new"
-    assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_values_that_cannot_be_written_leave_no_file(result, tmp_path):
-    result["values"]["one"] = object()
-    with pytest.raises(TypeError):
-        write_result(tmp_path / "one.json", result)
-    assert not list(tmp_path.iterdir())
-
-
 def test_summary_has_mean_deviation_and_the_numbers():
     assert summarize([1.0, 2.0, 6.0]) == {"mean": 3.0, "std": pytest.approx(math.sqrt(7)), "values": [1.0, 2.0, 6.0]}
     assert summarize(3) == {"mean": 3.0, "values": [3.0]}
@@ -137,10 +89,10 @@ def test_path_tells_the_scale(fake):
 
 def test_stored_result_is_of_this_measurement(fake, result, tmp_path):
     assert stored(tmp_path, fake, "quick") is None
-    write_result(result_path(tmp_path, fake, "quick"), result)
+    write_json(result_path(tmp_path, fake, "quick"), result)
     assert stored(tmp_path, fake, "quick") == read_result(result_path(tmp_path, fake, "quick"))
     assert stored(tmp_path, replace(fake, version=2), "quick") is None
-    write_result(result_path(tmp_path, fake, "full"), result)
+    write_json(result_path(tmp_path, fake, "full"), result)
     with pytest.raises(ValueError, match="expected the full result of 'fixup/fake'"):
         stored(tmp_path, fake, "full")
 
@@ -170,27 +122,6 @@ def test_result_names_no_folder_user_or_host(result):
     assert set(result["versions"]) == {"python", "torch", "numpy", "normfree"}
     assert result["hardware"]["cores"] == os.cpu_count()
     assert result["hardware"]["cpu"]
-
-
-def test_commit_is_that_of_the_source(monkeypatch, tmp_path):
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    package = tmp_path / "package"
-    (package / "room").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    monkeypatch.setattr(results, "__file__", str(package / "room" / "results.py"))
-    assert commit() == "none"  # no repository
-    git("init", "-q")
-    assert commit() == "none"  # a repository that does not hold the package
-    git("add", ".")
-    git("commit", "-q", "-m", "x")
-    assert len(commit()) == 40
-    (tmp_path / "elsewhere").write_text("")
-    assert len(commit()) == 40  # what is not source does not count
-    (package / "new.py").write_text("")
-    assert commit().endswith("+dirty")
 
 
 def test_measurement_may_hold_single_numbers(fake):

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
-from normfree.experiments.results import Result, collect, panels_of, replacing, result_path, stored, write_result
+from normfree.experiments.results import Result, collect, panels_of, result_path, stored
+from normfree.files import replacing, write_json
 
 RESULTS = Path("results")
 
@@ -26,7 +27,7 @@ def reproduce(
     result = None if again else stored(out, claim, settings.scale)
     if result is None or tuple(result["seeds"]) != settings.seeds:
         result = run(claim, settings)
-        write_result(result_path(out, claim, settings.scale), result)
+        write_json(result_path(out, claim, settings.scale), result)
         draw(claim, result, out)
     elif not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)

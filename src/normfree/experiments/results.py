@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import shlex
 import statistics
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree import __version__
 from normfree.experiments.claims import Claim, Measurement, Scale, Settings
+from normfree.files import NOT_FINITE
+from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel
 
 Result = dict[str, Any]
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number
 _REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
 
@@ -86,36 +80,15 @@ def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
     """The panels that a result holds, ready to be drawn."""
     panels = []
     for plain in result["panels"]:
-        curves = tuple(Curve(curve["name"], tuple(curve["values"])) for curve in plain["curves"])
+        curves = tuple(
+            Curve(curve["name"], tuple(curve["values"]), tuple(curve.get("x", ()))) for curve in plain["curves"]
+        )
         rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items() if k != "curves"}
         panels.append(Panel(curves=curves, **rest))
     return tuple(panels)
 
 
 # Files
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place at the end, and is gone if anything goes wrong before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)  # a temporary file is its owner's alone
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON that any reader takes, whole or not at all."""
-    text = json.dumps(plain_json(result), indent=1, ensure_ascii=False, allow_nan=False)
-    with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_result(path: Path) -> Result:
@@ -152,22 +125,13 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
     return result if result.get("version") == claim.version else None
 
 
-def plain_json(value: Any) -> Any:
-    """Data for JSON: what is not finite becomes a text, tuples become lists."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {key: plain_json(item) for key, item in value.items()}
-    return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         texts = ("title", "y_label", "x_label", "note", "name", "point_names")
         return {key: item if key in texts else _decode(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_decode(item) for item in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # Where a number comes from
@@ -184,51 +148,3 @@ def command(claim: Claim, settings: Settings) -> str:
         inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
         words += ["--data", str(settings.data) if inside else "DIR"]
     return shlex.join(words)
-
-
-def commit() -> str:
-    """The commit of the package's source, with '+dirty' where it was changed since.
-
-    Outside of git (a copy of the source on another machine) it is what NORMFREE_COMMIT says, or 'none'.
-    """
-    package = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it
-        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("NORMFREE_COMMIT", "none")
-
-
-def versions() -> dict[str, str]:
-    """The versions that a number depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return {**found, "normfree": __version__}
-
-
-def hardware(device: str = "cpu") -> dict[str, Any]:
-    """The processor's model and number of cores, the threads that torch uses, and the GPU's name where one is used."""
-    import torch
-
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    if device != "cpu" and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name(device)
-    return found
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()

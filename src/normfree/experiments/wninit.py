@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from normfree import theory
+from normfree.data import load
 from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.experiments.claims import Check, Cost, Measurement, Scale, Settings, claim
 from normfree.experiments.fits import geometric_means
-from normfree.experiments.images import cifar10
 from normfree.experiments.synthetic import Norms, feed_forward, residual
 from normfree.models import build
 from normfree.report import Column, Table
@@ -181,7 +181,9 @@ def table2(settings: Settings) -> Measurement:
     changing batches.
     """
     model_name, count, micro = ("wrn-40-1", 64, None) if settings.quick else ("wrn-40-10", 5000, 100)
-    images, labels = cifar10(settings.data, count)
+    data = load("cifar10", settings.data or ".data")
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (data.mean, data.std))
+    images, labels = (data.train.images[:count] / 255 - mean) / std, data.train.labels[:count]
     x, y = images.to(settings.device), labels.to(settings.device)
     found: dict[str, list[Curvature]] = {name: [] for name in _ALL}
     total, done = len(_ALL) * len(settings.seeds), 0

@@ -1,0 +1,99 @@
+"""Random numbers without a state: a draw is a hash of a seed and counters, so any of them can be drawn again.
+
+They are integers until the last step, so every device, eager or compiled, draws the same; nothing is read back to the
+host, so a draw can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, what splitmix64 adds before every output; as int64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+_LARGEST_RANGE = 1 << 31  # a product with 32 random bits must fit 63
+
+
+class Purpose:
+    """The counter that keeps draws for different ends apart; a number, once given, stays."""
+
+    ORDER = 0
+    SAMPLE = 1
+    SHIFT = 2
+    SHARE = 3
+    CROP_ROW = 4
+    CROP_COLUMN = 5
+    FLIP = 6
+    CUTOUT_ROW = 7
+    CUTOUT_COLUMN = 8
+    OPERATION = 9
+    SIGN = 10
+    AREA = 11
+    ASPECT = 12
+
+
+def key(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
+    """64 random bits (int64) for a seed and counters, broadcast against each other.
+
+        key(s) = mix(s + G),   key(s, …, c) = mix((key(s, …) ⊕ c) + G)   modulo 2^64
+
+    with mix and G of splitmix64: `key(s)` is the first output of its generator seeded with s.
+
+    Reference: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, Figure 17, with
+    the constants of the later `splitmix64.c` of Vigna.
+    Differs: a counter is not multiplied by G, because a product of a long constant with `torch.arange` does not
+    compile for a GPU.
+
+    >>> key(1234567) == 6457827717110365317
+    tensor(True)
+    """
+    state = _mix(_wrapped(seed + _GOLDEN))
+    for counter in counters:
+        state = _mix(_wrapped((state ^ _wrapped(counter)) + _GOLDEN))
+    return state if isinstance(state, Tensor) else torch.tensor(state, dtype=torch.int64)
+
+
+def extend(key: Tensor, *counters: int | Tensor) -> Tensor:
+    """A key with more counters: `extend(key(s, a), b)` is `key(s, a, b)`."""
+    for counter in counters:
+        key = _mix((key ^ _wrapped(counter)) + _GOLDEN)  # type: ignore[assignment]  # a tensor stays one
+    return key
+
+
+def uniform(key: Tensor) -> Tensor:
+    """The upper 24 bits of a key as a float32 in [0, 1)."""
+    return ((key >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def below(key: Tensor, n: int) -> Tensor:
+    """An int64 in [0, n) from the upper 32 bits of a key: ⌊bits·n / 2^32⌋, each value as likely as 1/n to within 2^-32.
+
+    Raises `ValueError` for an n outside 1 … 2^31.
+    """
+    if not 1 <= n <= _LARGEST_RANGE:
+        raise ValueError(f"expected a range of 1 to 2^31 values, got {n}; draw from a smaller one")
+    return (((key >> 32) & 0xFFFFFFFF) * n) >> 32
+
+
+def order(seed: int, epoch: int, n: int, device: torch.device | str | None = None) -> Tensor:
+    """The permutation of 0 … n-1 (int64) in which an epoch visits n images: the order of their keys."""
+    keys = key(seed, Purpose.ORDER, epoch, torch.arange(n, device=device))
+    return torch.argsort(keys, stable=True)
+
+
+def sample_keys(seed: int, epoch: int | Tensor, slots: Tensor) -> Tensor:
+    """The key from which a sample draws all of its augmentation; a slot is its place in the epoch, repeats counted."""
+    return key(seed, Purpose.SAMPLE, epoch, slots)
+
+
+def _wrapped(word: int | Tensor) -> int | Tensor:
+    """The number modulo 2^64 in the range of int64; a tensor is wrapped already."""
+    return word if isinstance(word, Tensor) else ((word + (1 << 63)) & _WORD) - (1 << 63)
+
+
+def _mix(word: int | Tensor) -> int | Tensor:
+    """The finalizer of splitmix64; the masks clear the sign that a shift to the right draws in."""
+    word = _wrapped((word ^ ((word >> 30) & (_WORD >> 30))) * _FIRST)
+    word = _wrapped((word ^ ((word >> 27) & (_WORD >> 27))) * _SECOND)
+    return word ^ ((word >> 31) & (_WORD >> 31))

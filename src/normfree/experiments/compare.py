@@ -1,0 +1,178 @@
+"""`compare`: methods against depths, every run in its own folder, none run twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from normfree.data import ImageSet
+from normfree.data.embedded import LINEAR_ACCURACY
+from normfree.experiments.comparison import Comparison, Run
+from normfree.experiments.workers import run_tasks
+from normfree.methods import get
+from normfree.models import build
+from normfree.models.foreign import is_foreign
+from normfree.plan import ResidualPlan
+from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.inputs import example_of, open_data
+from normfree.train.signals import Stop
+
+Progress = Callable[[int, int, str], None]
+VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
+_ELSEWHERE = ("data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard")
+
+
+class Task(NamedTuple):
+    """One run: what is trained, and where it is kept."""
+
+    config: TrainConfig
+    folder: Path
+
+
+def compare(
+    base: TrainConfig,
+    *,
+    methods: Sequence[str],
+    models: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    lrs: Sequence[float] | None = None,
+    out: str | Path,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Train every method in every model with every seed and learning rate, and put the results side by side.
+
+    The rest of a run is as in `base`; without `lrs`, so is the learning rate. Each run has a folder below `out`, named
+    after its settings and their fingerprint: a finished or diverged one is read, an interrupted one goes on. `jobs`
+    processes train at once, each with one thread; one job trains in this process, with all of torch's threads. SIGINT
+    and SIGTERM let the runs under way save, and what is done comes back, with the `signal`.
+
+    Raises:
+        ValueError: before any run, for a model that a method does not admit, unknown names, or data that is not there;
+            later for a run that cannot be trained.
+        OSError: where a folder cannot be written.
+    """
+    out = Path(out)
+    rates = tuple(dict.fromkeys(lrs if lrs is not None else (base.lr,)))
+    for what, given in (("method", methods), ("model", models), ("seed", seeds), ("learning rate", rates)):
+        if not given:
+            raise ValueError(f"expected at least one {what}, got none; name one")
+    if jobs < 1:
+        raise ValueError(f"expected at least 1 job, got {jobs}")
+    if len(rates) > 1 and not base.validation:
+        raise ValueError(
+            "expected a validation part to choose the learning rate by, got validation=0; set validation=0.1, or give "
+            "one learning rate"
+        )
+    data = open_data(base)
+    specs = tuple(dict.fromkeys(get(method).spec for method in methods))
+    depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
+    # The deepest first: the processes then end at about the same time, and the time left is not estimated too low.
+    tasks = [
+        task_of(base.with_changes(method=method, model=model, lr=lr, seed=seed), out)
+        for model in sorted(depths, key=lambda name: -depths[name])
+        for method in specs
+        for lr in rates
+        for seed in dict.fromkeys(seeds)
+    ]
+    runs, signal = _run(tasks, depths, jobs, progress)
+    order = {task.folder.name: number for number, task in enumerate(tasks)}
+    settings = {key: value for key, value in asdict(base).items() if key not in (*VARIED, *_ELSEWHERE)}
+    return Comparison(
+        runs=tuple(sorted(runs, key=lambda run: (run.depth, order[run.folder]))),
+        settings=settings,
+        methods=specs,
+        lrs=rates,
+        seeds=tuple(dict.fromkeys(seeds)),
+        chance=1 / len(data.classes if isinstance(data, ImageSet) else data[0].classes),
+        linear_accuracy=LINEAR_ACCURACY if base.data == "fashion14" else None,
+        signal=signal,
+    )
+
+
+def task_of(config: TrainConfig, out: Path) -> Task:
+    """A run and its folder below `out`."""
+    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
+    return Task(config, out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', words)}-{config.fingerprint()}")
+
+
+def layers(plan: ResidualPlan) -> int:
+    """The weight layers between input and output; those of shortcuts, which stand beside others, do not count.
+
+    It is the number in the name of a CIFAR ResNet or MLP; a wide ResNet's also counts two shortcuts.
+    """
+    return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
+
+
+def _depths(base: TrainConfig, data: ImageSet | Any, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
+    """The depth of every model; refuses one that a method does not admit."""
+    example = torch.zeros_like(example_of(base, data, 2))
+    depths = {}
+    for model in models:
+        if is_foreign(model):
+            raise ValueError(
+                f"expected models by name, which take any method, got '{model}'; see normfree models, or train it "
+                "with: normfree train --set model=…"
+            )
+        for method in methods:
+            plan = build(model, method, form=base.form, example=example, device="meta").plan
+            depths[model] = layers(plan)
+    return depths
+
+
+def _run(
+    tasks: Sequence[Task], depths: dict[str, int], jobs: int, progress: Progress | None
+) -> tuple[list[Run], int | None]:
+    """The runs that ended, and the signal that kept others from it."""
+    found = {task: _stored(task) for task in tasks}
+    runs = [_record(task.config, task.folder.name, depths, result) for task, result in found.items() if result]
+    left = [task for task, result in found.items() if not result]
+
+    def tell(now: str = "") -> None:
+        if progress is not None:
+            progress(len(runs), len(tasks), now)
+
+    tell()
+    signal = None
+    with Stop() as stop:
+        for number, result in run_tasks(train, left, jobs=jobs, stop=stop):
+            if result["status"] == "interrupted":
+                signal = result["signal"]
+                if jobs == 1:
+                    break
+                continue
+            task = left[number]
+            runs.append(_record(task.config, task.folder.name, depths, result))
+            tell(str(runs[-1]))
+        return runs, stop.requested or signal
+
+
+def _stored(task: Task) -> dict[str, Any] | None:
+    """The result of a run that ended, if it did."""
+    folder = RunFolder(task.folder)
+    return folder.read_result() if folder.status in ("finished", "diverged") else None
+
+
+def train(task: Task) -> dict[str, Any]:
+    """Train one run in its folder, or go on with it."""
+    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists).to_json()
+
+
+def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: dict[str, Any]) -> Run:
+    return Run(
+        method=config.method,
+        model=config.model,
+        depth=depths[config.model],
+        lr=config.lr,
+        seed=config.seed,
+        status=result["status"],
+        validation=result["validation"] and result["validation"]["accuracy"],
+        test=result["test"] and result["test"]["accuracy"],
+        seconds=result["seconds"],
+        folder=folder,
+    )

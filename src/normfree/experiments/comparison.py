@@ -1,0 +1,275 @@
+"""A comparison: its runs, each method's point at each depth, and every way to look at them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from normfree.files import explained, replacing, write_json
+from normfree.provenance import commit, hardware, versions
+from normfree.report.page import Card, Page, write_page
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.plots import write_plot
+from normfree.report.progress import duration
+from normfree.report.tables import Column, Table
+
+SUFFIXES = (".json", ".html", ".png", ".svg")
+_CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run that ended; a diverged one has no test."""
+
+    method: str
+    model: str
+    depth: int
+    lr: float
+    seed: int
+    status: Literal["finished", "diverged"]
+    validation: float | None
+    test: float | None
+    seconds: float
+    folder: str
+
+    def __str__(self) -> str:
+        """What it was and how it ended, in a line."""
+        end = "diverged" if self.test is None else f"{100 * self.test:.1f} %"
+        return f"{self.method}, {self.model}, lr {self.lr:g}: {end}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A method in a model at its learning rate: means over the seeds, and the spread where there are several.
+
+    A diverged run counts as chance, in `validation` and in `test`.
+    """
+
+    method: str
+    model: str
+    depth: int
+    lr: float
+    runs: int
+    diverged: int
+    validation: float | None
+    test: float
+    spread: float | None  # standard deviation of `test` over the seeds, of a sample
+    seconds: float  # of all seeds at this rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `compare` found; `signal` is the one that ended it early, and then runs are missing."""
+
+    runs: tuple[Run, ...]
+    settings: dict[str, Any]
+    methods: tuple[str, ...]
+    lrs: tuple[float, ...]
+    seeds: tuple[int, ...]
+    chance: float
+    linear_accuracy: float | None
+    signal: int | None = None
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Each method in each model, at the learning rate of the highest mean validation accuracy.
+
+        The test accuracy has no say in it. Of equal rates the lower is taken.
+        """
+        found = []
+        for method in self.methods:
+            for model in dict.fromkeys(run.model for run in self.runs):
+                rates = [
+                    self._point([run for run in self.runs if (run.method, run.model, run.lr) == (method, model, lr)])
+                    for lr in self.lrs
+                ]
+                if there := [point for point in rates if point is not None]:
+                    found.append(max(there, key=lambda p: (p.validation or 0.0, -p.lr)))
+        return tuple(found)
+
+    def _point(self, runs: Sequence[Run]) -> Point | None:
+        if not runs:
+            return None
+        test = [self.chance if run.test is None else run.test for run in runs]
+        validation = [self.chance if run.status == "diverged" else run.validation for run in runs]
+        known = [value for value in validation if value is not None]
+        return Point(
+            method=runs[0].method,
+            model=runs[0].model,
+            depth=runs[0].depth,
+            lr=runs[0].lr,
+            runs=len(runs),
+            diverged=sum(run.status == "diverged" for run in runs),
+            validation=fmean(known) if known else None,
+            test=fmean(test),
+            spread=stdev(test) if len(test) > 1 else None,
+            seconds=sum(run.seconds for run in runs),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {**asdict(self), "points": [asdict(point) for point in self.points]}
+
+
+def percent(share: float, spread: float | None = None) -> str:
+    """An accuracy for a reader.
+
+    >>> percent(0.8351), percent(0.8351, 0.0123)
+    ('83.5 %', '83.5 ± 1.2 %')
+    """
+    return f"{100 * share:.1f} %" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f} %"
+
+
+def table(comparison: Comparison) -> Table:
+    """One row a method and model."""
+    columns = (
+        Column("method", style="cyan"),
+        Column("model"),
+        Column("layers", "right"),
+        Column("lr", "right"),
+        Column("validation", "right"),
+        Column("test", "right"),
+        Column("diverged", "right"),
+        Column("time", "right"),
+    )
+    rows = tuple(
+        (
+            p.method,
+            p.model,
+            f"{p.depth:,}",
+            f"{p.lr:g}",
+            "" if p.validation is None else percent(p.validation),
+            percent(p.test, p.spread),
+            f"{p.diverged} of {p.runs}" if p.diverged else "",
+            duration(p.seconds),
+        )
+        for p in comparison.points
+    )
+    return Table(f"Test accuracy {_setting(comparison)}", columns, rows, caption=_caption(comparison))
+
+
+def _setting(comparison: Comparison) -> str:
+    """What all runs share, in words."""
+    s = comparison.settings
+    epochs = f"{s['epochs']} epoch{'' if s['epochs'] == 1 else 's'}"
+    return f"on {s['data']} after {epochs}, batch size {s['batch_size']}"
+
+
+def _caption(comparison: Comparison) -> str:
+    texts = []
+    if len(comparison.lrs) > 1:
+        rates = ", ".join(f"{lr:g}" for lr in comparison.lrs)
+        texts.append(f"Each method at its best of the learning rates {rates}, by validation accuracy.")
+    count = len(comparison.seeds)
+    texts.append("One seed." if count == 1 else f"Mean ± standard deviation over {count} seeds.")
+    if any(point.diverged for point in comparison.points):
+        texts.append(f"A diverged run counts as chance, {percent(comparison.chance)}.")
+    if comparison.linear_accuracy is not None:
+        texts.append(f"A linear classifier on the pixels gets {percent(comparison.linear_accuracy)}.")
+    return " ".join(texts)
+
+
+def levels(comparison: Comparison) -> tuple[Level, ...]:
+    """What an accuracy is held against, as lines of a panel."""
+    linear = comparison.linear_accuracy
+    known = [] if linear is None else [Level(f"linear classifier, {percent(linear)}", 100 * linear)]
+    return (*known, Level(f"chance, {percent(comparison.chance)}", 100 * comparison.chance))
+
+
+def panel(comparison: Comparison, title: str = "accuracy against depth") -> Panel:
+    """Test accuracy over the number of layers, a curve a method, as Figure 3 of `fixup`."""
+    points = comparison.points
+    shapes = {_shape(p.model) for p in points}
+    groups: dict[str, list[Point]] = {}
+    for p in sorted(points, key=lambda p: p.depth):
+        groups.setdefault(p.method if len(shapes) == 1 else f"{p.method}, {_shape(p.model)}", []).append(p)
+    order = {method: number for number, method in enumerate(comparison.methods)}
+    curves = [curve(name, [p.depth for p in g], g) for name, g in groups.items()]
+    return Panel(
+        title,
+        tuple(sorted(curves, key=lambda c: order[groups[c.name][0].method])),
+        y_label="test accuracy in %",
+        x_label="layers",
+        log_y=False,
+        log_x=True,
+        levels=levels(comparison),
+        note=_caption(comparison) + (" × marks them." if any(p.diverged for p in points) else ""),
+    )
+
+
+def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
+    """Points at positions as a curve in per cent, with its spread, and a cross where a run diverged."""
+    spread = tuple(100 * (p.spread or 0.0) for p in points)
+    return Curve(
+        name,
+        tuple(100 * p.test for p in points),
+        tuple(float(position) for position in x),
+        spread=spread if any(spread) else (),
+        crossed=tuple(i for i, p in enumerate(points) if p.diverged),
+    )
+
+
+def _shape(model: str) -> str:
+    """A model's name without its depth.
+
+    >>> _shape("wrn-100-1"), _shape("resnet110")
+    ('wrn-N-1', 'resnetN')
+    """
+    return re.sub(r"\d+", "N", model, count=1)
+
+
+def page(comparison: Comparison, title: str) -> Page:
+    """The comparison as a page: how each method ends at its deepest, the plot, and the table."""
+    return Page(
+        title,
+        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; seeds {_listed(comparison.seeds)}.",
+        cards=_cards(comparison),
+        panels=(panel(comparison),),
+        tables=(table(comparison),),
+    )
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _cards(comparison: Comparison) -> tuple[Card, ...]:
+    cards = []
+    for method in comparison.methods:
+        points = [p for p in comparison.points if p.method == method]
+        if not points:
+            continue
+        deepest = max(points, key=lambda p: p.depth)
+        best = max(points, key=lambda p: p.test)
+        lost = best.test - deepest.test
+        status: Literal["good", "warn", "bad"] = (
+            "bad" if deepest.diverged or deepest.test < 2 * comparison.chance else "warn" if lost > _CLOSE else "good"
+        )
+        end = "diverged" if deepest.diverged == deepest.runs else percent(deepest.test, deepest.spread)
+        text = f"Best: {percent(best.test)} at {best.depth:,} layers." if best != deepest and best.test > 0 else ""
+        cards.append(Card(method, status, f"{end} at {deepest.depth:,} layers", text))
+    return tuple(cards)
+
+
+def save(comparison: Comparison, out: str | Path, *, name: str = "comparison", title: str = "") -> tuple[Path, ...]:
+    """Write the comparison as .json, .html, .png and .svg into a folder, each whole or not at all.
+
+    Raises:
+        OSError: in one sentence, when one cannot be written.
+    """
+    out = Path(out)
+    title = title or f"Methods against depth {_setting(comparison)}"
+    paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
+    origin = {"commit": commit(), "versions": versions(), "hardware": hardware()}
+    with explained("the comparison in", out):
+        write_json(paths[0], {**comparison.to_json(), **origin})
+        with replacing(paths[1]) as temporary:
+            write_page(page(comparison, title), temporary)
+        for path in paths[2:]:
+            with replacing(path) as temporary:
+                write_plot((panel(comparison),), temporary, title=title)
+    return paths

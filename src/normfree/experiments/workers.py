@@ -1,0 +1,139 @@
+"""Work spread over processes, one torch thread each; a signal lets every task save what it has."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
+
+from normfree.train.signals import Stop
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+_POLL = 0.2  # seconds between two looks at whether a signal has come
+
+
+def run_tasks(
+    function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int = 1, stop: Stop
+) -> Iterator[tuple[int, Result]]:
+    """Call `function` with every task, and yield each task's number and result as they come.
+
+    With one job everything happens in this process, in order. With more, `function` is called in so many processes
+    with one thread each, and must be importable there, as its task and result must be picklable. When `stop` is
+    requested, no task is begun any more, and the processes get SIGTERM.
+
+    Raises:
+        ValueError: in one sentence, when a task fails, or a process ends without an answer; the others are told to
+            stop.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        for number, task in enumerate(tasks):
+            if stop.requested:
+                return
+            yield number, function(task)
+        return
+    with _workers(function, jobs) as workers:
+        waiting, busy = iter(enumerate(tasks)), {}
+        for pipe in workers:
+            busy[pipe] = _send_next(pipe, waiting)
+        told = False
+        while busy:
+            if stop.requested and not told:
+                told, waiting = True, iter(())
+                for process in workers.values():
+                    process.terminate()
+            for ready in connection.wait(list(busy), timeout=_POLL):
+                assert isinstance(ready, Connection)
+                number = busy.pop(ready)
+                answer = _answer(ready)
+                if answer is None and not told:
+                    raise ValueError(
+                        f"expected a worker to end its task, but its process was killed with status "
+                        f"{_status(workers[ready])}; free some memory, or run with fewer jobs"
+                    )
+                if answer is None:
+                    continue
+                result, error = answer
+                if error is not None:
+                    raise ValueError(error)
+                yield number, result
+                if (following := _send_next(ready, waiting)) is not None:
+                    busy[ready] = following
+
+
+def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Any]]) -> int | None:
+    found = next(waiting, None)
+    if found is not None:
+        pipe.send(found[1])
+    return None if found is None else found[0]
+
+
+def _answer(pipe: Connection) -> tuple[Any, str | None] | None:
+    """Result and error of a task; None where the process is gone."""
+    try:
+        return pipe.recv()  # type: ignore[no-any-return]
+    except (EOFError, ConnectionResetError):
+        return None
+
+
+def _status(process: SpawnProcess) -> int | None:
+    process.join(timeout=5)
+    return process.exitcode
+
+
+@contextmanager
+def _workers(function: Callable[[Any], Any], jobs: int) -> Iterator[dict[Connection, SpawnProcess]]:
+    """Processes by their pipes; at the end all are gone, after saving if they were at work."""
+    context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
+    workers: dict[Connection, SpawnProcess] = {}
+    try:
+        with _deaf_to_ctrl_c():
+            for _ in range(jobs):
+                pipe, other = context.Pipe()
+                process = context.Process(target=_work, args=(function, other), daemon=True)
+                process.start()
+                other.close()  # so that this end hears when the process is gone
+                workers[pipe] = process
+        yield workers
+    finally:
+        for pipe, process in workers.items():
+            pipe.close()  # an idle process ends at this, one at work at the signal
+            process.terminate()
+        for process in workers.values():
+            process.join()
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes begun inside ignore SIGINT, which a terminal sends to all: the parent tells them when to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _work(function: Callable[[Any], Any], pipe: Connection) -> None:
+    """Answer tasks until the parent hangs up."""
+    import torch
+
+    torch.set_num_threads(1)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            task = pipe.recv()
+            try:
+                answer = function(task), None
+            except (ValueError, OSError) as error:
+                answer = None, " ".join(str(error).split())
+            except Exception as error:
+                answer = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+            pipe.send(answer)

@@ -1,0 +1,60 @@
+"""Where a number comes from: the commit, the versions and the hardware, without a folder, user or host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from normfree import __version__
+
+
+def commit() -> str:
+    """The commit of the package's source, with '+dirty' where it was changed since.
+
+    Outside of git (a copy of the source on another machine) it is what NORMFREE_COMMIT says, or 'none'.
+    """
+    package = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it
+        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("NORMFREE_COMMIT", "none")
+
+
+def versions() -> dict[str, str]:
+    """The versions that a number depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return {**found, "normfree": __version__}
+
+
+def hardware(device: str = "cpu") -> dict[str, Any]:
+    """The processor's model and number of cores, the threads that torch uses, and the GPU's name where one is used."""
+    import torch
+
+    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device != "cpu" and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

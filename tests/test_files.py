@@ -1,0 +1,106 @@
+"""Files are whole or not there at all, and an obstacle is one sentence."""
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normfree import files
+from normfree.files import NOT_FINITE, explained, plain_json, replacing, write_json
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_write_leaves_what_was_there(error: type[BaseException], tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text("before")
+
+    def interrupted() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["one.json"]
+
+
+def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text("a long text that was there before")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "a long text that was there before"
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_content_and_name_reach_the_disk_in_that_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(handle: int) -> None:
+        events.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        fsync(handle)
+
+    def note_replace(self: Path, target: Path) -> Path:
+        events.append("name")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    write_json(tmp_path / "one.json", {})
+    assert events == ["file", "name", "folder"]
+
+
+def test_values_that_cannot_be_written_leave_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "one.json", {"one": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "one.json", 1)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "one.json", 2)
+    assert (tmp_path / "one.json").read_text() == "1\n"
+    assert os.listdir(tmp_path) == ["one.json"]
+
+
+def test_file_is_json_for_any_reader(tmp_path: Path) -> None:
+    value = {"three": (math.nan, math.inf, [-math.inf]), "text": "√"}
+    write_json(tmp_path / "deep" / "one.json", value)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    back = json.loads((tmp_path / "deep" / "one.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert back == plain_json(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
+    assert NOT_FINITE[back["three"][1]] == math.inf
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO])
+def test_obstacle_is_one_sentence_with_a_remedy(code: int) -> None:
+    with pytest.raises(OSError, match="could not write the table 'a/b'") as caught, explained("the table", Path("a/b")):
+        raise OSError(code, "some words of the system", "inner")
+    assert caught.value.errno == code
+    assert os.strerror(code) in str(caught.value)
+    assert str(caught.value).count(";") == 1
+    assert "inner" not in str(caught.value)
+
+
+def test_folder_that_cannot_be_synced_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int) -> Any:
+        raise OSError(errno.EINVAL, "no sync here")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    files.sync(tmp_path)
