@@ -1,10 +1,15 @@
 """What it costs to measure a network's signal: `propagate` beside one plain forward and backward pass.
 
     python benchmarks/propagation.py --batch 4 --size 224
-    python benchmarks/propagation.py --device cuda --batch 32 --deep --json propagation.json
+    python benchmarks/propagation.py --device cuda --batch 8 --batch 32 --batch 128 --batch 256 --json propagation.json
+    python benchmarks/propagation.py --model torchvision:resnet50 --device cuda --deep
 
-Model and batch are the same for both, repeats take turns, and the ratio is that of the medians. `--deep` compares the
-peak memory of both at 10,000 layers: what the GPU allocated, or on the CPU what each took in a process of its own.
+Model and batch are the same for all, in training mode, from a random gradient at the output, up to the end of the last
+kernel; repeats take turns, and a ratio is that of medians. `propagation` is a call as anyone makes it, which states the
+plan of one of our models anew where it changed and discovers that of any other each time; `plan kept` is handed the
+plan, as `Monitor` does; `first` is the first call for a model, with all that happens once. On a GPU a last row with a
+few tiny images, where the GPU waits for Python, shows the time of the host alone. `--deep` compares the peak memory at
+10,000 layers: what the GPU allocated, or on the CPU what each took in a process of its own.
 """
 
 from __future__ import annotations
@@ -25,18 +30,22 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics import propagate
-from normfree.experiments.results import commit, hardware, versions
 from normfree.models import build
+from normfree.models.foreign import create
+from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
 
 LIMIT = 1.3
 MIB = 2**20
+TINY = (2, 64)  # images and their size, where a GPU has next to nothing to do
 
 
 def make(spec: str, batch: int, size: int, device: str) -> tuple[nn.Module, Tensor]:
-    """A model by 'name:method' and a batch of noise."""
+    """A model by 'name:method', or 'torchvision:name' or 'timm:name', and a batch of noise."""
     name, _, method = spec.partition(":")
     x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    if name in ("torchvision", "timm"):
+        return create(spec).to(device), x.to(device)
     model = build(name, method or "fixup", example=x, generator=torch.Generator().manual_seed(0))
     return model.to(device), x.to(device)
 
@@ -76,12 +85,16 @@ def cuda_peak(run: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Ten
     return torch.cuda.max_memory_allocated() / MIB
 
 
-def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of both passes, taking turns."""
-    model, x = make(spec, options.batch, options.size, options.device)
-    times: dict[str, list[float]] = {name: [] for name in PASSES}
+def compare(spec: str, batch: int, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of all passes, taking turns."""
+    model, x = make(spec, batch, size, options.device)
+    plain_pass(model, x)  # what torch does once is no cost of ours
+    first = seconds(measured_pass, model, x)
+    plan = propagate(model, x).plan
+    passes = {**PASSES, "plan kept": lambda m, images: propagate(m, images, plan=plan)}
+    times: dict[str, list[float]] = {name: [] for name in passes}
     for turn in range(options.warmup + options.repeats):
-        order = list(PASSES.items())
+        order = list(passes.items())
         for name, run in order if turn % 2 == 0 else order[::-1]:
             took = seconds(run, model, x)
             if turn >= options.warmup:
@@ -89,12 +102,15 @@ def compare(spec: str, options: argparse.Namespace) -> dict[str, Any]:
     median = {name: statistics.median(taken) for name, taken in times.items()}
     record = {
         "model": spec,
-        "batch": options.batch,
-        "size": options.size,
+        "batch": batch,
+        "size": size,
         "seconds": times,
+        "first": first,
         "median": median,
+        "more": median["propagation"] - median["plain"],
         "ratio": median["propagation"] / median["plain"],
         "ratio_of_fastest": min(times["propagation"]) / min(times["plain"]),
+        "ratio_with_plan": median["plan kept"] / median["plain"],
     }
     if x.is_cuda:
         record["peak_mib"] = {name: cuda_peak(run, model, x) for name, run in PASSES.items()}
@@ -155,30 +171,44 @@ def surroundings(device: str) -> dict[str, Any]:
     }
 
 
+def milliseconds(taken: float) -> str:
+    return f"{1000 * taken:.1f} ms"
+
+
+def memory(record: dict[str, Any]) -> str:
+    """The peaks of both passes, where they were taken."""
+    peaks = record.get("peak_mib")
+    return f"{peaks['plain']:.0f} → {peaks['propagation']:.0f} MiB" if peaks else "–"
+
+
 def show(records: list[dict[str, Any]], deepest: dict[str, Any] | None, device: str) -> None:
-    columns = (Column("model"), *(Column(name, "right") for name in ("plain", "propagation", "ratio")))
+    names = ("plain", "propagation", "more", "ratio", "plan kept", "ratio", "first", "memory")
     rows = []
     for record in records:
-        times = (f"{1000 * record['median'][name]:.1f} ms" for name in PASSES)
-        rows.append((f"{record['model']} {record['batch']}×3×{record['size']}²", *times, f"{record['ratio']:.3f}"))
-    for record in [*records, *([deepest] if deepest else [])]:
-        if "peak_mib" in record:
-            peaks = (f"{record['peak_mib'][name]:.0f} MiB" for name in PASSES)
-            ratio = record["peak_mib"]["propagation"] / record["peak_mib"]["plain"]
-            rows.append((f"{record['model']} {record['batch']}×3×{record['size']}²", *peaks, f"{ratio:.3f}"))
+        label = f"{record['model']} {record['batch']}×3×{record['size']}²"
+        median = record["median"]
+        times = [milliseconds(taken) for taken in (median["plain"], median["propagation"], record["more"])]
+        kept = [milliseconds(median["plan kept"]), f"{record['ratio_with_plan']:.3f}"]
+        rows.append((label, *times, f"{record['ratio']:.3f}", *kept, milliseconds(record["first"]), memory(record)))
+    if deepest:
+        label = f"{deepest['model']} {deepest['batch']}×3×{deepest['size']}²"
+        rows.append((label, *["–"] * (len(names) - 1), memory(deepest)))
     caption = f"on {device}: median times of one pass, and peak memory; expected at most {LIMIT} × the plain time"
+    columns = (Column("model"), *(Column(name, "right") for name in names))
     print_table(Table("propagation beside a plain forward and backward pass", columns, tuple(rows), caption))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="name:method, may be repeated (resnet50, two methods)")
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument(
+        "--model", action="append", help="name:method or torchvision:name, may be repeated (resnet50, two methods)"
+    )
+    parser.add_argument("--batch", type=int, action="append", help="may be repeated (4)")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--deep", action="store_true", help="also the memory at 10,000 layers")
     parser.add_argument("--deep-model", default="wrn-10000-1:fixup")
     parser.add_argument("--deep-batch", type=int, default=2)
@@ -195,7 +225,10 @@ def main() -> None:
     if options.deep_child:
         deep_child(options)
         return
-    records = [compare(spec, options) for spec in options.model or ["resnet50:batchnorm", "resnet50:fixup"]]
+    shapes = [(batch, options.size) for batch in options.batch or [4]]
+    shapes += [TINY] if options.device.startswith("cuda") else []
+    specs = options.model or ["resnet50:batchnorm", "resnet50:fixup"]
+    records = [compare(spec, *shape, options) for spec in specs for shape in shapes]
     deepest = deep(options) if options.deep else None
     show(records, deepest, options.device)
     if options.json:

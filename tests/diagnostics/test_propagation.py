@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.moments import Stats, moments
+from normfree.diagnostics.batched import flat
+from normfree.diagnostics.moments import Stats, finish, moments, reduce, settle
+from normfree.diagnostics.parts import parts
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
@@ -346,6 +348,37 @@ def test_shared_residual_of_ours_is_measured_at_each_call() -> None:
     second = model.block(first)  # type: ignore[operator]
     assert signal.series("sum") == pytest.approx([measured(first)[1], measured(second)[1]], rel=EXACT)
     assert [layer.name for layer in signal.layers].count("block.branch") == 1
+
+
+class Turned(nn.Module):
+    """A sum whose shortcut is another view of the memory that the sum before it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        x = self.first(x)
+        for layer in (self.first, self.second):
+            shortcut = x.transpose(1, 2)
+            branch = layer(shortcut.relu())
+            x = shortcut + branch
+            if seen is not None:
+                seen.append((x, branch, shortcut))
+        return x
+
+
+def test_views_of_one_memory_are_told_apart() -> None:
+    model, x = foreign(Turned), seeded(4, 6, 6)
+    signal = propagate(model, x)
+    triples: list[Triple] = []
+    out = model(x, triples)
+    for triple in triples:
+        kept(*triple)
+    out.backward(noise(out))
+    agree(signal, triples)
+    assert triples[0][0].data_ptr() == triples[1][2].data_ptr()
 
 
 def torchvision_pass(model: Any, x: Tensor) -> tuple[list[Triple], Tensor]:
@@ -756,6 +789,25 @@ def test_graph_of_the_caller_survives() -> None:
     loss.backward()
 
 
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "of a graph"])
+def test_input_of_the_caller_gets_no_gradient(leaf: bool) -> None:
+    source = seeded(8, 6).requires_grad_()
+    x = source if leaf else source.square()
+    expected = propagate(foreign(TwoSums), seeded(8, 6) if leaf else seeded(8, 6).square())
+    assert propagate(foreign(TwoSums), x).sums == expected.sums
+    assert source.grad is None
+    assert not x._backward_hooks
+    x.sum().backward()  # the caller's graph is still there
+
+
+def test_sum_with_an_input_that_needs_a_gradient_leaves_no_hook() -> None:
+    model, x = foreign(Block), seeded(8, 6).requires_grad_()
+    signal = propagate(model, x)
+    assert signal.sums[0].shortcut_gradient.variance > 0
+    assert not x._backward_hooks
+    assert x.grad is None
+
+
 def test_measurements_repeat_exactly() -> None:
     """Dropout draws the same numbers, since the random state is as before."""
     model, x = worn(), seeded(8, 6, dtype=torch.float32)
@@ -800,6 +852,158 @@ def test_moments_of_an_offset_keep_their_digits() -> None:
     assert list(dataclasses.astuple(moments(x))) == pytest.approx(measured(x), rel=1e-3)
     naive = (x.square().mean((0, 2, 3)) - x.mean((0, 2, 3)).square()).mean().item()
     assert naive != pytest.approx(measured(x)[1], rel=1e-1)
+
+
+# However the work is grouped, the numbers are the same.
+
+
+def dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the way of a GPU on the CPU."""
+    monkeypatch.setattr("normfree.diagnostics.moments.launches_are_dear", lambda _tensor: True)
+
+
+SHAPES = [(7,), (8, 3), (4, 5, 3), (4, 3, 5, 5), (4, 3, 24, 24), (2, 3, 8, 8, 9), (5, 3, 24, 24), (4, 2, 32, 32)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_both_ways_to_reduce_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [seeded(*shape, seed=i, dtype=dtype) * 3 + i for i, shape in enumerate(SHAPES)]
+    tensors.append(tensors[4].to(memory_format=torch.channels_last))
+    expected = [dataclasses.astuple(moments(x)) for x in tensors]
+    dear(monkeypatch)
+    ways = [reduce(x) for x in tensors]
+    assert {r.mean.dim() for r in ways} == {1, 2}  # some still wait for the batch
+    for found in (finish(ways), [moments(x) for x in tensors]):
+        for stats, numbers in zip(found, expected, strict=True):
+            assert dataclasses.astuple(stats) == pytest.approx(numbers, rel=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_tensors_of_several_types_are_finished_together() -> None:
+    tensors = [seeded(4, 3, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.float64, torch.bfloat16)]
+    assert finish([reduce(x) for x in tensors]) == [moments(x) for x in tensors]
+    vectors = [torch.tensor([1.0]), torch.tensor([2.0, 3.0], dtype=torch.float64), torch.tensor([4.0])]
+    assert flat(vectors).tolist() == [1, 2, 3, 4]
+
+
+def whole(signal: Signal) -> list[float]:
+    return [leaf for leaf in leaves([signal.sums, signal.layers]) if isinstance(leaf, float)]
+
+
+@pytest.mark.parametrize("at_once", [0, 2**24])
+@pytest.mark.parametrize("own_model", [True, False])
+def test_signal_is_the_same_on_the_way_of_a_gpu(own_model: bool, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.models import resnet18
+
+    x = seeded(2, 3, 48, 48) if own_model else seeded(2, 3, 96, 96)
+    model = own("resnet8", "batchnorm", x) if own_model else foreign(lambda: resnet18(weights=None, num_classes=10))
+    expected = propagate(model, x, labels(2))
+    settled: list[int] = []
+
+    def count(every: Any) -> None:
+        settled.append(len(every))
+        settle(every)
+
+    dear(monkeypatch)
+    monkeypatch.setattr("normfree.diagnostics.taps.BYTES_UNSETTLED", at_once)
+    monkeypatch.setattr("normfree.diagnostics.taps.settle", count)
+    found = propagate(model, x, labels(2))
+    assert whole(found) == pytest.approx(whole(expected), rel=1e-9, abs=1e-15)
+    assert bool(settled) == (at_once == 0)
+
+
+def test_tensor_is_reduced_once_for_all_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block's output is the next one's shortcut, and one sum hands the same gradient to both of its operands."""
+    reduced: list[Tensor] = []
+    hooked: list[Tensor] = []
+    register = Tensor.register_hook
+
+    def count(tensor: Tensor) -> Any:
+        reduced.append(tensor)
+        return reduce(tensor)
+
+    def hook(tensor: Tensor, call: Any) -> Any:
+        hooked.append(tensor)
+        return register(tensor, call)
+
+    monkeypatch.setattr("normfree.diagnostics.taps.reduce", count)
+    monkeypatch.setattr(Tensor, "register_hook", hook)
+    x = seeded(4, 3, 16, 16)
+    propagate(own("resnet20", "he_in", x, form="linear"), x)
+    blocks, transitions = 9, 2
+    forward = blocks + blocks + 1 + transitions  # sums, branches, and the shortcuts that are no sum
+    backward = blocks + 1  # of the sums, which are those of the branches and transitions too, and of the first shortcut
+    assert len(reduced) == forward + backward
+    assert len(hooked) == forward
+
+
+@pytest.mark.parametrize("at_once", [0, 2**12, 2**26])
+def test_gradients_are_reduced_in_portions(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = foreign(Shared), seeded(8, 6)
+    expected = propagate(model, x, labels(8, 3))
+    monkeypatch.setattr("normfree.diagnostics.propagation.BYTES_AT_ONCE", at_once)
+    most = 0
+    plain = model.get_parameter("stem.bias")
+
+    def look(_gradient: Tensor) -> None:
+        nonlocal most
+        most = max(most, sum(p.grad is not None for p in model.parameters()))
+
+    handle = plain.register_hook(look)
+    assert propagate(model, x, labels(8, 3)).layers == expected.layers
+    handle.remove()
+    assert most <= 1 if at_once == 0 else most > 1
+
+
+# The plan is stated once.
+
+
+def test_stated_plan_is_kept_while_the_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = seeded(4, 3, 16, 16)
+    model = own("wrn-10-1", "convshort", x)
+    plan = propagate(model, x).plan
+    assert plan == model.plan
+    assert propagate(model, x).plan is plan
+    with torch.no_grad():
+        model.classifier.weight.mul_(2)
+    assert propagate(model.eval(), x).plan is plan
+
+
+@pytest.mark.parametrize("change", ["layer", "activation", "setting", "block"])
+def test_stated_plan_follows_the_model(change: str) -> None:
+    x = seeded(4, 3, 16, 16)
+    model = own("wrn-10-1", "convshort", x)
+    before = propagate(model, x).plan
+    blocks = [m for m in model.body.modules() if isinstance(m, Residual)]
+    if change == "layer":
+        model.stem = nn.Sequential(model.stem, nn.Conv2d(16, 16, 1, dtype=x.dtype))
+    elif change == "activation":
+        blocks[0].entry = nn.Identity()
+    elif change == "setting":
+        blocks[1].shortcut_reads_entry = not blocks[1].shortcut_reads_entry
+    else:
+        del model.body[-1]
+        model.classifier = nn.Linear(32, 10, dtype=x.dtype)
+    after = propagate(model, x).plan
+    assert after == model.plan
+    assert after != before
+
+
+def test_kept_plan_does_not_keep_the_model() -> None:
+    x = seeded(4, 3, 16, 16)
+    model = own("resnet8", "he_in", x)
+    propagate(model, x)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_parts_have_the_names_of_torch() -> None:
+    for model in (foreign(Composed), foreign(Shared), worn(), build("resnet8", "wn")):
+        found = parts(model)
+        assert list(found.modules.items()) == list(model.named_modules())
+        assert list(found.parameters) == [name for name, _ in model.named_parameters()]
+        assert all(found.parameters[name] is p for name, p in model.named_parameters())
 
 
 def test_layer_without_weight_has_an_infinite_ratio() -> None:

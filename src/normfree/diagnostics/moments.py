@@ -10,12 +10,16 @@ Reference: normdead, section 4.2 and Listing 1 (signal propagation plots).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from normfree.diagnostics.batched import HALF, flat
+
+NEIGHBOURS = 512  # a sample and channel from which a GPU reads twice as fast when it reduces over them alone
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,16 @@ def channel_dim(tensor: Tensor) -> int:
     return 2 if tensor.dim() == 3 else 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Reduced:
-    """A tensor reduced to mean and variance a channel, and the number of values a channel and sample."""
+    """A tensor reduced to mean and variance a channel, or a sample and channel (N, C) until it is settled.
 
-    channels: Tensor
-    count: float
+    `count` is the number of values a channel and sample.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: int
 
 
 def moments(tensor: Tensor) -> Stats:
@@ -54,35 +62,57 @@ def moments(tensor: Tensor) -> Stats:
 
 def finish(every: Sequence[Reduced]) -> list[Stats]:
     """The numbers of reduced tensors, brought off their device in one transfer: one each would stall a GPU."""
-    flat = torch.cat([r.channels.flatten() for r in every]).to("cpu", torch.float64).numpy()
-    ends = np.cumsum([r.channels.numel() for r in every])
-    found = []
-    for r, part in zip(every, np.split(flat, ends[:-1]), strict=True):
-        mean, variance = part.reshape(2, -1)
-        squares = mean**2
-        norm = math.sqrt((squares + variance).sum() * r.count)
-        found.append(Stats(float(squares.mean()), float(variance.mean()), norm))
-    return found
+    settle(every)
+    sizes = [r.mean.numel() for r in every]
+    values = flat([*(r.mean for r in every), *(r.variance for r in every)])
+    starts = np.cumsum([0, *sizes[:-1]])
+    squares = np.add.reduceat(values[: sum(sizes)] ** 2, starts)
+    variances = np.add.reduceat(values[sum(sizes) :], starts)
+    rows = zip(every, sizes, squares.tolist(), variances.tolist(), strict=True)
+    return [Stats(s / size, v / size, math.sqrt((s + v) * r.count)) for r, size, s, v in rows]
+
+
+def settle(every: Iterable[Reduced]) -> None:
+    """Reduce what is left of the batch, all tensors of one shape at once: the variance within and between samples."""
+    alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[Reduced]] = {}
+    for r in every:
+        if r.mean.dim() == 2:
+            alike.setdefault((r.mean.device, r.mean.dtype, r.mean.shape), []).append(r)
+    for group in alike.values():
+        between, mean = torch.var_mean(torch.stack([r.mean for r in group]), 1, correction=0)
+        variance = torch.stack([r.variance for r in group]).mean(1) + between
+        for r, settled_mean, settled_variance in zip(group, mean.unbind(), variance.unbind(), strict=True):
+            r.mean, r.variance = settled_mean, settled_variance
 
 
 def reduce(tensor: Tensor) -> Reduced:
-    """Mean and variance of every channel, as two rows."""
-    values = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    """Mean and variance of every channel."""
+    values = tensor.float() if tensor.dtype in HALF else tensor
     values = values.reshape(-1, 1) if values.dim() < 2 else values
-    dims = [d for d in range(values.dim()) if d != channel_dim(values)]
-    count = math.prod(values.shape[d] for d in dims)
-    if values.is_cuda:
-        if values.dim() > 3 and values.is_contiguous() and values.shape[2:].numel() >= 512:
-            # First over neighbours, which reads at twice the speed where there are many, then over the batch: the
-            # variance within and between.
-            within, means = torch.var_mean(values.flatten(2), 2, correction=0)
-            between, mean = torch.var_mean(means, 0, correction=0)
-            return Reduced(torch.stack([mean, within.mean(0) + between]), count / values.shape[0])
+    shape = values.shape
+    dims = (0, 1) if len(shape) == 3 else (0, *range(2, len(shape)))
+    count = shape[1] if len(shape) == 3 else shape[2:].numel()
+    if not launches_are_dear(values):
+        return Reduced(*_plain_reductions(values, dims, count * shape[0]), count)
+    if len(shape) > 3 and count >= NEIGHBOURS and values.is_contiguous():
+        variance, mean = torch.var_mean(values, dims[1:], correction=0)
+    else:
         variance, mean = torch.var_mean(values, dims, correction=0)
-        return Reduced(torch.stack([mean, variance]), count / values.shape[0])
+    return Reduced(mean, variance, count)
+
+
+def launches_are_dear(tensor: Tensor) -> bool:
+    """Whether one `torch.var_mean` is better than several plain reductions, as on a GPU, which waits for Python."""
+    return tensor.is_cuda
+
+
+def _plain_reductions(values: Tensor, dims: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel by reductions over neighbours.
+
+    They are as exact as `torch.var_mean`, and many times faster on the CPU. The largest deviation is divided out, since
+    squares of float32 leave its range long before the numbers do.
+    """
     wide = wide_dtype(values)
-    # Plain reductions, each over neighbours: as exact as torch.var_mean, and many times faster on the CPU. The largest
-    # deviation is divided out, since squares of float32 leave its range long before the numbers do.
     mean = values.mean(dims, keepdim=True)
     centred = values - mean
     low, high = torch.aminmax(centred)
@@ -92,8 +122,7 @@ def reduce(tensor: Tensor) -> Reduced:
         spread = torch.linalg.vector_norm(centred.flatten(2), dim=2).to(wide).square().sum(0)
     else:
         spread = torch.linalg.vector_norm(centred, dim=dims).to(wide).square()
-    variance = spread * scale.to(wide).square() / count
-    return Reduced(torch.stack([mean.flatten().to(wide), variance]), count / values.shape[0])
+    return mean.flatten().to(wide), spread * scale.to(wide).square() / count
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:

@@ -10,9 +10,8 @@ from typing import Any
 from torch import nn
 
 from normfree.diagnostics.diagnosis import finite
-from normfree.diagnostics.propagation import Loss, call_arguments, propagate
+from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.verdict import Verdict, judge
-from normfree.graph import discover
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -64,11 +63,8 @@ class Monitor:
 
     def measure(self, inputs: Any, targets: Any = None) -> Moment:
         """Measure now."""
-        if self.plan is None:
-            stated = getattr(self.model, "plan", None)
-            args, kwargs = call_arguments(inputs)
-            self.plan = stated if isinstance(stated, ResidualPlan) else discover(self.model, *args, **kwargs)
         signal = propagate(self.model, inputs, targets, plan=self.plan, loss=self.loss)
+        self.plan = signal.plan  # found once
         moment = Moment(
             max(self.count - 1, 0),
             signal.loss,

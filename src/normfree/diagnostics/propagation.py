@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.diagnostics.batched import norms, numbers
+from normfree.diagnostics.parts import Parts, parts
+from normfree.diagnostics.plans import plan_of
 from normfree.diagnostics.taps import SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
-from normfree.graph import discover
 from normfree.plan import Branch, ResidualPlan
 
 Loss = Callable[[Any, Any], Tensor]
-BYTES_AT_ONCE = 64 * 2**20  # of gradients that wait to be reduced together
+BYTES_AT_ONCE = 16 * 2**20  # of gradients that wait to be reduced together
 
 
 @dataclass(frozen=True)
@@ -93,45 +94,32 @@ def propagate(
     Raises `ValueError` when the model has no residual sums, is on the meta device, or puts out no tensor, when the plan
     is not the model's, and when the batch is too small for a variance.
     """
-    modules = dict(model.named_modules())  # walked once: at thousands of modules a walk takes as long as some layers
-    parameters = _parameters(modules)
-    if any(p.is_meta for p in parameters.values()):
+    known = parts(model)
+    if any(p.is_meta for p in known.parameters.values()):
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     args, kwargs = tree_map(_recordable, call_arguments(inputs))
     if plan is None:
-        stated = getattr(model, "plan", None)
-        plan = stated if isinstance(stated, ResidualPlan) else discover(model, *args, **kwargs)
+        plan = plan_of(model, known.modules, args, kwargs)
     plan.require_sums()
-    taps = Taps(modules, plan)
+    taps = Taps(known.modules, plan)
     features: list[Tensor] = []
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(untouched(model, modules.values()))
-        stack.enter_context(_unfrozen(parameters.values()))
+        stack.enter_context(untouched(model, known))
+        stack.enter_context(_unfrozen(known.parameters.values()))
         stack.enter_context(taps.hooked())
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
-        sizes = stack.enter_context(_gradient_norms(parameters))
+        sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
         starts, injected, value = _start(output, features, targets, loss, generator)
         torch.autograd.backward(list(starts), list(starts.values()))
-    gradients = numbers(sizes)
-    layers = tuple(_layer_signals(modules, parameters, plan, gradients))
+    layers, gradients = _layer_signals(known, plan, sizes)
     alive = _learning(plan, gradients)
-    return Signal(taps.result(alive), layers, injected, value, plan)
-
-
-def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of modules by name, a shared one under its first."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
-    for prefix, module in modules.items():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
-    return dict(found.values())
+    return Signal(taps.result(alive), layers, injected, math.nan if value is None else float(value), plan)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -155,11 +143,15 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def _recordable(value: Any) -> Any:
-    """A tensor made in inference mode cannot take part in a backward pass, but a copy can."""
-    if not isinstance(value, Tensor) or not value.is_inference():
+    """An input that a backward pass may reach: one of the caller's graph would get a gradient, one made in inference
+    mode cannot take part.
+    """
+    if not isinstance(value, Tensor):
         return value
-    with torch.inference_mode(False):
-        return value.clone()
+    if value.is_inference():
+        with torch.inference_mode(False):
+            return value.clone()
+    return value.detach().requires_grad_() if value.requires_grad else value
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
@@ -173,13 +165,13 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
 
 def _start(
     output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, generator: torch.Generator | None
-) -> tuple[dict[Tensor, Tensor | None], str, float]:
-    """Where the backward pass starts and with which gradients, and what the loss was."""
-    value = math.nan
+) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None]:
+    """Where the backward pass starts and with which gradients, and the loss, still on its device."""
+    value = None
     starts: dict[Tensor, Tensor | None] = {}
     if targets is not None:
         result = (loss or cross_entropy)(output, targets)
-        value = float(result.detach())
+        value = result.detach()
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
             return starts, "", value
@@ -197,34 +189,41 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
 
 @contextmanager
 def _gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
-    """Note the norm of each parameter's gradient as it arrives, and throw the gradient away."""
+    """The norm of each parameter's gradient, once the context is left; the gradients are thrown away.
+
+    They are reduced together at the end, or where there are many also on the way: gradients arrive roughly in the
+    reverse order of the parameters, so that a hook every so many bytes holds their number down.
+    """
     found: dict[str, Tensor] = {}
-    waiting: dict[str, Tensor] = {}
     handles = []
 
-    def reduce_waiting() -> None:
-        found.update(norms(waiting))
-        waiting.clear()
-
-    def follow(name: str, parameter: nn.Parameter) -> None:
-        def note(p: Tensor) -> None:
-            if p.grad is not None:
-                waiting[name] = p.grad
-            p.grad = None
-            if sum(g.nbytes for g in waiting.values()) > BYTES_AT_ONCE or len(waiting) >= 32:
-                reduce_waiting()
-
-        handles.append(parameter.register_post_accumulate_grad_hook(note))
+    def sweep(names: Iterable[str]) -> None:
+        arrived = {name: g for name in names if (g := parameters[name].grad) is not None}
+        found.update(norms(arrived))
+        for name in arrived:
+            parameters[name].grad = None
 
     try:
-        for name, parameter in parameters.items():
-            if parameter.requires_grad:
-                follow(name, parameter)
+        for names, last in _portions(parameters):
+            handles.append(last.register_post_accumulate_grad_hook(lambda _p, names=names: sweep(names)))
         yield found
-        reduce_waiting()
+        sweep(parameters)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _portions(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[list[str], nn.Parameter]]:
+    """From the last backwards, all parameters of a device up to one with which the next `BYTES_AT_ONCE` are full."""
+    names: dict[torch.device, list[str]] = {}
+    waiting: dict[torch.device, int] = {}
+    for name, parameter in reversed(list(parameters.items())):
+        device = parameter.device
+        names.setdefault(device, []).append(name)
+        waiting[device] = waiting.get(device, 0) + parameter.nbytes
+        if waiting[device] > BYTES_AT_ONCE and parameter.requires_grad:
+            yield names[device].copy(), parameter
+            waiting[device] = 0
 
 
 @contextmanager
@@ -241,24 +240,28 @@ def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def _layer_signals(
-    modules: Mapping[str, nn.Module],
-    parameters: Mapping[str, nn.Parameter],
-    plan: ResidualPlan,
-    gradients: Mapping[str, float],
-) -> Iterator[LayerSignal]:
-    """The weight layers in the order of the plan, each once; tied weights stand under the name they have first."""
-    first = {id(p): name for name, p in parameters.items()}
-    parts: dict[str, list[nn.Parameter]] = {}
-    for name in dict.fromkeys(layer.name for layer in plan.layers()):
-        own = dict(modules[name].named_parameters())
-        plain = own.get("weight")
-        parts[name] = [p for n, p in own.items() if n != "bias"] if plain is None else [plain]
-    sizes = numbers(norms({first[id(p)]: p.detach() for found in parts.values() for p in found}))
-    for name, found in parts.items():
-        if found:
-            names = [first[id(p)] for p in found]
-            weight = math.hypot(*(sizes[n] for n in names))
-            yield LayerSignal(name, weight, math.hypot(*(gradients.get(n, 0.0) for n in names)))
+    known: Parts, plan: ResidualPlan, gradients: Mapping[str, Tensor]
+) -> tuple[tuple[LayerSignal, ...], dict[str, float]]:
+    """The weight layers in the order of the plan, each once, and the norm of every gradient as a number.
+
+    Tied weights stand under the name they have first.
+    """
+    first = {id(p): name for name, p in known.parameters.items()}
+    weights: dict[str, list[str]] = {}
+    for layer in plan.layers():
+        if layer.name not in weights:
+            module = known.modules[layer.name]
+            plain = module._parameters.get("weight")
+            own = [plain] if plain is not None else [p for n, p in module.named_parameters() if n != "bias"]
+            weights[layer.name] = [first[id(p)] for p in own]
+    sizes = numbers(norms({name: known.parameters[name] for names in weights.values() for name in names}))
+    slopes = numbers(gradients)
+    layers = tuple(
+        LayerSignal(layer, math.hypot(*(sizes[n] for n in names)), math.hypot(*(slopes.get(n, 0.0) for n in names)))
+        for layer, names in weights.items()
+        if names
+    )
+    return layers, slopes
 
 
 def _learning(plan: ResidualPlan, gradients: Mapping[str, float]) -> set[str]:

@@ -7,16 +7,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normfree.diagnostics.moments import Reduced, Stats, channel_dim, finish, reduce
+from normfree.diagnostics.moments import Reduced, Stats, channel_dim, finish, reduce, settle
 from normfree.graph.record import ADDITIONS
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, ResidualPlan
 
+Place = tuple[str, str]  # the name of a branch, and which of its tensors
+BYTES_UNSETTLED = 2**24  # of means and variances a sample that wait to be reduced together
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 
@@ -40,6 +42,15 @@ class SumSignal:
     learns: bool = True
 
 
+class _Seen(NamedTuple):
+    """A tensor that was measured, and where its gradient is to be noted; holding it keeps its address its own."""
+
+    key: object
+    tensor: Tensor
+    reduced: Reduced
+    gradients: list[Place]
+
+
 class Taps(TorchFunctionMode):
     """Watches the additions that the plan names, and takes statistics of their operands and results."""
 
@@ -48,18 +59,19 @@ class Taps(TorchFunctionMode):
         self.plan = plan
         self.modules = modules
         self._sums = {(b.place, b.addition): b for b in plan.branches}
-        self._own = {home for home, _ in self._sums if not isinstance(self.modules.get(home), Residual)}
         if strange := next((home for home, _ in self._sums if home not in self.modules), None):
             raise ValueError(
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
                 "leave the plan out to have it discovered"
             )
+        self._own = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
         self._homes: list[str] = []
         self._watching = False
         self._additions: Counter[str] = Counter()
-        self._moments: dict[tuple[str, str], Reduced] = {}
-        self._awaited: set[tuple[str, str]] = set()
-        self._recent: deque[tuple[object, Tensor, Reduced]] = deque(maxlen=3)
+        self._moments: dict[Place, Reduced] = {}
+        self._unsettled = 0
+        self._awaited: set[Place] = set()
+        self._recent: deque[_Seen] = deque(maxlen=3)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,24 +91,34 @@ class Taps(TorchFunctionMode):
         self._tap(branch, "sum", out)
         return out
 
-    def _once(self, tensor: Tensor) -> Reduced:
+    def _once(self, tensor: Tensor) -> _Seen:
         """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
-        key = (tensor.data_ptr(), tensor.shape, tensor._version)
-        for known, _, reduced in self._recent:
-            if known == key:
-                return reduced
-        reduced = reduce(tensor)
-        self._recent.append((key, tensor, reduced))  # holding the tensor keeps its address its own
-        return reduced
+        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride())
+        for seen in self._recent:
+            if seen.key == key:
+                return seen
+        reduced = reduce(tensor.detach())
+        if reduced.mean.dim() == 2:
+            self._unsettled += reduced.mean.nbytes
+        seen = _Seen(key, tensor, reduced, [])
+        self._recent.append(seen)
+        return seen
+
+    def _note(self, place: Place, reduced: Reduced) -> None:
+        self._moments[place] = reduced
+        if self._unsettled > BYTES_UNSETTLED:
+            settle(self._moments.values())
+            self._unsettled = 0
 
     def _watch(self) -> None:
         """Look at function calls only in a home's own forward pass, not inside its children: looking costs time."""
         wanted = bool(self._homes) and self._homes[-1] in self._own
-        if wanted and not self._watching:
-            self.__enter__()  # type: ignore[no-untyped-call]
-        elif self._watching and not wanted:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._watching = wanted
+        if wanted is not self._watching:
+            self._watching = wanted
+            if wanted:
+                self.__enter__()  # type: ignore[no-untyped-call]
+            else:
+                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
@@ -106,23 +128,40 @@ class Taps(TorchFunctionMode):
                 f"expected at least two values a channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
                 "which has no variance; use a larger batch"
             )
-        self._moments[branch.name, part] = self._once(tensor.detach())
+        seen = self._once(tensor)
+        self._note((branch.name, part), seen.reduced)
+        place = (branch.name, part + "_gradient")
+        if not tensor.requires_grad:
+            if part == "sum":
+                self._awaited.add(place)  # one that never comes is zero
+            return
+        self._awaited.add(place)
+        if seen.tensor is tensor and seen.gradients:
+            seen.gradients.append(place)  # one hook for a block's output and the next one's shortcut
+            return
+        places = seen.gradients if seen.tensor is tensor else []
+        places.append(place)
 
         def backward(gradient: Tensor) -> None:
-            self._moments[branch.name, f"{part}_gradient"] = self._once(gradient)
+            reduced = self._once(gradient).reduced
+            for place in places:
+                self._note(place, reduced)
 
-        if tensor.requires_grad:
-            tensor.register_hook(backward)
-        if tensor.requires_grad or part == "sum":
-            self._awaited.add((branch.name, f"{part}_gradient"))  # one that never comes is zero
+        tensor.register_hook(backward)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Know which module's forward pass an addition stands in; children hide their own additions."""
-        handles = []
+        placed: list[tuple[dict[Any, Any], object]] = []
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
             by_home.setdefault(b.place, []).append(b)
+
+        def place(hooks: dict[Any, Any], hook: Callable[..., None]) -> None:
+            """What `register_forward_hook` does, less its handle: hundreds of handles cost as much as some layers."""
+            key = object()
+            hooks[key] = hook
+            placed.append((hooks, key))
 
         def tap_residual(module: Residual, branches: list[Branch]) -> None:
             """A residual module of ours has modules where the operands come out, and its output is the sum."""
@@ -136,8 +175,8 @@ class Taps(TorchFunctionMode):
 
                 return hook
 
-            for part, place in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
-                handles.append(place.register_forward_hook(tap(part)))
+            for part, source in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
+                place(source._forward_hooks, tap(part))
 
         def follow(name: str, module: nn.Module) -> None:
             def enter(_m: nn.Module, _a: Any) -> None:
@@ -148,30 +187,34 @@ class Taps(TorchFunctionMode):
                 self._homes.pop()
                 self._watch()
 
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave))
+            place(module._forward_pre_hooks, enter)
+            place(module._forward_hooks, leave)
 
-        names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
-        followed: dict[str, nn.Module] = {}
-        for home, branches in by_home.items():
-            module = self.modules[home]
-            if isinstance(module, Residual):
-                tap_residual(module, branches)
-            else:
-                followed.update({names[id(m)]: m for m in module.modules()})
-        for name, module in followed.items():
-            follow(name, module)
         try:
+            for home, branches in by_home.items():
+                module = self.modules[home]
+                if isinstance(module, Residual):
+                    tap_residual(module, branches)
+            for name, module in self._followed().items():
+                follow(name, module)
             yield
         finally:
             self._homes.clear()
             self._watch()
-            for handle in handles:
-                handle.remove()
+            self._recent.clear()  # tensors hold hooks, which hold this
+            for hooks, key in placed:
+                hooks.pop(key, None)
+
+    def _followed(self) -> dict[str, nn.Module]:
+        """The modules whose additions must be told apart: homes that are not ours, and what is inside them."""
+        if not self._own:
+            return {}
+        names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
+        inside = (m for home in self._own for m in self.modules[home].modules())
+        return {names[id(m)]: m for m in inside}
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """What was seen at every sum of the plan, and which branches learn."""
-        self._recent.clear()
         unseen = [_label(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
         if unseen:
             raise ValueError(
@@ -179,9 +222,9 @@ class Taps(TorchFunctionMode):
                 f"({len(unseen)} of {len(self.plan.branches)}); pass the plan of what runs, or use evaluation mode "
                 "where blocks are dropped at random"
             )
-        every = list({id(r): r for r in self._moments.values()}.values())
-        known = {id(r): stats for r, stats in zip(every, finish(every), strict=True)}
-        seen = {key: known[id(r)] for key, r in self._moments.items()}
+        every = list(dict.fromkeys(self._moments.values()))
+        known = dict(zip(every, finish(every), strict=True))
+        seen = {place: known[reduced] for place, reduced in self._moments.items()}
 
         def stats(branch: Branch, part: str) -> Stats:
             return seen.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from normfree.diagnostics.batched import copies
+from normfree.diagnostics.parts import Parts, parts
 
 
 @contextmanager
-def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
+def untouched(model: nn.Module, known: Parts | None = None) -> Iterator[None]:
     """Inside, run the model forward and backward at will; on the way out, also after an error, all is as before.
 
     Gradients are set aside, not copied. The model runs on copies of its buffers (running statistics), since a graph of
     the caller may still read the buffers themselves. The global random states of the CPU and of the model's GPUs are
     restored. What is to happen when a gradient has arrived (an optimizer that steps in the backward pass) does not
-    happen inside. `modules` are those of the model where the caller has them at hand.
+    happen inside. `known` are the model's parts where the caller has them at hand.
     """
-    modules = list(model.modules() if modules is None else modules)
-    parameters = list({id(p): p for m in modules for p in m._parameters.values() if p is not None}.values())
+    known = known or parts(model)
+    parameters = known.parameters.values()
     gradients = [(p, p.grad) for p in parameters]
-    held = [(m, dict(m._buffers)) for m in modules if m._buffers]
-    copied = copies({id(b): b.detach() for _, buffers in held for b in buffers.values() if b is not None})
+    held = [(m, dict(m._buffers)) for m in known.modules.values() if m._buffers]
+    copied = copies({id(b): b for _, buffers in held for b in buffers.values() if b is not None})
     arrivals = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
-    modes = [(m, m.training) for m in modules]
-    cuda = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+    modes = [(m, m.training) for m in known.modules.values()]
+    cuda = sorted({d.index for d in {p.device for p in parameters} if d.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
         try:
-            for p, _ in gradients:
-                p.grad = None
+            for p, gradient in gradients:
+                if gradient is not None:
+                    p.grad = None
             for hooks, _ in arrivals:
                 hooks.clear()
             for m, buffers in held:
@@ -46,4 +48,5 @@ def untouched(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> I
                 m._buffers.clear()
                 m._buffers.update(buffers)
             for m, training in modes:
-                m.training = training
+                if m.training is not training:  # setting an attribute of a module is slow
+                    m.training = training

@@ -128,32 +128,34 @@ def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bo
     exponential. Two points cannot tell the two apart.
     """
     inside, steps, exponential_error = 0.0, 0, 0.0
-    power_errors = dict.fromkeys(OFFSETS, 0.0)
+    power_errors = np.zeros(len(OFFSETS))
     for stage in dict.fromkeys(stages):
         observed = np.array([log for log, s in zip(logs, stages, strict=True) if s == stage])
         if len(observed) < 2:
             continue
         depth = np.arange(1.0, len(observed) + 1)
-        slope, start = _theil_sen(depth, observed)
+        slopes, errors = _theil_sen(np.stack([depth, *(np.log(depth + k) for k in OFFSETS)]), observed)
+        slope = float(slopes[0])
         if len(observed) > 2:
-            exponential_error += float(np.abs(observed - start - slope * depth).sum())
-            for k in OFFSETS:
-                power, scale = _theil_sen(np.log(depth + k), observed)
-                power_errors[k] += float(np.abs(observed - scale - power * np.log(depth + k)).sum())
+            exponential_error += errors[0]
+            power_errors += errors[1:]
         inside += slope * (len(observed) - 1)
         steps += len(observed) - 1
-    polynomial = min(power_errors.values()) < BETTER * exponential_error
+    polynomial = bool(power_errors.min() < BETTER * exponential_error)
     return inside / steps if steps else 0.0, inside, polynomial
 
 
-def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[float, float]:
-    """Median of the slopes between all pairs, and of the intercepts; long series are thinned evenly first."""
-    if len(x) > limit:
-        keep = np.linspace(0, len(x) - 1, limit).round().astype(int)
-        x, y = x[keep], y[keep]
-    i, j = np.triu_indices(len(x), 1)
-    slope = float(np.median((y[j] - y[i]) / (x[j] - x[i])))
-    return slope, float(np.median(y - slope * x))
+def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of x, the median of the slopes between all pairs, and what a line with it leaves of y.
+
+    The intercept is a median, too, and the error the sum of the distances. Long series are thinned evenly for the fit.
+    """
+    keep = np.linspace(0, len(y) - 1, min(len(y), limit)).round().astype(int)
+    few_x, few_y = x[:, keep], y[keep]
+    i, j = np.triu_indices(len(keep), 1)
+    slopes = np.median((few_y[j] - few_y[i]) / (few_x[:, j] - few_x[:, i]), axis=1, keepdims=True)
+    starts = np.median(few_y - slopes * few_x, axis=1, keepdims=True)
+    return slopes[:, 0], np.abs(y - starts - slopes * x).sum(1)
 
 
 def _exp(value: float) -> float:
