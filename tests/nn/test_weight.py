@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind, set_weight_, weight_kind
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind, lower_, set_weight_, weight_kind
 
 KINDS: tuple[WeightKind, ...] = ("plain", "weight_norm", "standardized", "spectral")
 SHAPES = ("conv", "linear")
@@ -423,6 +424,60 @@ def test_export_equals_eager(kind: WeightKind, shape: str, training: bool) -> No
         torch.testing.assert_close(exported(x), layer(x), rtol=0, atol=0)
     for name, buffer in layer.named_buffers():
         torch.testing.assert_close(exported.get_buffer(name), buffer, rtol=0, atol=0)
+
+
+@every_kind
+@every_layer
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lowered_layer_multiplies_by_its_rounded_weight(
+    kind: WeightKind, shape: str, bias: bool, dtype: torch.dtype
+) -> None:
+    """The effective weight is computed in float32 and rounded once, so the layer equals a plain one that holds it."""
+    layer = make(kind, shape, dtype=torch.float32, bias=bias).eval()
+    if kind == "spectral":
+        layer.weight.data *= 3.0
+    weight = layer.effective_weight().detach() if kind != "plain" else layer.weight.detach().clone()
+    plain = make("plain", shape, dtype=dtype, bias=bias)
+    with torch.no_grad():
+        plain.weight.copy_(weight)
+        if bias:
+            plain.bias.copy_(layer.bias)
+    parameters = dict(layer.named_parameters())
+    assert lower_(layer, dtype) is layer
+    assert all(parameters[name] is p for name, p in layer.named_parameters())
+    for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+        assert tensor.dtype is (dtype if kind == "plain" or name == "bias" else torch.float32), name
+    x = batch(shape, dtype=torch.float32).to(dtype)
+    out = layer(x)
+    assert out.dtype is dtype
+    assert torch.equal(out, plain(x))
+    out.float().square().sum().backward()
+    assert all(p.grad.dtype is p.dtype and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_lowering_reaches_weight_layers_of_any_depth_and_leaves_the_rest() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), ScalarBias(0.3), nn.ReLU())
+    model = nn.Sequential(inner, nn.InstanceNorm2d(4, affine=True), ScalarMultiplier(0.3), nn.Conv2d(4, 8, 1))
+    model.append(nn.Sequential(nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    model.extend([nn.Linear(8, 6), nn.LayerNorm(6), nn.RMSNorm(6), nn.Linear(6, 2)])
+    lower_(model, torch.bfloat16)
+    short = {name for name, t in model.state_dict().items() if t.dtype is torch.bfloat16}
+    both = {f"{i}.{name}" for i in ("3", "4.0", "5", "6", "8") for name in ("weight", "bias")}
+    assert short == {"0.0.weight", "7.weight"} | both
+    assert {t.dtype for name, t in model.state_dict().items() if name not in short} == {torch.float32, torch.int64}
+    x = torch.randn(5, 3, 6, 6, generator=generator(0)).bfloat16()
+    assert model(x).dtype is torch.bfloat16
+    alone = nn.Conv1d(2, 3, 1), nn.Conv3d(2, 3, 1), nn.Embedding(2, 3)
+    assert [lower_(layer, torch.float16).weight.dtype for layer in alone] == [torch.float16] * 2 + [torch.float32]
+
+
+def test_lowering_keeps_shared_weights_shared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    lower_(model, torch.bfloat16)
+    assert model[1].weight is model[0].weight
+    assert model[0].weight.dtype is torch.bfloat16
 
 
 @pytest.mark.slow

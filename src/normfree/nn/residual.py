@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.weight import lower_, weight_kind
 
 
 class Residual(nn.Module):
@@ -18,11 +21,13 @@ class Residual(nn.Module):
 
     Shapes: x is (N, C, …); branch and shortcut must agree on theirs.
 
-    The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`.
+    The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
+    is already in the weight of the branch's last layer; see `Masters`.
     """
 
     stream_dtype: torch.dtype | None = None
     branch_dtype: torch.dtype | None = None
+    beta_in_weight: bool = False
 
     def __init__(
         self,
@@ -55,7 +60,10 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of shortcut and branch."""
-        entered = self.entry(self.alpha(x))
+        # Rounding before the entry instead of after it leaves half as much to keep for the backward pass; but a shortcut
+        # that reads the entry is part of the stream.
+        early = self.branch_dtype is not None and not self.shortcut_reads_entry
+        entered = self.entry(self.alpha(x.to(self.branch_dtype) if early else x))
         source = entered if self.shortcut_reads_entry else x
         if self.branch_dtype is not None:
             entered = entered.to(self.branch_dtype)
@@ -64,7 +72,8 @@ class Residual(nn.Module):
         if self.stream_dtype is not None:
             total = total.to(self.stream_dtype)
         if self.branch is not None:
-            total = total + self.beta(self.branch(entered))
+            branch = self.branch(entered)
+            total = total + (branch if self.beta_in_weight else self.beta(branch))
         out: Tensor = self.exit(self.c(self.delta(total)))
         return out
 
@@ -125,9 +134,9 @@ def set_precision_(
 ) -> nn.Module:
     """Keep the residual stream of every `Residual` in one type while the branches run in another, in place.
 
-    With `branch` given, branches and weighted shortcuts are converted to it and their inputs cast to it; `branch=None`
-    leaves the weights alone, as is right under autocast, where only the stream's type is pinned. Thousands of small
-    additions lose their low bits in a bf16 stream.
+    With `branch` given, the weight layers of branches and shortcuts are lowered to it and their inputs cast to it;
+    `branch=None` leaves the weights alone, as is right under autocast, where only the stream's type is pinned.
+    Thousands of small additions lose their low bits in a bf16 stream.
     """
     for module in model.modules():
         if isinstance(module, Residual):
@@ -136,5 +145,27 @@ def set_precision_(
             if branch is not None:
                 for part in (module.branch, module.shortcut):
                     if part is not None:
-                        part.to(branch)
+                        lower_(part, branch)
+    return model
+
+
+def scaled_weights(model: nn.Module) -> Iterator[tuple[Residual, nn.Parameter, nn.Parameter]]:
+    """The blocks whose β could as well multiply a weight, with that weight and β.
+
+    β · (W * x) = (β · W) * x for the last layer of a branch, if it is a plain one without bias.
+    """
+    for module in model.modules():
+        if isinstance(module, Residual) and isinstance(module.branch, nn.Sequential):
+            last = module.branch[-1]
+            plain = isinstance(last, nn.Conv2d | nn.Linear) and weight_kind(last) == "plain" and last.bias is None
+            if plain and isinstance(module.beta, ScalarMultiplier) and module.beta.learnable:
+                yield module, last.weight, module.beta.value  # type: ignore[misc]
+
+
+def reset_precision_(model: nn.Module) -> nn.Module:
+    """Let every `Residual` compute in the type of its operands and multiply by its β again, in place."""
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.stream_dtype = module.branch_dtype = None
+            module.beta_in_weight = False
     return model

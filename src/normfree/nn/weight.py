@@ -24,8 +24,8 @@ class _EffectiveConv2d(nn.Conv2d):
     effective_weight: Callable[[], Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve with the effective weight."""
-        out: Tensor = self._conv_forward(input, self.effective_weight(), self.bias)
+        """Convolve with the effective weight, in the input's type."""
+        out: Tensor = self._conv_forward(input, self.effective_weight().to(input.dtype), self.bias)
         return out
 
 
@@ -35,8 +35,8 @@ class _EffectiveLinear(nn.Linear):
     effective_weight: Callable[[], Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply by the effective weight."""
-        return F.linear(input, self.effective_weight(), self.bias)
+        """Multiply by the effective weight, in the input's type."""
+        return F.linear(input, self.effective_weight().to(input.dtype), self.bias)
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -202,6 +202,24 @@ def weight_kind(layer: nn.Module) -> WeightKind:
     if isinstance(layer, _Standardized):
         return "standardized"
     return "spectral" if isinstance(layer, _SpectralNorm) else "plain"
+
+
+def lower_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Let the weight layers inside `module` compute in `dtype`, in place, and leave everything else as it is.
+
+    A plain layer's parameters are converted, and those of layer, group and RMS norm. A reparametrized layer keeps its
+    own but for the bias and converts its effective weight. Batch norm, instance norm and scalars keep theirs: they hold
+    statistics and single numbers, which a short type would spoil.
+    """
+    for layer in module.modules():
+        if isinstance(layer, WEIGHT_LAYERS):
+            if weight_kind(layer) == "plain":
+                layer.to(dtype)
+            elif layer.bias is not None:
+                layer.bias.data = layer.bias.data.to(dtype)
+        elif isinstance(layer, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm):
+            layer.to(dtype)  # torch wants their weights in the type of their input; they hold no statistics
+    return module
 
 
 @torch.no_grad()

@@ -1,5 +1,19 @@
-"""What an optimizer needs to know of a method."""
+"""What an optimizer needs to know of a method, and what it does to gradients and rates."""
 
+from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
 from normfree.optim.groups import param_groups
+from normfree.optim.masters import Masters
+from normfree.optim.rules import UpdateRule
+from normfree.optim.schedules import Schedule
 
-__all__ = ["param_groups"]
+__all__ = [
+    "Masters",
+    "Schedule",
+    "UpdateRule",
+    "agc_",
+    "agc_parameters",
+    "clip_grad_agc_",
+    "clip_grad_norm_",
+    "norm_",
+    "param_groups",
+]

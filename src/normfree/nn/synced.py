@@ -1,0 +1,147 @@
+"""Batch norm whose batch is spread over processes, each of which holds an equal part of it.
+
+How the parts are summed is handed in, so this file knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over all processes
+
+
+def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
+    """Let every batch norm take its statistics over the batches of `world` processes, in place.
+
+    The modules, their parameters and their names stay; `unsync_batch_norms_` makes them plain again. Those of torch
+    that are synchronized already are left alone.
+
+    Raises:
+        ValueError: for a batch norm with a forward pass of its own, whose statistics cannot be reached.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm | Synced):
+            continue
+        if type(module).forward is not _BatchNorm.forward:
+            raise ValueError(
+                f"expected batch norms of torch to share among {world} processes, got {type(module).__name__} at "
+                f"'{name}', which computes in a way of its own; train with one process"
+            )
+        module.sum_, module.world = sum_, world  # type: ignore[assignment]
+        # The same object, because others may refer to it.
+        module.__class__ = _synced(type(module))  # type: ignore[arg-type]
+    return model
+
+
+def unsync_batch_norms_(model: nn.Module) -> nn.Module:
+    """Let the batch norms that `sync_batch_norms_` changed see only their own process again, in place."""
+    for module in model.modules():
+        if isinstance(module, Synced):
+            del module.sum_, module.world
+            module.__class__ = type(module).__bases__[1]
+    return model
+
+
+class Synced(_BatchNorm):
+    """What a batch norm gains: in training, mean and variance are those of all processes' batches together.
+
+    Its running statistics move as those of one process with the whole batch, variance unbiased by the whole count.
+    """
+
+    sum_: Sum
+    world: int
+
+    # Compiled code is left for it, because the sum waits for other processes.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize by the statistics of all processes in training, as the plain module does in evaluation."""
+        if not self.training:
+            return super().forward(x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        count = x.numel() // x.shape[1] * self.world
+        if count <= 1:
+            raise ValueError(f"expected more than one value per channel in training, got input {tuple(x.shape)}")
+        with torch.no_grad():
+            mean, var = _moments(x, self.sum_, self.world)
+            self._track(mean, var * (count / (count - 1)))
+        out: Tensor = _Normalize.apply(x, self.weight, self.bias, mean, var, self.eps, self.sum_, count)  # type: ignore[no-untyped-call]
+        return out
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / self.num_batches_tracked.to(self.running_mean)
+        for running, fresh in ((self.running_mean, mean), (self.running_var, var)):
+            running.copy_((1 - momentum) * running + momentum * fresh)
+
+
+@cache
+def _synced(kind: type[_BatchNorm]) -> type[Synced]:
+    return cast(type[Synced], type(f"Synced{kind.__name__}", (Synced, kind), {}))
+
+
+def _moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel over all processes, from E x and E x² in float64, where they do not cancel."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    var, mean = (moment.double() for moment in torch.var_mean(wide, _others(x), correction=0))
+    both = torch.stack((mean, var + mean.square()))
+    sum_(both)
+    mean, square = (both / world).unbind()
+    return mean.to(wide.dtype), (square - mean.square()).clamp(min=0).to(wide.dtype)
+
+
+class _Normalize(torch.autograd.Function):
+    """y = γ x̂ + β with x̂ = (x - μ)/σ, where μ and σ depend on the batches of all processes.
+
+    ∂L/∂x = γ/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes; the
+    gradients of γ and β are those of this process, which the training step averages with all others.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        eps: float,
+        sum_: Sum,
+        count: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps))
+        ctx.sum_, ctx.count, ctx.biased = sum_, count, bias is not None
+        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = gradients
+        x, weight, mean, inverse = ctx.saved_tensors
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        normal = (x - mean.view(shape)) * inverse.view(shape)
+        g = g.to(normal.dtype)
+        of_bias, of_weight = g.sum(_others(x)), (g * normal).sum(_others(x))
+        both = torch.stack((of_bias, of_weight))
+        ctx.sum_(both)
+        shift, tilt = (both / ctx.count).unbind()
+        scale = inverse if weight is None else weight * inverse
+        of_x = (g - shift.view(shape) - normal * tilt.view(shape)) * scale.view(shape)
+        affine = (None if weight is None else of_weight, of_bias if ctx.biased else None)
+        return (of_x.to(x.dtype), *affine, None, None, None, None, None)
+
+
+def _others(x: Tensor) -> list[int]:
+    """All dimensions but that of the channels."""
+    return [d for d in range(x.dim()) if d != 1]

@@ -1,0 +1,150 @@
+"""Learning-rate schedules as pure functions: a factor in [0, 1] of the step, which multiplies every group's rate.
+
+Steps count from 0: t of T = epochs · steps_per_epoch. A warm-up of W steps multiplies the schedule by (t + 1)/W or its
+square, so that the first step is not lost and step W - 1 has the full rate; cosine and linear decay begin where it
+ends, and the milestones of a step schedule stay where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+ScheduleKind = Literal["constant", "step", "cosine", "inverse_sqrt", "linear"]
+WarmupShape = Literal["linear", "quadratic"]
+
+
+def warmup_factor(step: int, warmup: int, shape: WarmupShape = "linear") -> float:
+    """((t + 1)/W)^p for t < W, else 1, with p = 1 (linear) or 2 (quadratic).
+
+    Reference: Goyal 2017, section 2.2 (linear); the code of wninit (quadratic in the step).
+
+    >>> [warmup_factor(t, 4) for t in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    if step >= warmup:
+        return 1.0
+    return ((step + 1) / warmup) ** (2 if shape == "quadratic" else 1)
+
+
+def step_factor(step: int, milestones: Sequence[int], decay: float) -> float:
+    """decay^k at step t, where k milestones are at or before t.
+
+    >>> [step_factor(t, [2, 3], 0.5) for t in range(4)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    return float(decay ** sum(milestone <= step for milestone in milestones))
+
+
+def cosine_factor(progress: float) -> float:
+    """½ · (1 + cos(π·p)) at progress p in [0, 1].
+
+    Reference: Loshchilov & Hutter 2017, equation 5, without restarts.
+
+    >>> cosine_factor(0.0), cosine_factor(1.0)
+    (1.0, 0.0)
+    """
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def linear_factor(progress: float) -> float:
+    """1 - p at progress p in [0, 1].
+
+    >>> linear_factor(0.25)
+    0.75
+    """
+    return 1 - progress
+
+
+def inverse_sqrt_factor(step: int, warmup: int = 0) -> float:
+    """√(W/(t + 1)) after W warm-up steps (at least 1), and 1 until then.
+
+    Reference: Vaswani 2017, equation 3, without its constant.
+
+    >>> [inverse_sqrt_factor(t, 4) for t in (0, 3, 15)]
+    [1.0, 1.0, 0.5]
+    """
+    held = max(warmup, 1)
+    return math.sqrt(held / max(step + 1, held))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A schedule and its warm-up, independent of the length of a run.
+
+    `milestones` are fractions of the run, or epochs where `milestones_in` says so; each multiplies the rate by `decay`.
+    `by` chooses whether a cosine falls after every step or every epoch. `warmup` is a number of epochs or steps.
+
+    >>> halves = Schedule(kind="step", milestones=(0.5,), decay=0.1)
+    >>> [halves.factor(step, steps_per_epoch=10, epochs=4) for step in (0, 19, 20)]
+    [1.0, 1.0, 0.1]
+
+    Raises `ValueError` for an unknown kind, unit or shape, and for numbers that have no meaning.
+    """
+
+    kind: ScheduleKind = "constant"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    milestones_in: Literal["run", "epochs"] = "run"
+    decay: float = 0.1
+    by: Literal["step", "epoch"] = "step"
+    warmup: float = 0.0
+    warmup_in: Literal["epochs", "steps"] = "epochs"
+    warmup_shape: WarmupShape = "linear"
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "kind": get_args(ScheduleKind),
+            "milestones_in": ("run", "epochs"),
+            "by": ("step", "epoch"),
+            "warmup_in": ("epochs", "steps"),
+            "warmup_shape": get_args(WarmupShape),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"expected one of {', '.join(values)} for '{name}' of a schedule, got {getattr(self, name)!r}"
+                )
+        most = 1.0 if self.milestones_in == "run" else math.inf
+        if not all(0 <= m <= most for m in self.milestones) or list(self.milestones) != sorted(self.milestones):
+            unit = "fractions of the run between 0 and 1" if self.milestones_in == "run" else "epochs of at least 0"
+            raise ValueError(f"expected milestones as rising {unit}, got {list(self.milestones)}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"expected a decay above 0 and at most 1 for a schedule, got {self.decay:g}")
+        if not 0 <= self.warmup < math.inf:
+            raise ValueError(f"expected a warm-up of at least 0 {self.warmup_in}, got {self.warmup:g}")
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
+        """The factor of the learning rate at a step of a run, 0 ≤ t; past the end of the run it stays where it was.
+
+        warm-up(t) · one of:
+        constant 1; step decay^k; inverse_sqrt √(W/max(t + 1, W));
+        cosine ½·(1 + cos π·p) and linear 1 - p, with p = (t - W)/(T - W) kept in [0, 1]; where the cosine goes by
+        epoch, t is the first step of its epoch.
+
+        Raises `ValueError` for a negative step or length.
+        """
+        if step < 0 or steps_per_epoch < 1 or epochs < 0:
+            raise ValueError(
+                "expected a step of at least 0, at least 1 step an epoch and at least 0 epochs, "
+                f"got {step}, {steps_per_epoch} and {epochs:g}"
+            )
+        total = round(steps_per_epoch * epochs)
+        warmup = round(self.warmup * (steps_per_epoch if self.warmup_in == "epochs" else 1))
+        return warmup_factor(step, warmup, self.warmup_shape) * self._decayed(step, steps_per_epoch, total, warmup)
+
+    def _decayed(self, step: int, steps_per_epoch: int, total: int, warmup: int) -> float:
+        """The factor without its warm-up."""
+        if self.kind == "step":
+            length = total if self.milestones_in == "run" else steps_per_epoch
+            # Rounded, because 136/182 of 182 epochs must be the start of epoch 136 and not the step after it.
+            return step_factor(step, [round(m * length) for m in self.milestones], self.decay)
+        if self.kind == "inverse_sqrt":
+            return inverse_sqrt_factor(step, warmup)
+        if self.kind == "constant":
+            return 1.0
+        if self.kind == "cosine" and self.by == "epoch":
+            step -= step % steps_per_epoch
+        progress = min(max(step - warmup, 0) / max(total - warmup, 1), 1.0)
+        return cosine_factor(progress) if self.kind == "cosine" else linear_factor(progress)
