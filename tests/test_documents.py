@@ -42,7 +42,7 @@ def test_contributing_example_adds_a_method_that_works() -> None:
 def test_readme_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    build_block, own_block, diagnose_block = python_blocks("README.md")
+    build_block, own_block, diagnose_block, train_block = python_blocks("README.md")
     exec(compile(build_block, "README.md", "exec"), scope)
     loss = scope["loss"]
     assert isinstance(loss, torch.Tensor)
@@ -64,6 +64,9 @@ def test_readme_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
     exec(compile(diagnose_block, "README.md", "exec"), scope)
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert len((tmp_path / "signal.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    exec(compile(train_block, "README.md", "exec"), scope)
+    assert scope["result"].status == "finished"  # type: ignore[attr-defined]
+    assert isinstance(scope["model"], torch.nn.Module)
 
 
 def test_documents_name_only_methods_that_exist() -> None:

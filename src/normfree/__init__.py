@@ -12,23 +12,35 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "ResidualPlan": "normfree.plan",
     "Monitor": "normfree.diagnostics",
+    "TrainConfig": "normfree.train",
     "build": "normfree.models",
+    "clip_grad_agc_": "normfree.optim",
     "diagnose": "normfree.diagnostics",
     "discover": "normfree.graph",
+    "evaluate": "normfree.train",
+    "fit": "normfree.train",
     "initialize_": "normfree.methods",
+    "load": "normfree.train",
     "param_groups": "normfree.optim",
+    "recipe": "normfree.train",
     "register": "normfree.methods",
 }
 
 __all__ = [
     "Monitor",
     "ResidualPlan",
+    "TrainConfig",
     "__version__",
     "build",
+    "clip_grad_agc_",
     "diagnose",
     "discover",
+    "evaluate",
+    "fit",
     "initialize_",
+    "load",
     "param_groups",
+    "recipe",
     "register",
 ]
 
@@ -37,8 +49,9 @@ if TYPE_CHECKING:
     from normfree.graph import discover
     from normfree.methods import initialize_, register
     from normfree.models import build
-    from normfree.optim import param_groups
+    from normfree.optim import clip_grad_agc_, param_groups
     from normfree.plan import ResidualPlan
+    from normfree.train import TrainConfig, evaluate, fit, load, recipe
 
 
 def __getattr__(name: str) -> Any:

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from normfree import __version__
+from normfree.cli.data import data_app
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
 from normfree.cli.reproduce import reproduce_claims
+from normfree.cli.train import evaluate_run, train_model
 
 app = typer.Typer(
     name="normfree",
@@ -28,7 +30,10 @@ app = typer.Typer(
 app.command("methods")(list_methods)
 app.command("models")(list_models)
 app.command("diagnose")(diagnose_model)
+app.command("train")(train_model)
+app.command("evaluate")(evaluate_run)
 app.command("reproduce")(reproduce_claims)
+app.add_typer(data_app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +57,7 @@ def diagnose_model(
 
     from normfree.diagnostics import diagnosis as room
     from normfree.models.foreign import is_foreign
+    from normfree.report.progress import progress
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
 
@@ -72,13 +72,11 @@ def diagnose_model(
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
     _check(device)
-    progress = open_console(stderr=True)
     inputs, targets = _batch(model, shape, batch, data, seed)
     found: list[Diagnosis] = []
     for spec in [""] if is_foreign(model) else dict.fromkeys(method or ["fixup"]):
         label = spec or model
-        start = time.perf_counter()
-        with progress.status(f"diagnosing {label}"):
+        with progress(f"diagnosing {label}"):
             try:
                 network = _network(model, spec, inputs, checkpoint, seed)
                 network.train(not evaluate)
@@ -90,9 +88,6 @@ def diagnose_model(
                 raise ValueError(
                     f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input or --data"
                 ) from error
-        seconds = time.perf_counter() - start
-        if seconds > 2 and not progress.is_terminal:
-            progress.print(f"diagnosed {label} in {seconds:.1f} s")
     if as_json:
         typer.echo(json.dumps(room.plain(found), indent=1))
     else:
@@ -102,7 +97,7 @@ def diagnose_model(
             console.print(room.summary(diagnosis), highlight=False, markup=False)
     for path in out or []:
         room.save(found, path, title=f"Signal propagation in {model}")
-        progress.print(f"wrote {path}")
+        open_console(stderr=True).print(f"wrote {path}")
     if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
         raise typer.Exit(1)
 
@@ -123,6 +118,7 @@ def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, s
 
     from normfree.models import build
     from normfree.models.foreign import create, is_foreign
+    from normfree.train.checkpoint import load_weights
 
     if is_foreign(model):
         with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
@@ -131,36 +127,8 @@ def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, s
     else:
         network = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
     if checkpoint is not None:
-        _load(network, checkpoint)
+        load_weights(checkpoint, network)
     return network
-
-
-def _load(network: nn.Module, path: Path) -> None:
-    """Load weights from safetensors; nothing else is read, since other formats can run code."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
-
-    if path.suffix != ".safetensors":
-        raise ValueError(
-            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
-            "save your weights with safetensors.torch.save_model"
-        )
-    if not path.is_file():
-        raise ValueError(f"expected a checkpoint at '{path}', found none")
-    try:
-        missing, extra = load_model(network, path, strict=False)
-    except SafetensorError as error:
-        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
-    except RuntimeError as error:  # shapes
-        raise ValueError(
-            f"expected the checkpoint '{path}' to fit the model: {error}; name the model and method it was saved from"
-        ) from error
-    if missing or extra:
-        shown = ", ".join([*missing, *extra][:3])
-        raise ValueError(
-            f"expected the checkpoint '{path}' to fit the model, got {len(missing)} missing and {len(extra)} unknown "
-            f"tensors ({shown}); name the model and method it was saved from"
-        )
 
 
 def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Tensor, Tensor | None]:

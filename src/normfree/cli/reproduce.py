@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +12,6 @@ import typer
 if TYPE_CHECKING:
     from normfree.experiments.claims import Claim, Judgement, Row, Scale, Settings
 
-_PATIENCE = 2.0  # seconds without a sign of life
 _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
 
 
@@ -63,13 +59,14 @@ def _run(
     from normfree.experiments.claims import Settings
     from normfree.experiments.reproduction import reproduce
     from normfree.experiments.results import stored
+    from normfree.report.progress import progress
 
     _check_device(device)
     # A stored result of other seeds is good enough unless a number of seeds is asked for.
     kept = None if again or seeds is not None else stored(out, claim, scale)
     chosen = tuple(kept["seeds"]) if kept else tuple(range(seeds)) if seeds else claim.seeds_at(scale)
-    with _progress(claim.id) as progress:
-        settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=progress)
+    with progress(claim.id) as update:
+        settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=update)
         start = datetime.now(UTC).isoformat(timespec="seconds")
         result, judgement = reproduce(claim.id, settings, out, again=again)
     if not silent:
@@ -182,7 +179,7 @@ def _list(out: Path, as_json: bool) -> None:
 
 def _plain(claim: Claim, result: dict[str, Any] | None, judgement: Judgement) -> dict[str, Any]:
     """A claim with its judgement as data for JSON, where numbers that are not finite are texts."""
-    from normfree.experiments.results import plain_json
+    from normfree.files import plain_json
 
     checks = [
         {
@@ -218,32 +215,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal, else a line now and then, on stderr; nothing for what takes less than two seconds."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from normfree.report import open_console
-
-    console = open_console(stderr=True)
-    start = last = time.perf_counter()
-    if not console.is_terminal:
-
-        def line(done: int, total: int, now: str) -> None:
-            nonlocal last
-            if time.perf_counter() - last >= _PATIENCE:
-                last = time.perf_counter()
-                console.print(f"{what}: {done} of {total} done after {last - start:.0f} s, {now}", markup=False)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def move(done: int, total: int, now: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"{what}: {now}")
-
-        yield move

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,12 @@ def _stack(pictures: list[Tensor | str]) -> Tensor | str:
     return torch.stack([picture for picture in pictures if isinstance(picture, Tensor)])
 
 
+def _ignore_signals(_worker: int) -> None:
+    """A signal to the whole group of processes ends the run in order; workers end with it, not before."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _loader(pictures: Pictures, requests: Any, workers: int, device: torch.device) -> DataLoader[Tensor | str]:
     return DataLoader(
         pictures,
@@ -34,6 +41,7 @@ def _loader(pictures: Pictures, requests: Any, workers: int, device: torch.devic
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # else the loader draws from the global one
     )
 

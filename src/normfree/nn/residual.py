@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -152,14 +153,17 @@ def set_precision_(
 def scaled_weights(model: nn.Module) -> Iterator[tuple[Residual, nn.Parameter, nn.Parameter]]:
     """The blocks whose β could as well multiply a weight, with that weight and β.
 
-    β · (W * x) = (β · W) * x for the last layer of a branch, if it is a plain one without bias.
+    β · (W * x) = (β · W) * x for the last layer of a branch, if it is a plain one without bias, and no other block's.
     """
+    found: dict[int, list[tuple[Residual, nn.Parameter, nn.Parameter]]] = {}
     for module in model.modules():
         if isinstance(module, Residual) and isinstance(module.branch, nn.Sequential):
             last = module.branch[-1]
             plain = isinstance(last, nn.Conv2d | nn.Linear) and weight_kind(last) == "plain" and last.bias is None
             if plain and isinstance(module.beta, ScalarMultiplier) and module.beta.learnable:
-                yield module, last.weight, module.beta.value  # type: ignore[misc]
+                weight, beta = cast(nn.Parameter, last.weight), cast(nn.Parameter, module.beta.value)
+                found.setdefault(id(weight), []).append((module, weight, beta))
+    return (entries[0] for entries in found.values() if len(entries) == 1)
 
 
 def reset_precision_(model: nn.Module) -> nn.Module:

@@ -47,7 +47,8 @@ class Masters:
 
     A parameter in float32 becomes a view of the masters themselves. One in a short type becomes a view of a second
     vector, which `publish_` refreshes. With `channels_last` parameters of four dimensions lie in that order.
-    `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes.
+    `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes. A
+    parameter that needs no gradient is left alone.
 
     Where a learnable β multiplies what a layer in a short type puts out, β · W is published instead of W, and the
     block leaves out β. With G the gradient of β · W, that of W is β · G and that of β is ⟨G, W⟩: the same function and
@@ -70,7 +71,7 @@ class Masters:
         end = short_end = 0
         for group in groups:
             start, short_start = end, short_end
-            for parameter in sorted(group["params"], key=order):
+            for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
                 is_short = id(parameter) in short
                 placed.append((parameter, end, short_end if is_short else None))
                 size = _padded(parameter)
@@ -99,6 +100,10 @@ class Masters:
             parameter.grad = None
         self.gradients = self.named(self.gradient)
         self._scaled = list(_scaled(placed, scaled, device))
+        self._folded = {id(beta) for _, beta in scaled.values()}
+        self._blocks = [block for block, _ in scaled.values()]
+        for block in self._blocks:
+            block.beta_in_weight = True
         self.publish_()
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -114,18 +119,19 @@ class Masters:
         """
         # One kernel moves many tensors, if their types and strides agree; the others would drag all into a loop.
         alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
-        missing = False
+        missing = []
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
-                missing = True
+                if id(parameter) not in self._folded:  # `finish_` writes theirs
+                    missing.append(into)
                 continue
             key = (gradient.dtype, gradient.stride() == into.stride())
             targets, found = alike.setdefault(key, ([], []))
             targets.append(into)
             found.append(gradient)
         if missing and not add:
-            self.gradient.zero_()
+            torch._foreach_zero_(missing)
         for targets, found in alike.values():
             if add:
                 torch._foreach_add_(targets, [gradient.float() for gradient in found])
@@ -152,9 +158,11 @@ class Masters:
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Give the parameters back storages of their own, in float32; the masters are not theirs any more."""
+        """Give the parameters back storages of their own, in float32, and the blocks their β; the masters are done."""
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
+        for block in self._blocks:
+            block.beta_in_weight = False
 
 
 def _padded(parameter: nn.Parameter) -> int:
@@ -175,16 +183,15 @@ def _scaled(
     scaled: Mapping[int, tuple[Residual, nn.Parameter]],
     device: torch.device,
 ) -> Sequence[_Scaled]:
-    """The scaled weights by size, and their blocks told that β is in them."""
+    """The scaled weights by size."""
     starts = {id(parameter): start for parameter, start, _ in placed}
     found = []
-    runs = groupby((entry for entry in placed if id(entry[0]) in scaled), key=lambda entry: _padded(entry[0]))
-    for size, entries in runs:
-        run = list(entries)
+    numbered = enumerate(entry for entry in placed if id(entry[0]) in scaled)
+    # Side by side are those of one size whose start less their number's sizes agrees; groups may lie between others.
+    for (size, _), entries in groupby(numbered, key=lambda e: (_padded(e[1][0]), e[1][1] - e[0] * _padded(e[1][0]))):
+        run = [entry for _, entry in entries]
         start, place = run[0][1], run[0][2] or 0
         blocks = [scaled[id(parameter)] for parameter, _, _ in run]
-        for block, _ in blocks:
-            block.beta_in_weight = True
         betas = torch.tensor([starts[id(beta)] for _, beta in blocks], device=device)
         length = size * len(run)
         found.append(_Scaled(slice(start, start + length), slice(place, place + length), betas))

@@ -1,0 +1,211 @@
+"""`normfree train`: a recipe or a configuration becomes a trained model; `normfree evaluate`: its test score again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from normfree.train import RunResult, TrainConfig
+
+DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
+
+
+def train_model(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A named configuration; see --list.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may come again.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; made up if not given.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder, bit for bit.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, …; the best there is if not given.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the configuration as TOML, and do not train.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a network on real images, without normalization layers or with them, and test it at the end.
+
+    The exit status is 0 for a finished run, 3 for one that diverged, 130 after ctrl-C and 143 after SIGTERM; an
+    interrupted run goes on with --resume.
+
+    For example: normfree train fashion --set lr=0.05 --set epochs=3
+    """
+    if listing:
+        _list_recipes(as_json)
+        return
+    if resume is not None and out is not None:
+        raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
+    chosen = _configuration(recipe, changes or [], config, resume, device)
+    if show:
+        typer.echo(chosen.to_toml(), nl=False)
+        return
+    from normfree.train import fit
+    from normfree.train.distributed import SharedError
+
+    folder = resume or out or _new_folder(chosen)
+    from normfree.report.progress import numbers, progress
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    try:
+        with progress(chosen.model, done=_steps_done(resume), show=first) as update:
+            result = fit(
+                chosen,
+                out=folder,
+                resume=resume is not None,
+                progress=lambda s: update(
+                    s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput)
+                ),
+                command=_command(recipe, changes or [], config, out, resume, device),
+            )
+    except SharedError:
+        if first:
+            raise
+        raise typer.Exit(2) from None  # the first process tells it
+    if first:
+        _print(result, folder, as_json)
+    if result.status == "diverged":
+        raise typer.Exit(DIVERGED)
+    if result.signal is not None:
+        raise typer.Exit(128 + result.signal)
+
+
+def evaluate_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "cpu",
+    data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score the model of a run on the test images.
+
+    For example: normfree evaluate runs/fashion
+    """
+    from normfree.train import evaluate, read_config
+
+    config = read_config(run)
+    found = evaluate(run, device=device, data_dir=data)
+    if as_json:
+        typer.echo(json.dumps(found._asdict()))
+    else:
+        what = f"{config.model} ({config.method}) on {config.data}"
+        typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
+
+
+def _configuration(
+    recipe: str | None, changes: list[str], file: Path | None, resume: Path | None, device: str | None
+) -> TrainConfig:
+    """Recipe, then file, then single changes, each over the one before; a run to resume is its own recipe."""
+    from normfree.train.config import TrainConfig
+    from normfree.train.recipes import recipe as named
+
+    if resume is not None and recipe is None and file is None:
+        from normfree.train import read_config
+
+        chosen = read_config(resume)
+    else:
+        chosen = TrainConfig() if recipe is None else named(recipe)
+    if file is not None:
+        chosen = TrainConfig.from_toml(file, base=chosen)
+    chosen = chosen.with_changes(**TrainConfig.parse_changes(changes))
+    return chosen if device is None else chosen.with_changes(device=device)
+
+
+def _steps_done(run: Path | None) -> int:
+    """The steps that earlier processes did, by the name of the last checkpoint."""
+    from normfree.train.checkpoint import latest
+
+    found = latest(run) if run is not None else None
+    return int(found.name.split("-")[1]) if found is not None else 0
+
+
+def _command(
+    recipe: str | None, changes: list[str], file: Path | None, out: Path | None, resume: Path | None, device: str | None
+) -> str:
+    """What was typed, in one order, for the result."""
+    options = {"--config": file, "--out": out, "--resume": resume, "--device": device}
+    words = [word for change in changes for word in ("--set", change)]
+    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["normfree", "train", *([recipe] if recipe is not None else []), *words])
+
+
+def _new_folder(config: TrainConfig) -> Path:
+    """A folder below runs/ that no run has taken."""
+    method = config.method.replace(":", "-").replace("/", "over").replace("=", "").replace(",", "-")
+    model = config.model.replace(":", "-")
+    base = Path("runs") / f"{model}-{method}-{config.data.partition(':')[0]}-seed{config.seed}"
+    number = 1
+    while (path := base if number == 1 else base.with_name(f"{base.name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def _print(result: RunResult, folder: Path, as_json: bool) -> None:
+    if as_json:
+        from normfree.files import plain_json
+
+        typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
+        return
+    from normfree.report import open_console
+    from normfree.report.progress import duration
+
+    console = open_console()
+    config = result.config
+    console.print(
+        f"{config.model} ({config.method}) on {config.data}, {result.epochs:g} of {config.epochs} epochs", markup=False
+    )
+    if result.train_loss is not None:
+        console.print(
+            f"training    {_percent(result.train_accuracy)} right, loss {result.train_loss:.4g}", markup=False
+        )
+    for name, found in (("validation", result.validation), ("test", result.test)):
+        if found is not None:
+            console.print(f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}", markup=False)
+    if result.linear_accuracy is not None:
+        console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
+    speed = f"{result.images_per_second:,.0f} images/s, {duration(result.seconds)}"
+    console.print(f"{speed}, {folder}", markup=False, style="dim")
+    if result.status == "diverged":
+        console.print(
+            "diverged: the loss is no longer finite, or above the limit; the last good state is kept. "
+            "Try a lower lr, or look with: normfree diagnose",
+            markup=False,
+            style="red",
+        )
+    elif result.status == "interrupted":
+        name = signal.Signals(result.signal).name if result.signal else "a signal"
+        console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def _list_recipes(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from normfree.report import Column, Table, print_table
+    from normfree.train.recipes import recipes
+
+    found = [(r.name, r.summary, r.reference, r.make()) for r in recipes().values()]
+    if as_json:
+        plain = [{"name": n, "summary": s, "reference": r, "config": asdict(c)} for n, s, r, c in found]
+        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        return
+    columns = tuple(
+        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "what it is", "from")
+    )
+    rows = tuple((name, summary, reference) for name, summary, reference, _ in found)
+    caption = "normfree train RECIPE runs one; --show prints its settings, --set changes one."
+    print_table(Table("Recipes", columns, rows, caption=caption))

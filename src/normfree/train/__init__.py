@@ -1,0 +1,48 @@
+"""Training: configurations and recipes, the engine, checkpoints, and runs kept in folders.
+
+Names load on first use, so that reading a configuration does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Recipe": "recipes",
+    "RunFolder": "runs",
+    "RunResult": "result",
+    "Snapshot": "result",
+    "TrainConfig": "config",
+    "evaluate": "loading",
+    "fit": "engine",
+    "load": "loading",
+    "read_config": "loading",
+    "recipe": "recipes",
+}
+__all__ = [
+    "Recipe",
+    "RunFolder",
+    "RunResult",
+    "Snapshot",
+    "TrainConfig",
+    "evaluate",
+    "fit",
+    "load",
+    "read_config",
+    "recipe",
+]
+
+if TYPE_CHECKING:
+    from normfree.train.config import TrainConfig
+    from normfree.train.engine import fit
+    from normfree.train.loading import evaluate, load, read_config
+    from normfree.train.recipes import Recipe, recipe
+    from normfree.train.result import RunResult, Snapshot
+    from normfree.train.runs import RunFolder
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'normfree.train' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    value = getattr(import_module(f"normfree.train.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

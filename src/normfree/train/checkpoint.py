@@ -1,0 +1,287 @@
+"""Checkpoints: tensors and plain state that belong together, whole after a kill or a power failure at any moment.
+
+    <run>/checkpoint-<step>/weights.safetensors    every tensor, bit for bit
+    <run>/checkpoint-<step>/state.json             the rest, with the sha256 of both
+
+A checkpoint is written under a temporary name, brought to the disk and renamed; only then are earlier ones removed.
+Nothing that is read can run code. One process at a time may write into a run (see `normfree.train.runs`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as render_tensors
+from torch import Tensor
+
+from normfree.files import TEMPORARY, explained, replacing, sync
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WEIGHTS, STATE = "weights.safetensors", "state.json"
+_NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # the second number is there when a step is saved again
+_FORMAT = 1
+_EARLIER = "the earlier checkpoint is whole"
+
+
+def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
+    """Write a checkpoint into the folder of a run, remove all but the last `keep`, and return where it lies.
+
+    Args:
+        run: the folder of the run, which is there already.
+        tensors: by name; views, shared storages and any device are fine, and every one becomes a tensor of its own.
+        state: plain data for JSON, with the number of the step under 'step'; floats come back exactly, tuples as lists.
+        keep: the number of checkpoints to keep; those of later steps were given up by going back, and are removed.
+
+    Raises:
+        ValueError: on a tensor or a value that cannot be written.
+        OSError: in one sentence, when the disk is full or the folder cannot be written; earlier checkpoints stay whole.
+    """
+    run, step = Path(run), state.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(f"expected the number of the step under 'step' in the state, got {step!r}; pass an int >= 0")
+    if keep < 1:
+        raise ValueError(f"expected keep >= 1, got {keep}; at least the last checkpoint is kept")
+    _check_plain(dict(state), "state")
+    with explained("the checkpoint in", run, _EARLIER):
+        if not run.is_dir():  # a run whose folder was moved away must not start another one in silence
+            code = errno.ENOTDIR if run.exists() else errno.ENOENT
+            raise OSError(code, os.strerror(code))
+        _remove_unfinished(run)
+        weights = _render_weights(tensors)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}checkpoint-", dir=run))
+        try:
+            temporary.chmod(0o755)
+            for name, content in (
+                (WEIGHTS, weights),
+                (STATE, _render_state(hashlib.sha256(weights).hexdigest(), dict(state))),
+            ):
+                (temporary / name).write_bytes(content)
+                sync(temporary / name)
+            sync(temporary)
+            target = run / f"checkpoint-{step}"
+            again = [place[1] for place in map(_place, _all(run)) if place[0] == step]
+            if again:
+                target = run / f"checkpoint-{step}-{max(again) + 1}"
+            temporary.rename(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(run)
+        earlier = [path for path in _all(run) if _place(path) < _place(target)]
+        for path in _all(run):
+            if path != target and path not in earlier[: keep - 1]:
+                _remove(path)
+    return target
+
+
+def latest(run: str | Path) -> Path | None:
+    """The folder of the newest checkpoint of a run, or None where there is none."""
+    return next(iter(_all(Path(run))), None)
+
+
+def load(
+    run: str | Path, device: str | torch.device = "cpu", *, fall_back: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the state of the newest checkpoint of a run; with `fall_back` of the newest that is whole.
+
+    Raises:
+        ValueError: when there is no checkpoint, or the file that is named is damaged.
+    """
+    found = _all(Path(run))
+    if not found:
+        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run anew")
+    try:
+        return read(found[0], device)
+    except ValueError:
+        for path in found[1:] if fall_back else ():
+            with suppress(ValueError):
+                return read(path, device)
+        raise
+
+
+def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the state of one checkpoint, checked to the last byte.
+
+    Raises:
+        ValueError: when a file is missing or damaged.
+    """
+    folder = Path(checkpoint)
+    raw = _read_bytes(folder / STATE)
+    try:
+        found = json.loads(raw)
+        digest, state = found["weights"], found["state"]
+        whole = raw == _render_state(digest, state)  # any other byte than ours, be it a space, is damage
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(_damaged(folder / STATE, "not what was written"))
+    raw = _read_bytes(folder / WEIGHTS)
+    if hashlib.sha256(raw).hexdigest() != digest:
+        raise ValueError(_damaged(folder / WEIGHTS, f"not what {STATE} vouches for"))
+    return {name: tensor.to(device) for name, tensor in parse_tensors(raw).items()}, state
+
+
+# The model for others
+
+
+def save_weights(path: str | Path, model: nn.Module) -> None:
+    """Write the `state_dict` of a model into one safetensors file, which any reader of that format takes.
+
+    Raises:
+        ValueError: on another suffix, or a tensor that cannot be written.
+        OSError: in one sentence, when it cannot be written; what was there before stays whole.
+    """
+    path = _safetensors(path)
+    with explained("the weights", path, "what was there before is whole"), replacing(path) as temporary:
+        temporary.write_bytes(_render_weights(model.state_dict()))
+
+
+def load_weights(path: str | Path, model: nn.Module) -> None:
+    """Fill a model with the tensors of a safetensors file, by their `state_dict` names; of tied ones, one is enough.
+
+    Raises:
+        ValueError: when the file is missing, damaged, or of another model; the model is then as it was.
+    """
+    path = _safetensors(path)
+    if not path.is_file():
+        raise ValueError(f"expected a checkpoint at '{path}', found none")
+    try:
+        tensors = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    own = model.state_dict()
+    remedy = "name the model and method it was saved from"
+    tied = {_identity(own[name]) for name in tensors if name in own}
+    missing = [name for name, tensor in own.items() if name not in tensors and _identity(tensor) not in tied]
+    extra = [name for name in tensors if name not in own]
+    if missing or extra:
+        shown = ", ".join([*missing, *extra][:3])
+        raise ValueError(
+            f"expected the checkpoint '{path}' to fit the model, got {len(missing)} missing and {len(extra)} unknown "
+            f"tensors ({shown}); {remedy}"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"expected the checkpoint '{path}' to fit the model, got shape {tuple(tensor.shape)} for '{name}' of "
+                f"{tuple(own[name].shape)}; {remedy}"
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def _safetensors(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
+            "save your weights with safetensors.torch.save_model"
+        )
+    return path
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for two names of one tensor, and for no others."""
+    if tensor.device.type == "meta" or not tensor.numel():
+        return (id(tensor),)
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+# Content
+
+
+def _render_weights(tensors: Mapping[str, Tensor]) -> bytes:
+    copies = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            kind = "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            raise ValueError(
+                f"expected dense tensors with values, got a {kind} one under '{name}'; make it dense first"
+            )
+        # A copy, because the format knows neither views nor shared storages.
+        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    try:
+        return render_tensors(copies)
+    except (KeyError, SafetensorError) as error:
+        kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
+        raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error
+
+
+def _render_state(weights: str, state: dict[str, Any]) -> bytes:
+    """The bytes of state.json; NaN and infinity are written as Python does, since they must come back."""
+    body = {"format": _FORMAT, "weights": weights, "state": state}
+    digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
+
+
+def _check_plain(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"expected text as keys in {where}, got {key!r}; JSON would turn it into text")
+            _check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{where}[{index}]")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"expected plain data for JSON at {where}, got {type(value).__name__}; pass tensors among the tensors"
+        )
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(_damaged(path, "not there")) from None
+
+
+def _damaged(path: Path, why: str) -> str:
+    return (
+        f"expected a whole checkpoint, but '{path}' is damaged ({why}); delete the folder '{path.parent.name}' to go "
+        "on from an earlier checkpoint, or start the run anew"
+    )
+
+
+# Names
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """The step, and how often it was saved before."""
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+def _all(run: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    if not run.is_dir():
+        return []
+    found = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_place, reverse=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that a half-removed one is never taken for whole."""
+    hidden = path.with_name(f"{TEMPORARY}{path.name}")
+    with suppress(OSError):  # one too many is no reason to stop a run
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def _remove_unfinished(run: Path) -> None:
+    for path in run.glob(f"{TEMPORARY}checkpoint-*"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,372 @@
+"""`fit`: a configuration becomes a trained model and a folder that holds everything about it.
+
+The loop below only counts steps, looks at the run now and then, and saves. What a step does is in `step`, what is fed
+to it in `inputs`, where things are kept in `runs` and `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normfree.data import ImageSet
+from normfree.data.embedded import LINEAR_ACCURACY
+from normfree.data.folder import Folder
+from normfree.files import explained, replacing
+from normfree.models.foreign import is_foreign
+from normfree.nn.overlap import overlap_
+from normfree.nn.residual import reset_precision_
+from normfree.optim.masters import Masters
+from normfree.optim.rules import UpdateRule
+from normfree.train.config import TrainConfig
+from normfree.train.curves import EventLog, write_curves
+from normfree.train.distributed import Processes, desynchronize_, joined, synchronize_
+from normfree.train.evaluation import Score, score
+from normfree.train.forward import apply_precision_, forward_of
+from normfree.train.hardware import InFlight, device_of, fast
+from normfree.train.inputs import Inputs, example_of, inputs_of, open_data, require_whole
+from normfree.train.randomness import seeded_draws
+from normfree.train.result import RunResult, Snapshot
+from normfree.train.runs import RunFolder, Status, require_same
+from normfree.train.signals import Stop
+from normfree.train.step import Step, StepSettings
+from normfree.train.subject import (
+    as_given,
+    branch_count,
+    class_count,
+    classifier_of,
+    groups_of,
+    model_of,
+    require_scores,
+)
+
+_LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
+_DEAD = 255  # what a process says that found the run dead; above the numbers of signals
+_FREE = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+
+
+def fit(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None = None,
+    data: ImageSet | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Snapshot], None] | None = None,
+    command: str | None = None,
+) -> RunResult:
+    """Train a model, and test it at the end.
+
+    `model` and `data` stand in for those that the configuration names, and are named in the run's own. With `out` the
+    run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
+    SIGTERM let it finish its step and save. `progress` is told how far it is about twice a second. `command` is kept in
+    the result.
+
+    Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
+    """
+    began = time.perf_counter()
+    device = device_of(config.device)
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined(device))
+        folder = RunFolder(out) if out is not None else None
+        stop = stack.enter_context(Stop())
+        seed_draws = stack.enter_context(seeded_draws(device))
+        with processes.together():
+            if folder is not None and processes.first:
+                stack.enter_context(folder.hold(resume=resume))
+            opened = data if data is not None else open_data(config)
+            require_whole(opened)
+            seed_draws(config.seed)
+            trained = model_of(config, opened) if model is None else model
+            if model is not None or is_foreign(config.model):
+                require_scores(trained, example_of(config, opened, 2), class_count(opened))
+            config = as_given(config, model, data)
+            config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
+            if config.graph and device.type != "cuda":
+                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; use graph=false")
+            stack.enter_context(fast(device, config))
+            run = _Run(config, trained, opened, device, processes, folder if processes.first else None, began)
+            stack.callback(run.close)
+        return run.train(stop, seed_draws, resume=resume, progress=progress, command=command)
+
+
+class _Run:
+    """A run on its way: the model with its step, the counters, and the folder it is kept in."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        data: ImageSet | tuple[Folder, Folder],
+        device: torch.device,
+        processes: Processes,
+        folder: RunFolder | None,
+        began: float,
+    ) -> None:
+        self._begun = began
+        self.config, self.model, self.device, self.processes, self.folder = config, model, device, processes, folder
+        self._linear = LINEAR_ACCURACY if isinstance(data, ImageSet) and data.name == "fashion14" else None
+        self.model.train().to(device)
+        dtype = apply_precision_(model, config.precision)
+        if config.compile:
+            overlap_(model)
+        self.inputs: Inputs = inputs_of(
+            config, data, device=device, dtype=dtype, channels_last=bool(config.channels_last), processes=processes
+        )
+        synchronize_(model, processes)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        groups = groups_of(model, config)
+        masters = Masters(model, groups, channels_last=bool(config.channels_last))
+        self._shape = example_of(config, data, 1).shape[1:]
+        self.step = Step(
+            model,
+            forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
+            masters,
+            UpdateRule(
+                name=config.optimizer,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                betas=config.betas,
+                eps=config.eps,
+            ),
+            self.inputs.feed,
+            StepSettings(
+                label_smoothing=config.label_smoothing,
+                accumulate=config.accumulate,
+                clip=config.clip,
+                clip_at=config.clip_at,
+                unclipped=classifier_of(model) if config.clip == "agc" else (),
+                ema=config.ema,
+                loss_limit=config.loss_limit,
+            ),
+            reduce=processes.average_ if processes.world > 1 else None,
+            compile=bool(config.compile),
+        )
+        self.steps = self.inputs.feed.steps
+        self.total = self.steps * config.epochs
+        self.done = 0
+        self.before = 0.0  # seconds that earlier processes trained
+        self.validation: Score | None = None
+        self.signal: int | None = None
+        self._log: EventLog | None = None
+
+    # The loop
+
+    def train(
+        self,
+        stop: Stop,
+        seed_draws: Callable[..., None],
+        *,
+        resume: bool,
+        progress: Callable[[Snapshot], None] | None,
+        command: str | None,
+    ) -> RunResult:
+        """Go on until the end, a signal or a divergence, and say how it ended."""
+        self._seed_draws, self.command = seed_draws, command
+        if self.config.graph:
+            self.step.start_epoch(0, self._factors(0))
+            self.step.capture()
+        with self.processes.together():
+            self._open(resume)
+        self._share()
+        self.setup_seconds = time.perf_counter() - self._begun
+        self._train_start, self._done_at_start = time.perf_counter(), self.done
+        self._saved = self._looked = time.perf_counter()
+        status = self._loop(stop, progress)
+        train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
+        self.train_seconds = time.perf_counter() - self._train_start
+        if status == "diverged":
+            self.done = int(self.step.count)
+            self.step.rewind_buffers_()
+        if status != "finished" or not self.config.epochs:
+            self._save()
+        with self.step.averaged():
+            test = self._score(self.inputs.test) if status == "finished" else None
+            self._release()
+        if test is not None and not math.isfinite(test.loss):
+            status = "diverged"  # by its last step, after which no loss was seen any more
+        result = self._result(status, train_loss, train_accuracy, test)
+        self._close(result)
+        return result
+
+    def _loop(self, stop: Stop, progress: Callable[[Snapshot], None] | None) -> Status:
+        config, flying = self.config, InFlight(self.device)
+        while self.done < self.total:
+            epoch, first = divmod(self.done, self.steps)
+            self.step.start_epoch(epoch, self._factors(epoch), first)
+            if first == 0:
+                self.step.clear_metrics()
+            for _ in range(first, self.steps):
+                self._seed_draws(config.seed, self.done, self.processes.rank)
+                self.step()
+                self.done += 1
+                flying.launched()
+                now = time.perf_counter()
+                due = bool(config.checkpoint_minutes) and now - self._saved >= 60 * config.checkpoint_minutes
+                alive = True
+                if due or now - self._looked >= _LOOK:
+                    loss, accuracy, alive = self._look()
+                    if alive and progress is not None:
+                        progress(Snapshot(self.done, self.total, self.done / self.steps, loss, accuracy, self._speed()))
+                # Clocks and signals differ between processes, but all must end at the same step.
+                ended = self.processes.agree((stop.requested or 0) if alive else _DEAD)
+                if ended == _DEAD:
+                    return "diverged"
+                if ended:
+                    self.signal = ended
+                    return "interrupted" if self._look()[2] else "diverged"
+                if due:
+                    self._save()
+            if not self._end_epoch(epoch):
+                return "diverged"
+        return "finished"
+
+    def _end_epoch(self, epoch: int) -> bool:
+        """Score, log and save; False when the run is no longer alive."""
+        loss, accuracy, alive = self._look()
+        if not alive:
+            return False
+        if self.inputs.validation is not None:
+            with self.step.averaged():
+                self.validation = self._score(self.inputs.validation)
+        record: dict[str, Any] = {
+            "step": self.done,
+            "epoch": epoch + 1,
+            "train_loss": loss,
+            "train_accuracy": accuracy,
+            "lr": self.config.lr * self._factors(epoch)[-1],
+            "seconds": round(self.before + time.perf_counter() - self._begun, 3),
+            "images_per_second": round(self._speed(), 1),
+        }
+        if self.validation is not None:
+            record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
+        if self.folder is not None:
+            self.folder.append(record)
+            if self._log is not None:
+                self._log(record)
+        last = self.done >= self.total
+        if last or (self.config.checkpoint_epochs and (epoch + 1) % self.config.checkpoint_epochs == 0):
+            self._save()
+        return True
+
+    def _look(self) -> tuple[float, float, bool]:
+        """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
+        self._looked = time.perf_counter()
+        steps = self.done % self.steps or self.steps
+        return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
+
+    def _factors(self, epoch: int) -> list[float]:
+        """What the learning rates are multiplied by in each step of an epoch."""
+        schedule, config = self.config.lr_schedule, self.config
+        first = epoch * self.steps
+        return [schedule.factor(first + i, self.steps, config.epochs) for i in range(self.steps)]
+
+    def _speed(self) -> float:
+        """Images a second since this process began to train."""
+        seconds = time.perf_counter() - self._train_start
+        return (self.done - self._done_at_start) * self.config.batch_size / max(seconds, 1e-9)
+
+    def _score(self, images: Any) -> Score:
+        return score(self.model, images(), reduce=self.processes.average_)
+
+    # The folder
+
+    def _open(self, resume: bool) -> None:
+        """Write the configuration, or go on from the last checkpoint."""
+        if self.folder is None:
+            return
+        if resume:
+            self._resume(self.folder)
+        if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
+            self._log = EventLog(self.folder.path, done=self.done)
+        path = self.folder.config_path
+        with explained("the configuration", path), replacing(path) as temporary:
+            temporary.write_text(self.config.to_toml(), encoding="utf-8")
+
+    def _resume(self, folder: RunFolder) -> None:
+        if folder.config_path.exists():
+            free = _FREE if self.processes.world == 1 else {*_FREE, "graph"}  # which one process may have had
+            require_same(asdict(TrainConfig.from_toml(folder.config_path)), asdict(self.config), folder.path, free=free)
+        if folder.status == "diverged":
+            raise ValueError(
+                f"expected a run that can go on, but the one in '{folder.path}' diverged; "
+                "start another one with a lower learning rate, or another method"
+            )
+        found = folder.resume()
+        if found is not None:
+            tensors, state = found
+            self.step.restore_(tensors)
+            self.done, self.before = state["step"], state["seconds"]
+            self.validation = Score(*state["validation"]) if state["validation"] else None
+
+    def _share(self) -> None:
+        """Let every process start from where the first is: from its weights, or the checkpoint that it read."""
+        if self.processes.world > 1:
+            state = self.step.state()
+            self.processes.share_(state.values())
+            self.step.restore_(state)
+            self.done, self.before, self.validation = self.processes.tell((self.done, self.before, self.validation))
+
+    def _save(self) -> None:
+        self._saved = time.perf_counter()
+        if self.folder is not None:
+            state = {
+                "step": self.done,
+                "seconds": self.before + time.perf_counter() - self._begun,
+                "validation": self.validation and list(self.validation),
+                "classes": list(self.inputs.classes),
+                "input_shape": list(self._shape),
+            }
+            self.folder.save(self.step.state(), state)
+
+    def _close(self, result: RunResult) -> None:
+        again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
+        if self.folder is not None and not again:
+            self.folder.write_result(result.to_json(), str(self.device))
+            write_curves(self.folder, f"{self.config.model}, {self.config.method}")
+        self.processes.wait()
+
+    def close(self) -> None:
+        """End the workers that read data, and the log."""
+        for part in (self.inputs.feed, self._log):
+            close = getattr(part, "close", None)
+            if close is not None:
+                close()
+
+    def _result(self, status: Status, loss: float | None, accuracy: float | None, test: Score | None) -> RunResult:
+        cuda = self.device.type == "cuda"
+        steps = self.done - self._done_at_start
+        return RunResult(
+            status=status,
+            config=self.config,
+            model=self.model,
+            steps=self.done,
+            epochs=self.done / self.steps,
+            train_loss=loss,
+            train_accuracy=accuracy,
+            validation=self.validation,
+            test=test,
+            linear_accuracy=self._linear,
+            parameters=self.parameters,
+            seconds=self.before + time.perf_counter() - self._begun,
+            setup_seconds=self.setup_seconds,
+            images_per_second=steps * self.config.batch_size / max(self.train_seconds, 1e-9),
+            peak_gib=torch.cuda.max_memory_allocated(self.device) / 2**30 if cuda else None,
+            signal=self.signal,
+            command=self.command,
+        )
+
+    def _release(self) -> None:
+        """Leave the model as `load` gives it: with parameters of its own, in float32, and without other processes."""
+        self.step.masters.release_()
+        desynchronize_(self.model)
+        overlap_(reset_precision_(self.model), False)
+        self.model.eval()

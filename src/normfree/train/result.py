@@ -1,0 +1,53 @@
+"""How far a run is, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from normfree.train.config import TrainConfig
+from normfree.train.evaluation import Score
+from normfree.train.runs import Status
+
+
+class Snapshot(NamedTuple):
+    """How far a run is: steps done and in all, epochs done, mean training loss and accuracy of the epoch, images/s."""
+
+    done: int
+    total: int
+    epoch: float
+    loss: float
+    accuracy: float
+    throughput: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode."""
+
+    status: Status
+    config: TrainConfig
+    model: nn.Module = field(repr=False)
+    steps: int
+    epochs: float
+    train_loss: float | None
+    train_accuracy: float | None
+    validation: Score | None
+    test: Score | None
+    linear_accuracy: float | None
+    parameters: int
+    seconds: float
+    setup_seconds: float
+    images_per_second: float
+    peak_gib: float | None
+    signal: int | None = None
+    command: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain data, without the model."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("model", "config")}
+        for name in ("validation", "test"):
+            plain[name] = plain[name] and plain[name]._asdict()
+        return {**plain, "seed": self.config.seed, "config": asdict(self.config)}

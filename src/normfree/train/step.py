@@ -1,0 +1,300 @@
+"""One training step: batch, loss, gradient, clipping, update, moving average, as one function of device tensors.
+
+Everything a step reads that changes from step to step (its number, the learning rate, whether the run is alive) is a
+tensor on the device, so that on a GPU the whole step, data and augmentation included, is captured once as a CUDA graph
+and then replayed without the host.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normfree.data.batches import Batch
+from normfree.nn.overlap import overlapping
+from normfree.optim.clipping import agc_, norm_
+from normfree.optim.masters import Masters
+from normfree.optim.rules import UpdateRule
+from normfree.train.forward import Forward
+
+_WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
+
+
+class Feed(Protocol):
+    """Where batches come from; `batch` of a capturable one is a function of device tensors."""
+
+    steps: int
+    capturable: bool
+
+    def start_epoch(self, epoch: int) -> None:
+        """Make ready the batches of an epoch."""
+        ...
+
+    def batch(self, step: Tensor) -> Batch:
+        """The batch of a step of the epoch."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """What a step does besides its model, data and update rule."""
+
+    label_smoothing: float = 0.0
+    accumulate: int = 1
+    clip: Literal["none", "agc", "norm"] = "none"
+    clip_at: float = 0.01
+    unclipped: tuple[str, ...] = ()  # the classifier's parameters, which adaptive clipping leaves alone
+    ema: float = 0.0
+    loss_limit: float = 1e4
+
+
+def loss_of(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy in float32; of a mixed batch, of both labels by their shares."""
+    logits = logits.float()
+    losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)
+    if batch.other is not None and batch.share is not None:
+        others = F.cross_entropy(logits, batch.other, reduction="none", label_smoothing=label_smoothing)
+        losses = batch.share * losses + (1 - batch.share) * others
+    return losses.mean()
+
+
+def _pieces(batch: Batch, parts: int) -> list[Batch]:
+    """A batch as micro-batches; the share of mixup is one number and the same in all."""
+    if parts == 1:
+        return [batch]
+    # Every parts-th sample, so that the micro-batches of several processes together are those of one process.
+    pieces = [slice(first, None, parts) for first in range(parts)]
+    return [
+        Batch(
+            batch.inputs[piece], batch.labels[piece], None if batch.other is None else batch.other[piece], batch.share
+        )
+        for piece in pieces
+    ]
+
+
+class Step:
+    """Trains `model` by one batch of `feed` at every call.
+
+    `forward` stands in for the model (compiled, or recomputed in segments), `masters` hold its parameters. `reduce`
+    averages a tensor over all processes, in place. A loss or gradient that is not finite, or a loss above the limit,
+    makes the run not alive: from then on nothing changes, so its last good state is kept until the host looks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        masters: Masters,
+        rule: UpdateRule,
+        feed: Feed,
+        settings: StepSettings,
+        *,
+        reduce: Callable[[Tensor], None] | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.model, self.masters, self.feed, self.settings, self.rule = model, masters, feed, settings, rule
+        self._forward, self._reduce = forward, reduce
+        self._batch = torch.compile(feed.batch, dynamic=False) if compile and feed.capturable else feed.batch
+        self._update = torch.compile(rule.update_, dynamic=False) if compile else rule.update_
+        self._clipped = [name for name in masters.parameters if name not in settings.unclipped]
+        device = masters.values.device
+        self.number = torch.zeros((), dtype=torch.int64, device=device)
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.alive = torch.ones((), dtype=torch.bool, device=device)
+        self.factors = torch.ones(feed.steps, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.correct = torch.zeros((), dtype=torch.float64, device=device)
+        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.memories)]
+        self.average = masters.values.clone() if settings.ema else None
+        self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.dim() > 0]
+        self._good = self._statistics()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._held: Batch | None = None
+
+    def start_epoch(self, epoch: int, factors: Sequence[float], step: int = 0) -> None:
+        """Make ready for step `step` of an epoch, whose steps multiply the learning rates by `factors`."""
+        if len(factors) != self.feed.steps:
+            raise ValueError(f"expected a factor for each of {self.feed.steps} steps, got {len(factors)}")
+        self.feed.start_epoch(epoch)
+        self.factors.copy_(torch.tensor(factors))
+        self.number.fill_(step)
+
+    def clear_metrics(self) -> None:
+        """Start new sums of loss and hits."""
+        self.loss_sum.zero_()
+        self.correct.zero_()
+
+    def __call__(self) -> None:
+        """Train on the next batch; it may still be running on the device when this returns."""
+        if not self.feed.capturable:
+            self._hold(self.feed.batch(self.number))
+        if self._graph is None:
+            self._step()
+        else:
+            self._graph.replay()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that the run consists of, to be saved, and to be written in place when it is resumed.
+
+        The model's are under "model." and their own names, in float32; the moving average's under "average.".
+        """
+        vectors = {"model": self.masters.values, **{f"memory{i}": v for i, v in enumerate(self.memory)}}
+        if self.average is not None:
+            vectors["average"] = self.average
+        parts = {f"{what}.{n}": t for what, v in vectors.items() for n, t in self.masters.named(v).items()}
+        buffers = {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
+        frozen = {f"model.{n}": p for n, p in self.model.named_parameters() if n not in self.masters.parameters}
+        return {**parts, **buffers, **frozen, "count": self.count, "loss_sum": self.loss_sum, "correct": self.correct}
+
+    @torch.no_grad()
+    def restore_(self, state: dict[str, Tensor]) -> None:
+        """Continue from a saved state, alive.
+
+        Raises `ValueError` when it is not one of this model and optimizer; nothing is changed then.
+        """
+        own = self.state()
+        if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in state.items()}:
+            wrong = sorted(
+                n for n in {*own, *state} if n not in own or n not in state or own[n].shape != state[n].shape
+            )
+            raise ValueError(
+                f"expected the state of this model and optimizer, got one that differs in '{wrong[0]}' "
+                f"and {len(wrong) - 1} more; resume with the configuration of the run"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.alive.fill_(True)
+        self.masters.gradient.zero_()  # of a dead run it may be NaN, in the gaps between parameters, too
+        self._keep_buffers(self.alive)
+        self.masters.publish_()
+
+    @torch.no_grad()
+    def rewind_buffers_(self) -> None:
+        """Give a run that is no longer alive the running statistics of its last good step, but not their counts."""
+        parts = self._good.split([b.numel() for b in self._buffers])
+        for buffer, good in zip(self._buffers, parts, strict=True):
+            buffer.copy_(good.view_as(buffer))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The moving average in the place of the weights, where there is one."""
+        if self.average is None:
+            yield
+            return
+        kept = self.masters.values.clone()
+        self._write_(self.average)
+        try:
+            yield
+        finally:
+            self._write_(kept)
+
+    @torch.no_grad()
+    def _write_(self, values: Tensor) -> None:
+        self.masters.values.copy_(values)
+        self.masters.publish_()
+
+    def _step(self) -> None:
+        batch = self._held if self._held is not None else self._batch(self.number)
+        loss, correct = self._backward(batch)
+        with torch.no_grad():
+            if self._reduce is not None:
+                self._reduce(self.masters.gradient)
+                sums = torch.stack((loss, correct))
+                self._reduce(sums)
+                loss, correct = sums.unbind()
+            finite = torch.isfinite(self.masters.gradient.sum()) & torch.isfinite(loss)
+            self.alive.logical_and_(finite & (loss <= self.settings.loss_limit))
+            self._clip()
+            self.count.add_(self.alive)
+            factor = self.factors.take(self.number)  # indexing would read the number on the host
+            for group in self.masters.groups:
+                memory = [vector[group.stretch] for vector in self.memory]
+                self._update(
+                    self.masters.values[group.stretch],
+                    self.masters.gradient[group.stretch],
+                    memory,
+                    lr=group.lr * factor,
+                    weight_decay=group.weight_decay,
+                    count=self.count,
+                    alive=self.alive,
+                )
+            self._average()
+            self._keep_buffers(self.alive)
+            self.masters.publish_()
+            self.loss_sum.add_(loss)
+            self.correct.add_(correct)
+            self.number.add_(1)
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradient into the masters' vector; the mean loss and the share of hits of the batch."""
+        parts = self.settings.accumulate
+        losses, hits = [], []
+        for i, piece in enumerate(_pieces(batch, parts)):
+            logits = self._forward(piece.inputs)
+            loss = loss_of(logits, piece, self.settings.label_smoothing) / parts
+            with overlapping(self.masters.values.device):
+                loss.backward()
+            self.masters.collect_(add=i > 0)
+            losses.append(loss.detach())
+            hits.append((logits.detach().argmax(1) == piece.labels).float().mean() / parts)
+        self.masters.finish_()
+        return torch.stack(losses).sum(), torch.stack(hits).sum()
+
+    def _clip(self) -> None:
+        if self.settings.clip == "agc":
+            weights, gradients = self.masters.named(self.masters.values), self.masters.gradients
+            agc_([weights[n] for n in self._clipped], [gradients[n] for n in self._clipped], self.settings.clip_at)
+        elif self.settings.clip == "norm":
+            norm_([self.masters.gradient], self.settings.clip_at)
+
+    def _average(self) -> None:
+        """ē' = d·ē + (1-d)·w with d = min(ema, (1+t)/(10+t)), so that the first steps do not weigh for ever."""
+        if self.average is not None:
+            decay = torch.clamp((1 + self.count) / (10 + self.count), max=self.settings.ema).float()
+            fresh = torch.lerp(self.masters.values, self.average, decay)
+            self.average.copy_(torch.where(self.alive, fresh, self.average))
+
+    def _statistics(self) -> Tensor:
+        """The running statistics of normalizers as one vector, empty where there are none."""
+        return torch.cat([b.flatten() for b in self._buffers]) if self._buffers else self.masters.values[:0]
+
+    def _keep_buffers(self, alive: Tensor) -> None:
+        if self._buffers:
+            self._good.copy_(torch.where(alive, self._statistics(), self._good))
+
+    def _hold(self, batch: Batch) -> None:
+        """Put a batch from the host where a captured step reads it."""
+        if self._held is None:
+            self._held = batch
+            return
+        for into, fresh in zip(self._held, batch, strict=True):
+            if into is not None and fresh is not None:
+                into.copy_(fresh, non_blocking=True)
+
+    def capture(self) -> None:
+        """Record the step as a CUDA graph; the model and the run's state are as before, and no epoch is started."""
+        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        if not self.feed.capturable:
+            self._hold(self.feed.batch(self.number))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self.alive.fill_(False)  # a step that is not alive leaves the weights as they are
+                self.number.zero_()
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        gc.collect()
+        torch.cuda.empty_cache()  # what the warm-up held, the graph's own pool needs
+        with torch.cuda.graph(self._graph):
+            self._step()
+        self.restore_(before)
+        self.number.zero_()

@@ -1,0 +1,84 @@
+"""What is trained: the model that a configuration names or was given, and what training asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.data import ImageSet
+from normfree.data.folder import Folder
+from normfree.models import Network, build
+from normfree.models.foreign import create, is_foreign
+from normfree.optim import agc_parameters, param_groups
+from normfree.train.config import TrainConfig
+from normfree.train.evaluation import evaluating
+from normfree.train.inputs import example_of
+
+AS_BUILT = "as built"  # the method of a model that no method of ours made
+
+
+def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> nn.Module:
+    """The model that a configuration names, initialized from its seed."""
+    if is_foreign(config.model):
+        return create(config.model)
+    return build(
+        config.model,
+        config.method,
+        num_classes=class_count(data),
+        form=config.form,
+        example=example_of(config, data),
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def class_count(data: ImageSet | tuple[Folder, Folder]) -> int:
+    """The number of classes of the data."""
+    return len(data.classes if isinstance(data, ImageSet) else data[0].classes)
+
+
+def as_given(config: TrainConfig, model: nn.Module | None, data: ImageSet | None) -> TrainConfig:
+    """The configuration with the names of the model and the data that were given in the place of those in it."""
+    given: dict[str, Any] = {"method": AS_BUILT} if is_foreign(config.model) else {}
+    if isinstance(model, Network):
+        given = {"model": model.name, "method": model.method.spec, "form": model.form}
+    elif model is not None:
+        given = {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": AS_BUILT}
+    return config.with_changes(**given, **({"data": data.name} if data is not None else {}))
+
+
+@torch.no_grad()
+def require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
+    """Refuse a model that does not give every image a score for each class, before anything is trained."""
+    expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
+    weight = next(model.parameters(), None)
+    try:
+        with evaluating(model):
+            scores = model(images if weight is None else images.to(weight.device))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{expected}, but {type(model).__name__} stopped: {str(error).splitlines()[0]}; adapt one to the other"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
+
+
+def branch_count(model: nn.Module) -> int:
+    """The number of residual branches that a model states."""
+    return len(model.plan.branches) if isinstance(model, Network) else 0
+
+
+def groups_of(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+    """The groups that the model's method asks for; of a model without a method, one of all its parameters."""
+    if isinstance(model, Network):
+        return param_groups(model, lr=config.lr, weight_decay=config.weight_decay)
+    everything = list(model.parameters())
+    return [{"name": "weights", "params": everything, "lr": config.lr, "weight_decay": config.weight_decay}]
+
+
+def classifier_of(model: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters that adaptive clipping leaves alone."""
+    clipped = {id(parameter) for parameter in agc_parameters(model)}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)

@@ -1,0 +1,426 @@
+"""A run that is killed, stopped or runs out of disk goes on as if nothing had happened, to the last bit."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import normfree as nf
+from forked_runs import Runs, forked_runs
+from normfree.train import RunFolder, RunResult, checkpoint, curves, engine
+from normfree.train.step import Step
+from tiny_images import tiny_images
+
+# Everything that a run can forget: order, every augmentation, momentum, average, warm-up, running statistics.
+ALL = {
+    "model": "resnet8",
+    "epochs": 4,
+    "batch_size": 16,
+    "crop": 2,
+    "flip": True,
+    "cutout": 4,
+    "mixup": 0.5,
+    "randaugment": (2, 9),
+    "ema": 0.9,
+    "momentum": 0.9,
+    "nesterov": True,
+    "warmup": 1.0,
+    "label_smoothing": 0.1,
+    "workers": 0,
+}
+STEPS = 5  # of an epoch: 72 images after a tenth is held out
+TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command"}
+
+
+def config(**changes: Any) -> nf.TrainConfig:
+    return nf.TrainConfig(**{**ALL, **changes})
+
+
+def fit(out: Path | None = None, *, resume: bool = False, **changes: Any) -> RunResult:
+    return nf.fit(config(**changes), data=tiny_images(), out=out, resume=resume)
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(run)[0]
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in TIMES}
+
+
+def differences(one: Path, two: Path) -> list[str]:
+    """What of two runs is not equal to the last bit: tensors, state, metrics and result."""
+    (a, state_a), (b, state_b) = checkpoint.load(one), checkpoint.load(two)
+    wrong = [name for name in {**a, **b} if name not in a or name not in b or not torch.equal(a[name], b[name])]
+    pairs = {
+        "state": [without_times(state) for state in (state_a, state_b)],
+        "metrics": [[without_times(r) for r in RunFolder(run).read_metrics()] for run in (one, two)],
+        "result": [without_times(RunFolder(run).read_result()) for run in (one, two)],
+    }
+    return wrong + [name for name, (x, y) in pairs.items() if x != y]
+
+
+def is_one_line_error(text: str) -> bool:
+    return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_picture() -> Iterator[None]:
+    """Leave out what takes longer than a run here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "write_curves", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with forked_runs() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run of Fixup."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert fit(out).status == "finished"
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole_by_command(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same by the command; its process has one thread, which rounds in another order than two."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "config.toml").write_text(config(device="cpu").to_toml())
+    runs.start("train", "--config", str(folder / "config.toml"), "--out", str(folder / "run"), prints=folder / "prints")
+    assert runs.wait() == 0, (folder / "prints").read_text()
+    return folder / "run"
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
+    """Send this process a signal in the middle of its `call`-th step from now."""
+    original, calls = Step.__call__, 0
+
+    def step(self: Step) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), number)
+        original(self)
+
+    monkeypatch.setattr(Step, "__call__", step)
+
+
+# kill -9
+
+
+@pytest.mark.parametrize("method", ["fixup", "batchnorm"])
+def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, tmp_path: Path, method: str) -> None:
+    one, two, prints = tmp_path / "one", tmp_path / "two", tmp_path / "prints"
+    (tmp_path / "config.toml").write_text(config(method=method, checkpoint_minutes=0.001, device="cpu").to_toml())
+    settings = ("--config", str(tmp_path / "config.toml"))
+    runs.start("train", *settings, "--out", str(one), prints=prints)
+    begun = time.monotonic()
+    assert runs.wait() == 0, prints.read_text()
+    lasted = time.monotonic() - begun
+    draws, kills = random.Random(method), 0
+    while kills < 3:
+        started = RunFolder(two).exists
+        process = runs.start("train", *(["--resume"] if started else [*settings, "--out"]), str(two), prints=prints)
+        time.sleep(draws.uniform(0.05, 0.4) * lasted)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        if runs.wait() == 0:  # done before it was killed often enough
+            shutil.rmtree(two)
+            kills, lasted = 0, lasted / 2
+        else:
+            kills += 1
+    runs.start("train", *(["--resume"] if RunFolder(two).exists else [*settings, "--out"]), str(two), prints=prints)
+    assert runs.wait() == 0, prints.read_text()
+    assert differences(one, two) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
+        ("normfree.train.engine:RunFolder.save", 4),  # saved, and nothing after it
+        ("normfree.train.checkpoint:sync", 8),  # in the middle of writing a checkpoint
+        ("normfree.train.engine:write_curves", 1),  # after everything
+    ],
+)
+def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(
+    runs: Runs, whole_by_command: Path, tmp_path: Path, name: str, call: int
+) -> None:
+    out, prints = tmp_path / "run", tmp_path / "prints"
+    settings = str(whole_by_command / "config.toml")
+    runs.start("train", "--config", settings, "--out", str(out), prints=prints, die=(name, call))
+    assert runs.wait() == -signal.SIGKILL, prints.read_text()
+    runs.start("train", "--resume", str(out), prints=prints)
+    assert runs.wait() == 0, prints.read_text()
+    assert differences(whole_by_command, out) == []
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_stopped_inside_epochs_equals_the_uninterrupted_one(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    reached = 0
+    for calls in (3, 4, 1):
+        with monkeypatch.context() as patch:
+            stop_at(patch, calls, number)
+            result = fit(tmp_path, resume=bool(reached))
+        reached += calls
+        assert (result.status, result.signal, result.steps, result.test) == ("interrupted", number, reached, None)
+        assert reached % STEPS
+        assert RunFolder(tmp_path).status == "interrupted"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert fit(tmp_path, resume=True).status == "finished"
+    assert differences(whole, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"method": "batchnorm", "optimizer": "adamw", "nesterov": False}, {"method": "selu:dropout=0.2"}]
+)
+def test_running_statistics_and_dropout_go_on_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    fit(one, epochs=2, **changes)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, signal.SIGTERM)
+        fit(two, epochs=2, **changes)
+    torch.rand(7)  # another process would have drawn other numbers
+    fit(two, epochs=2, resume=True, **changes)
+    assert differences(one, two) == []
+
+
+@pytest.mark.parametrize("what", ["memory0.", "average."])
+def test_state_that_is_lost_changes_the_result(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, signal.SIGTERM)
+        fit(tmp_path)
+    saved, state = checkpoint.load(tmp_path)
+    lost = {name: torch.zeros_like(t) if name.startswith(what) else t for name, t in saved.items()}
+    checkpoint.save(tmp_path, lost, state)
+    fit(tmp_path, resume=True)
+    assert any(name.startswith(what) for name in differences(whole, tmp_path))
+
+
+def test_finished_run_is_only_scored_again(whole: Path, tmp_path: Path) -> None:
+    again = tmp_path / "run"
+    shutil.copytree(whole, again)
+    result = fit(again, resume=True)
+    assert (result.status, result.steps) == ("finished", 4 * STEPS)
+    assert differences(whole, again) == []
+
+
+# Refusals, after which everything is as before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seed": 1}, r"it has seed 0, not 1; resume it without changes"),
+        ({"epochs": 9, "lr": 0.2}, r"it has epochs 4, not 9; lr 0.1, not 0.2"),
+    ],
+)
+def test_resume_with_another_configuration_names_the_field(whole: Path, changes: dict[str, Any], says: str) -> None:
+    before = contents(whole)
+    with pytest.raises(ValueError, match=says):
+        fit(whole, resume=True, **changes)
+    assert contents(whole) == before
+
+
+def test_resume_may_change_what_changes_no_number(whole: Path, tmp_path: Path) -> None:
+    again = tmp_path / "run"
+    shutil.copytree(whole, again)
+    assert fit(again, resume=True, workers=1, checkpoint_epochs=2, checkpoint_minutes=1.0).status == "finished"
+
+
+def test_resume_with_other_data_or_another_model_is_refused(whole: Path) -> None:
+    with pytest.raises(ValueError, match=r"it has data 'tiny', not 'other'"):
+        nf.fit(config(), data=tiny_images(name="other"), out=whole, resume=True)
+    with pytest.raises(ValueError, match=r"it has model 'resnet8', not 'resnet14'"):
+        nf.fit(
+            config(),
+            data=tiny_images(),
+            model=nf.build("resnet14", "fixup", example=torch.zeros(1, 1, 14, 14)),
+            out=whole,
+            resume=True,
+        )
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "state.json"])
+def test_damaged_checkpoint_is_refused_by_name(whole: Path, tmp_path: Path, file: str) -> None:
+    again = tmp_path / "run"
+    shutil.copytree(whole, again)
+    latest = checkpoint.latest(again)
+    assert latest
+    raw = bytearray((latest / file).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (latest / file).write_bytes(raw)
+    before = contents(again)
+    with pytest.raises(ValueError, match=rf"'{latest / file}' is damaged"):
+        fit(again, resume=True)
+    with pytest.raises(ValueError, match="is damaged"):
+        nf.load(again)
+    assert contents(again) == before
+
+
+def test_run_that_is_held_is_refused(whole: Path) -> None:
+    with RunFolder(whole).hold(resume=True), pytest.raises(ValueError, match=f"is held by process {os.getpid()}"):
+        fit(whole, resume=True)
+
+
+def test_folder_with_a_run_is_not_begun_anew(whole: Path) -> None:
+    before = contents(whole)
+    with pytest.raises(ValueError, match=r"holds one \(finished\); go on with --resume"):
+        fit(whole)
+    assert contents(whole) == before
+
+
+def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="move the file that lies where a folder should be"):
+        fit(tmp_path / "file")
+    with pytest.raises(OSError, match="move the file that lies where a folder should be"):
+        fit(tmp_path / "file" / "run")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_nothing_to_resume_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a run to resume in .* found none"):
+        fit(tmp_path / "none", resume=True)
+    assert not (tmp_path / "none").exists()
+
+
+def fail(code: int) -> Any:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
+        ("normfree.train.lock.FileIO", "could not write the lock"),
+        ("normfree.train.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
+        ("normfree.train.runs.FileIO", "could not write the metrics"),
+    ],
+)
+def test_read_only_folder_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
+) -> None:
+    monkeypatch.setattr(where, fail(errno.EROFS))
+    with pytest.raises(OSError, match=rf"{says} .*Read-only file system; choose a folder that can be written"):
+        fit(tmp_path, epochs=1)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "metrics", "result", "picture"])
+def test_disk_that_fills_up_leaves_the_earlier_state_whole(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with monkeypatch.context() as patch:
+        if where == "checkpoint":
+            original, calls = checkpoint.sync, 0
+
+            def sync(path: Path) -> None:
+                nonlocal calls
+                calls += 1
+                if calls > 6:
+                    fail(errno.ENOSPC)()
+                original(path)
+
+            patch.setattr(checkpoint, "sync", sync)
+        elif where == "metrics":
+            append = RunFolder.append
+
+            def limited(self: RunFolder, record: dict[str, Any]) -> None:
+                if record["epoch"] == 3:
+                    assert self._metrics
+                    self._metrics.close()
+                    self._metrics = FileIO("/dev/full", "a")
+                append(self, record)
+
+            patch.setattr(RunFolder, "append", limited)
+        elif where == "result":
+            patch.setattr("normfree.train.runs.write_json", fail(errno.ENOSPC))
+        else:
+            patch.setattr(engine, "write_curves", curves.write_curves)
+            patch.setattr(curves, "draw_learning", fail(errno.ENOSPC))
+        with pytest.raises(OSError, match=rf"could not write the {where}.*No space left.*free some room") as caught:
+            fit(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert all(torch.isfinite(t).all() for t in tensors(tmp_path).values())
+    fit(tmp_path, resume=True)
+    assert differences(whole, tmp_path) == []
+
+
+# Divergence
+
+
+@pytest.mark.parametrize("method", ["he_in", "batchnorm"])
+@pytest.mark.parametrize("changes", [{"lr": 1e6, "epochs": 40}, {"loss_limit": 1e-3}])
+def test_diverging_run_keeps_its_last_good_state(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
+    changes = {"method": method, "warmup": 0.0, "loss_limit": 20.0} | changes
+    result = fit(tmp_path, **changes)
+    assert (result.status, result.test) == ("diverged", None)
+    assert result.steps < 4 * STEPS
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert (record["status"], record["steps"]) == ("diverged", result.steps)
+    for name, tensor in tensors(tmp_path).items():
+        assert name == "loss_sum" or torch.isfinite(tensor).all(), name
+    model = nf.load(tmp_path)
+    assert all(torch.isfinite(t).all() for t in [*model.parameters(), *model.buffers()])
+    assert all(torch.isfinite(t).all() for t in [*result.model.parameters(), *result.model.buffers()])
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"diverged; start another one with a lower learning rate"):
+        fit(tmp_path, resume=True, **changes)
+    assert contents(tmp_path) == before
+
+
+def test_diverged_state_is_that_of_the_last_good_step(tmp_path: Path) -> None:
+    """The control: a run of just so many steps ends in the same weights."""
+    changes = {
+        "lr": 30.0,
+        "method": "he_in",
+        "warmup": 0.0,
+        "schedule": "constant",
+        "validation": 0.0,
+        "batch_size": 80,
+    }
+    diverged = fit(tmp_path / "one", epochs=50, loss_limit=1e3, **changes)
+    assert diverged.status == "diverged"
+    assert diverged.steps > 0
+    short = fit(tmp_path / "two", epochs=diverged.steps, **changes)
+    assert short.status == "finished"
+    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert all(torch.equal(one[name], two[name]) for name in one if name not in ("loss_sum", "correct"))
+
+
+def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path) -> None:
+    changes = {"method": "he_in", "lr": 1e12, "warmup": 0.0, "epochs": 1, "batch_size": 80, "schedule": "constant"}
+    result = fit(tmp_path, **changes)
+    assert (result.status, RunFolder(tmp_path).status) == ("diverged", "diverged")

@@ -1,0 +1,47 @@
+"""Settings as text: any dataclass, and TOML that every reader takes."""
+
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normfree.train.settings import checked, hints, parsed, toml
+
+
+@dataclass(frozen=True)
+class Other:
+    rate: float = 1.0
+    limit: float | None = None
+
+
+def test_any_dataclass_can_be_read() -> None:
+    assert parsed(Other, ["rate=2", "limit=none"]) == {"rate": 2.0, "limit": None}
+    assert parsed(Other, ["limit=3"]) == {"limit": 3.0}
+    assert list(hints(Other)) == ["rate", "limit"]
+
+
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), scalars | texts | st.lists(scalars | texts)))
+def test_toml_is_read_back_by_the_standard_library(values: dict[str, Any]) -> None:
+    assert tomllib.loads(toml(values)) == values
+
+
+def test_toml_leaves_out_none() -> None:
+    assert tomllib.loads(toml({"a": None, "b": 1})) == {"b": 1}
+
+
+@pytest.mark.parametrize("text", ['"', "\\", "\n", "\r\n", "\x00", "\x7f", "\x85", "# no comment", "'''", "é√α😀"])
+def test_toml_escapes_what_it_must(text: str) -> None:
+    assert tomllib.loads(toml({"a": text})) == {"a": text}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "1", None, [1.0]])
+def test_number_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="expected a number for 'rate', got"):
+        checked("rate", float, value)
