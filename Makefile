@@ -50,9 +50,8 @@ $(STAMP): pyproject.toml constraints-dev.txt
 FORCE:
 
 .PHONY: demo
-demo: $(STAMP) ## print the methods and follow a signal through a thousand layers
-	@$(PY) -m normfree methods
-	@$(PY) examples/thousand_layers.py
+demo: $(STAMP) ## show what trains without normalization, on one page (two minutes)
+	@$(PY) -m normfree demo --out demo
 
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.

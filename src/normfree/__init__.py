@@ -15,6 +15,7 @@ _PUBLIC = {
     "TrainConfig": "normfree.train",
     "build": "normfree.models",
     "clip_grad_agc_": "normfree.optim",
+    "compare": "normfree.experiments.compare",
     "diagnose": "normfree.diagnostics",
     "discover": "normfree.graph",
     "evaluate": "normfree.train",
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "build",
     "clip_grad_agc_",
+    "compare",
     "diagnose",
     "discover",
     "evaluate",
@@ -46,6 +48,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from normfree.diagnostics import Monitor, diagnose
+    from normfree.experiments.compare import compare
     from normfree.graph import discover
     from normfree.methods import initialize_, register
     from normfree.models import build

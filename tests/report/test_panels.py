@@ -1,9 +1,10 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from normfree.report.panels import COLOURS, Curve, Panel, curve_names, describe_gaps, ends_early
+from normfree.report.panels import COLOURS, Curve, Level, Panel, curve_names, describe_gaps, ends_early
 
 NAN, INF = math.nan, math.inf
 
@@ -57,6 +58,17 @@ def test_panel_positions_are_x_or_count_from_one() -> None:
     curve = Curve("a", (5.0, 6.0))
     assert Panel("p", (curve,)).positions(curve) == (1.0, 2.0)
     assert Panel("p", (curve,), x=(0.1, 0.2)).positions(curve) == (0.1, 0.2)
+
+
+def test_curve_may_have_positions_of_its_own() -> None:
+    own, other = Curve("own", (1.0, INF, INF), x=(0.5, 2.0, 2.5)), Curve("other", (5.0, 6.0))
+    panel = Panel("p", (own, other), x=(1.0, 3.0))
+    assert panel.positions(own) == (0.5, 2.0, 2.5)
+    assert panel.positions(other) == (1.0, 3.0)
+    assert describe_gaps(panel, own, log=False) == "infinite from 2 on"
+    for x in ((1.0,), (2.0, 1.0), (1.0, NAN)):
+        with pytest.raises(ValueError, match="curve 'a': expected"):
+            Curve("a", (1.0, 2.0), x)
 
 
 def test_curve_names_are_in_order_of_first_appearance() -> None:
@@ -113,3 +125,18 @@ def luminance(colour: str) -> float:
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Curve("a", (1.0, 2.0), spread=(0.1,)), "expected a spread >= 0 for each of 2 values"),
+        (lambda: Curve("a", (1.0,), spread=(-0.1,)), "expected a spread >= 0"),
+        (lambda: Curve("a", (1.0,), crossed=(1,)), "expected crossed points below 1"),
+        (lambda: Panel("p", (Curve("a", (1.0,), (0.0,)),), log_x=True), "expected positions above 0"),
+        (lambda: Panel("p", (Curve("a", (1.0,)),), levels=(Level("none", 0.0),)), "expected a level that has a place"),
+    ],
+)
+def test_wrong_spread_cross_axis_and_level_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pytest
 
 import normfree
-from normfree.report.panels import COLOURS, Curve, Panel
+from normfree.report.panels import COLOURS, Curve, Level, Panel
 from normfree.report.plots import _figure, _log_labels, _log_ticks, write_plot
 
 NAN, INF = math.nan, math.inf
@@ -166,3 +166,17 @@ def test_write_plot_refuses(tmp_path: Path, panels: tuple, name: str, columns: i
     with pytest.raises(ValueError, match=message):
         write_plot(panels, tmp_path / name, columns=columns)
     assert not list(tmp_path.iterdir())
+
+
+def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
+    curve = Curve("fixup", (50.0, 60.0, 10.0), (10.0, 100.0, 1000.0), spread=(1.0, 2.0, 0.0), crossed=(2,))
+    panel = Panel("p", (curve,), log_y=False, log_x=True, levels=(Level("$chance", 10.0),))
+    figure = _figure((panel,), "", 1)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "100", "1000"]
+    assert [text.get_text() for text in axes.texts] == ["$chance"]
+    bars = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "_"]
+    assert bars == [[49.0, 51.0], [58.0, 62.0]]
+    (cross,) = (line for line in axes.lines if line.get_marker() == "x")
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([3.0], [10.0])
+    assert axes.get_ylim()[0] == 0

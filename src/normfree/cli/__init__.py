@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from normfree import __version__
+from normfree.cli.compare import compare_methods
 from normfree.cli.data import data_app
+from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
@@ -32,8 +34,10 @@ app.command("models")(list_models)
 app.command("diagnose")(diagnose_model)
 app.command("train")(train_model)
 app.command("evaluate")(evaluate_run)
+app.command("compare")(compare_methods)
 app.command("reproduce")(reproduce_claims)
 app.add_typer(data_app, name="data")
+app.command("demo")(make_demo)
 
 
 def _print_version(wanted: bool) -> None:

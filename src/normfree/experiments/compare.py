@@ -12,6 +12,7 @@ import torch
 
 from normfree.data import ImageSet
 from normfree.data.embedded import LINEAR_ACCURACY
+from normfree.data.folder import Folder
 from normfree.experiments.comparison import Comparison, Run
 from normfree.experiments.workers import run_tasks
 from normfree.methods import get
@@ -70,7 +71,7 @@ def compare(
             "one learning rate"
         )
     data = open_data(base)
-    specs = tuple(dict.fromkeys(get(method).spec for method in methods))
+    specs = tuple(dict.fromkeys(methods))
     depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
     # The deepest first: the processes then end at about the same time, and the time left is not estimated too low.
     tasks = [
@@ -109,7 +110,9 @@ def layers(plan: ResidualPlan) -> int:
     return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
 
 
-def _depths(base: TrainConfig, data: ImageSet | Any, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
+def _depths(
+    base: TrainConfig, data: ImageSet | tuple[Folder, Folder], methods: Sequence[str], models: Sequence[str]
+) -> dict[str, int]:
     """The depth of every model; refuses one that a method does not admit."""
     example = torch.zeros_like(example_of(base, data, 2))
     depths = {}
@@ -120,7 +123,7 @@ def _depths(base: TrainConfig, data: ImageSet | Any, methods: Sequence[str], mod
                 "with: normfree train --set model=…"
             )
         for method in methods:
-            plan = build(model, method, form=base.form, example=example, device="meta").plan
+            plan = build(model, get(method), form=base.form, example=example, device="meta").plan
             depths[model] = layers(plan)
     return depths
 
@@ -160,7 +163,7 @@ def _stored(task: Task) -> dict[str, Any] | None:
 
 def train(task: Task) -> dict[str, Any]:
     """Train one run in its folder, or go on with it."""
-    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists).to_json()
+    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False).to_json()
 
 
 def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: dict[str, Any]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -78,7 +78,8 @@ class Comparison:
     def points(self) -> tuple[Point, ...]:
         """Each method in each model, at the learning rate of the highest mean validation accuracy.
 
-        The test accuracy has no say in it. Of equal rates the lower is taken.
+        The test accuracy has no say in it. A rate at which every seed diverged is taken only where there is no other,
+        and of equal rates the lower.
         """
         found = []
         for method in self.methods:
@@ -88,7 +89,7 @@ class Comparison:
                     for lr in self.lrs
                 ]
                 if there := [point for point in rates if point is not None]:
-                    found.append(max(there, key=lambda p: (p.validation or 0.0, -p.lr)))
+                    found.append(max(there, key=lambda p: (p.diverged < p.runs, p.validation or 0.0, -p.lr)))
         return tuple(found)
 
     def _point(self, runs: Sequence[Run]) -> Point | None:
@@ -229,7 +230,7 @@ def page(comparison: Comparison, title: str) -> Page:
         subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; seeds {_listed(comparison.seeds)}.",
         cards=_cards(comparison),
         panels=(panel(comparison),),
-        tables=(table(comparison),),
+        tables=(replace(table(comparison), caption=None),),  # the plot says it
     )
 
 

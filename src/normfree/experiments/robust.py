@@ -17,9 +17,8 @@ from normfree.diagnostics.propagation import propagate
 from normfree.experiments.claims import Check, Claim, Cost, Measurement, Settings, claim, register
 from normfree.experiments.fits import decades, factor_a_block, geometric_means, stage_starts
 from normfree.methods import Method, Site, get
-from normfree.methods.site import fans, gain, standardized
+from normfree.methods.site import gain, standardized
 from normfree.models import build
-from normfree.nn.weight import set_weight_
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 
@@ -168,8 +167,8 @@ def _standardized(fan: int) -> Callable[[Site], None]:
     """He by fan-in (0) or fan-out (1), each layer standardized after sampling as section 4 says."""
 
     def initialize(site: Site) -> None:
-        for layer, module in site.each(site.plan.hidden()):
-            set_weight_(module, standardized(site.normal(module), gain(layer) / fans(module)[fan]))
+        for layer in site.plan.hidden():
+            site.set_(layer, standardized(site.normal(layer), gain(layer) / site.fans(layer)[fan]))
         site.default_classifier_()
 
     return initialize

@@ -39,9 +39,8 @@ def run_tasks(
             yield number, function(task)
         return
     with _workers(function, jobs) as workers:
-        waiting, busy = iter(enumerate(tasks)), {}
-        for pipe in workers:
-            busy[pipe] = _send_next(pipe, waiting)
+        waiting: Iterator[tuple[int, Task]] = iter(enumerate(tasks))
+        busy = {pipe: first for pipe in workers if (first := _send_next(pipe, waiting)) is not None}
         told = False
         while busy:
             if stop.requested and not told:
@@ -130,6 +129,7 @@ def _work(function: Callable[[Any], Any], pipe: Connection) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = pipe.recv()
+            answer: tuple[Any, str | None]
             try:
                 answer = function(task), None
             except (ValueError, OSError) as error:

@@ -41,6 +41,16 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A part of a page: a heading, paragraphs, charts and tables."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
 class Page:
     """What the page shows, from top to bottom; a card and a curve of the same name share a colour."""
 
@@ -48,20 +58,29 @@ class Page:
     subtitle: str = ""
     cards: tuple[Card, ...] = ()
     panels: tuple[Panel, ...] = ()
+    sections: tuple[Section, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def all_panels(self) -> tuple[Panel, ...]:
+        """The panels in order, those of the sections too."""
+        return (*self.panels, *(panel for section in self.sections for panel in section.panels))
 
 
 def page_data(page: Page) -> dict[str, Any]:
     """The page as plain data for JSON, which has no word for NaN and infinity: they become the strings
     "NaN", "Infinity" and "-Infinity"."""
     data = asdict(page)
-    for table in data["tables"]:
+    parts = (data, *data["sections"])
+    for table in (table for part in parts for table in part["tables"]):
         table["columns"] = [column["name"] for column in table["columns"]]
-    for panel in data["panels"]:
+    for panel in (panel for part in parts for panel in part["panels"]):
         panel["x"] = [float(position) for position in panel["x"]]
         for curve in panel["curves"]:
+            curve["x"] = [float(position) for position in curve["x"]]
             curve["values"] = [_plain(float(value)) for value in curve["values"]]
+            curve["spread"] = [_plain(float(half)) for half in curve["spread"]]
     return data
 
 
@@ -79,7 +98,7 @@ def render_page(page: Page) -> str:
         from markupsafe import Markup
     except ImportError as error:
         raise ImportError("a page needs jinja2, which is not installed; run: pip install 'normfree[plots]'") from error
-    names = curve_names(page.panels)
+    names = curve_names(page.all_panels)
     script = _asset("page.js")
     style = _asset("page.css") + _palette()
     data = json.dumps(page_data(page), allow_nan=False, separators=(",", ":"))

@@ -30,12 +30,19 @@ _RUNS = 3  # more gaps of one kind than this are counted instead of listed
 class Curve:
     """A name and its values in order of depth; NaN, infinite and zero are values too.
 
+    `x` are positions of its own, for a curve that is measured at other places than the rest of its panel. `spread` is
+    the half height of an error bar for every value, and `crossed` the indices of points that are marked with ×.
+
     Raises:
-        ValueError: if there is no value, or one is no number.
+        ValueError: if there is no value, or one is no number, or the positions descend or are not as many, or a spread
+            is negative or missing, or a crossed point is.
     """
 
     name: str
     values: tuple[float, ...]
+    x: tuple[float, ...] = ()
+    spread: tuple[float, ...] = ()
+    crossed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -46,6 +53,32 @@ class Curve:
                     f"curve {self.name!r}: expected numbers, got {type(value).__name__} at index {index}; "
                     "convert the values with float()"
                 )
+        if self.x:
+            _check_positions(f"curve {self.name!r}", self.x)
+            _check_lengths(f"curve {self.name!r}", self, self.x)
+        if self.spread and (len(self.spread) != len(self.values) or not all(s >= 0 for s in self.spread)):
+            raise ValueError(
+                f"curve {self.name!r}: expected a spread >= 0 for each of {len(self.values)} values, got "
+                f"{self.spread}; pass 0 where there is none"
+            )
+        if not all(0 <= index < len(self.values) for index in self.crossed):
+            raise ValueError(
+                f"curve {self.name!r}: expected crossed points below {len(self.values)}, got {self.crossed}; pass "
+                "indices of values"
+            )
+
+    def reach(self, index: int) -> tuple[float, float]:
+        """The ends of the error bar of a value, which may be the value alone."""
+        half = self.spread[index] if self.spread else 0.0
+        return self.values[index] - half, self.values[index] + half
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value to hold the curves against: a horizontal line with its name."""
+
+    name: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -60,12 +93,15 @@ class Panel:
         log_y: a logarithmic axis; zeros and values out of the float range leave gaps, which are said in words.
         stages: positions at which a new stage begins, each drawn as a thin vertical line.
         point_names: a name for every position, or nothing.
-        x: the positions, ascending; without them the values sit at 1, 2, 3, …
+        x: the positions, ascending, of the curves without their own; without them the values sit at 1, 2, 3, … The
+            axis spans them in any case.
         note: a sentence below the chart.
+        log_x: a logarithmic lower axis, for positions above 0.
+        levels: horizontal lines to hold the curves against.
 
     Raises:
-        ValueError: on no curve, a name twice, lengths that differ, positions that descend, or a negative value on a
-            logarithmic axis.
+        ValueError: on no curve, a name twice, lengths that differ, positions that descend, a negative value or a
+            position of 0 or less on a logarithmic axis, or a level that has no place on the axis.
     """
 
     title: str
@@ -77,6 +113,8 @@ class Panel:
     point_names: tuple[str, ...] = ()
     x: tuple[float, ...] = ()
     note: str = ""
+    log_x: bool = False
+    levels: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"panel {self.title!r}"
@@ -86,14 +124,10 @@ class Panel:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"{where}: expected each name once, got {twice!r} twice; rename a curve")
         if self.x:
-            if not all(map(math.isfinite, self.x)) or not all(a <= b for a, b in pairwise(self.x)):
-                raise ValueError(f"{where}: expected finite x in ascending order, got others; sort x and the values")
+            _check_positions(where, self.x)
             for curve in self.curves:
-                if len(curve.values) != len(self.x):
-                    raise ValueError(
-                        f"{where}: expected {len(self.x)} values as in x, got {len(curve.values)} in curve "
-                        f"{curve.name!r}; fill the rest with NaN"
-                    )
+                if not curve.x:
+                    _check_lengths(where, curve, self.x)
         longest = max(len(curve.values) for curve in self.curves)
         if self.point_names and len(self.point_names) != longest:
             raise ValueError(
@@ -110,9 +144,33 @@ class Panel:
                         f"{curve.name!r}; pass log_y=False"
                     )
 
+        if self.log_x and (wrong := [x for curve in self.curves for x in (*self.x, *self.positions(curve)) if x <= 0]):
+            raise ValueError(
+                f"{where}: expected positions above 0 on a logarithmic axis, got {wrong[0]:g}; pass log_x=False"
+            )
+        for level in self.levels:
+            if not is_drawn(level.value, self.log_y):
+                raise ValueError(
+                    f"{where}: expected a level that has a place on the axis, got {level.value:g} for {level.name!r}; "
+                    "leave it out"
+                )
+
     def positions(self, curve: Curve) -> tuple[float, ...]:
-        """Where the values of a curve sit: at `x`, or at 1, 2, 3, …"""
-        return self.x or tuple(float(i) for i in range(1, len(curve.values) + 1))
+        """Where the values of a curve sit: at its own `x`, at the panel's, or at 1, 2, 3, …"""
+        return curve.x or self.x or tuple(float(i) for i in range(1, len(curve.values) + 1))
+
+
+def _check_positions(where: str, x: Sequence[float]) -> None:
+    if not all(map(math.isfinite, x)) or not all(a <= b for a, b in pairwise(x)):
+        raise ValueError(f"{where}: expected finite x in ascending order, got others; sort x and the values")
+
+
+def _check_lengths(where: str, curve: Curve, x: Sequence[float]) -> None:
+    if len(curve.values) != len(x):
+        raise ValueError(
+            f"{where}: expected {len(x)} values as in x, got {len(curve.values)} in curve {curve.name!r}; fill the "
+            "rest with NaN"
+        )
 
 
 def curve_names(panels: Sequence[Panel]) -> tuple[str, ...]:

@@ -44,10 +44,13 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def write_plot(panels: Sequence[Panel], path: str | Path, *, title: str = "", columns: int = 2) -> None:
+def write_plot(
+    panels: Sequence[Panel], path: str | Path, *, title: str = "", columns: int = 2, widths: Sequence[float] = ()
+) -> None:
     """Draw panels in a grid under one legend, into a .png or .svg file; missing folders are made.
 
-    A curve that cannot be drawn to its end closes with ×, and the words below its panel say why.
+    `widths` are those of the columns to each other, equal unless given. A curve that cannot be drawn to its end closes
+    with ×, and the words below its panel say why.
 
     Raises:
         ValueError: on no panel, fewer than one column, or another suffix.
@@ -67,13 +70,13 @@ def write_plot(panels: Sequence[Panel], path: str | Path, *, title: str = "", co
         ) from error
     drawing = io.BytesIO()  # so that a failure leaves no half-written file
     with style.context(["default", _STYLE]):
-        figure = _figure(panels, title, min(columns, len(panels)))
+        figure = _figure(panels, title, min(columns, len(panels)), widths)
         figure.savefig(drawing, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(drawing.getvalue())
 
 
-def _figure(panels: Sequence[Panel], title: str, columns: int) -> Figure:
+def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[float] = ()) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -89,9 +92,10 @@ def _figure(panels: Sequence[Panel], title: str, columns: int) -> Figure:
     if title:
         y = 1 - 0.14 / height
         figure.text(0.012, y, title, va="top", fontsize=14, fontweight="bold", color=_INK, parse_math=False)
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, panel in zip(places, panels, strict=False):
-        _draw(axes, panel, names, _LETTERS // columns)
+    shares = [width / sum(widths) for width in widths] or [1 / columns] * columns
+    places = list(figure.subplots(rows, columns, squeeze=False, width_ratios=shares).flat)
+    for axes, panel, share in zip(places, panels, shares * rows, strict=False):
+        _draw(axes, panel, names, int(_LETTERS * share))
     for axes in places[len(panels) :]:
         axes.remove()
     # The names are set afterwards: matplotlib drops an entry whose name begins with an underscore.
@@ -124,10 +128,28 @@ def _look(index: int) -> dict[str, Any]:
 
 def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
     """One panel; `width` is the number of characters in a line of its notes."""
-    values = [v for curve in panel.curves for v in curve.values if is_drawn(v, panel.log_y)]
+    reached = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
+    values = [v for v in (*reached, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
     scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
     for curve in panel.curves:
         _draw_curve(axes, panel, curve, names.index(curve.name), scale)
+    for level in panel.levels:
+        height = math.log10(level.value) if panel.log_y else level.value / scale
+        axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
+        # Below its line, at the right: what is good lies on or above it, and what fails on the lowest one.
+        axes.annotate(
+            level.name,
+            xy=(0.9 if panel.log_x else 1, height),  # few points have room between them
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(-2, -3),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8.5,
+            color=_FAINT,
+            parse_math=False,
+            zorder=3,
+        )
     for stage in panel.stages:
         axes.axvline(stage, color="#b9bec7", linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
 
@@ -137,7 +159,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
     axes.tick_params(length=3, width=0.8)
     y_label = panel.y_label + (f" / {_LARGE:g}".replace("+", "") if scale != 1 else "")
     axes.set_ylabel(y_label, parse_math=False)
-    _set_x(axes, [position for curve in panel.curves for position in panel.positions(curve)])
+    _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
+    if panel.levels and not panel.log_y and min(values) >= 0:
+        axes.set_ylim(bottom=0)  # room for a name below the lowest line, and heights that compare
     if panel.log_y:
         low, high = _log_range(values)
         ticks, minor = _log_ticks(low, high)
@@ -154,10 +178,18 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
         axes.set_xlabel("\n".join([x_label, *lines]), parse_math=False, fontsize=9, linespacing=1.45)
 
 
-def _set_x(axes: Axes, positions: Sequence[float]) -> None:
+def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
     """The lower axis: ticks where there are points, whole numbers if the points are."""
     from matplotlib.ticker import MaxNLocator
 
+    if log:
+        places = [math.log10(position) for position in positions]
+        low, high = min(places), max(places)
+        labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
+        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 4 else f"{10**tick:,.0f}" for tick in labelled])
+        margin = 0.04 * (high - low) or 0.5
+        axes.set_xlim(low - margin, high + margin)
+        return
     low, high = min(positions), max(positions)
     whole = all(position == int(position) for position in positions)
     ticks = MaxNLocator(nbins=9, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
@@ -166,20 +198,37 @@ def _set_x(axes: Axes, positions: Sequence[float]) -> None:
     axes.set_xlim(low - margin, high + margin)
 
 
+def _spaced(places: Sequence[float], gap: float) -> list[float]:
+    """Places that are at least a gap from the one before; all of them where there is room.
+
+    >>> _spaced([1.0, 1.1, 1.5, 2.0], 0.2)
+    [1.0, 1.5, 2.0]
+    """
+    kept = list(places[:1])
+    for place in places[1:]:
+        if place - kept[-1] >= gap:
+            kept.append(place)
+    return kept
+
+
 def _draw_curve(axes: Axes, panel: Panel, curve: Curve, index: int, scale: float) -> None:
     log = panel.log_y
     heights = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else math.nan for v in curve.values]
-    positions = panel.positions(curve)
+    positions = [math.log10(x) if panel.log_x else x for x in panel.positions(curve)]
     drawn = [i for i, height in enumerate(heights) if not math.isnan(height)]
     look = _look(index)
     axes.plot(positions, heights, **look, zorder=2)
     alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # a line through one point is none
-    dots = drawn if len(positions) <= _DOTTED else alone
+    dots = [i for i in (drawn if len(positions) <= _DOTTED else alone) if i not in curve.crossed]
     x, y = [positions[i] for i in dots], [heights[i] for i in dots]
     axes.plot(x, y, ".", color=look["color"], markersize=5, zorder=2)
-    if ends_early(curve, log):
-        last = drawn[-1]
-        axes.plot([positions[last]], [heights[last]], "x", color=look["color"], markersize=8, markeredgewidth=2)
+    for i in (i for i in drawn if curve.spread and curve.spread[i] > 0):
+        ends = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else heights[i] for v in curve.reach(i)]
+        axes.plot([positions[i]] * 2, ends, "_-", color=look["color"], linewidth=1.1, markersize=7, zorder=2)
+    crossed = [i for i in drawn if i in curve.crossed] + ([drawn[-1]] if ends_early(curve, log) else [])
+    if crossed:
+        x, y = [positions[i] for i in crossed], [heights[i] for i in crossed]
+        axes.plot(x, y, "x", color=look["color"], markersize=8, markeredgewidth=2)
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float]:

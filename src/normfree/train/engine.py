@@ -62,13 +62,14 @@ def fit(
     resume: bool = False,
     progress: Callable[[Snapshot], None] | None = None,
     command: str | None = None,
+    picture: bool = True,
 ) -> RunResult:
     """Train a model, and test it at the end.
 
     `model` and `data` stand in for those that the configuration names, and are named in the run's own. With `out` the
     run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
     SIGTERM let it finish its step and save. `progress` is told how far it is about twice a second. `command` is kept in
-    the result.
+    the result. `picture` draws curves.png at the end.
 
     Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
     """
@@ -95,7 +96,7 @@ def fit(
             stack.enter_context(fast(device, config))
             run = _Run(config, trained, opened, device, processes, folder if processes.first else None, began)
             stack.callback(run.close)
-        return run.train(stop, seed_draws, resume=resume, progress=progress, command=command)
+        return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
 
 
 class _Run:
@@ -168,6 +169,7 @@ class _Run:
         resume: bool,
         progress: Callable[[Snapshot], None] | None,
         command: str | None,
+        picture: bool,
     ) -> RunResult:
         """Go on until the end, a signal or a divergence, and say how it ended."""
         self._seed_draws, self.command = seed_draws, command
@@ -194,7 +196,7 @@ class _Run:
         if test is not None and not math.isfinite(test.loss):
             status = "diverged"  # by its last step, after which no loss was seen any more
         result = self._result(status, train_loss, train_accuracy, test)
-        self._close(result)
+        self._close(result, picture)
         return result
 
     def _loop(self, stop: Stop, progress: Callable[[Snapshot], None] | None) -> Status:
@@ -327,11 +329,12 @@ class _Run:
             }
             self.folder.save(self.step.state(), state)
 
-    def _close(self, result: RunResult) -> None:
+    def _close(self, result: RunResult, picture: bool) -> None:
         again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
         if self.folder is not None and not again:
             self.folder.write_result(result.to_json(), str(self.device))
-            write_curves(self.folder, f"{self.config.model}, {self.config.method}")
+            if picture:
+                write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.wait()
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
   const find = (id) => document.getElementById(id);
   const data = JSON.parse(find("data").textContent);
   const tooltip = find("tooltip");
-  const names = [...new Set(data.panels.flatMap((panel) => panel.curves.map((curve) => curve.name)))];
+  const panels = [...data.panels, ...data.sections.flatMap((section) => section.panels)];
+  const names = [...new Set(panels.flatMap((panel) => panel.curves.map((curve) => curve.name)))];
   const entries = [...document.querySelectorAll(".entry")];
   const hidden = new Set();
   const charts = [];
@@ -108,15 +109,18 @@
   const range = (list) => list.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 
   function makeChart(figure) {
-    const panel = data.panels[figure.dataset.panel];
+    const panel = panels[figure.dataset.panel];
     const box = figure.querySelector(".chart");
     const svg = box.querySelector("svg");
     const curves = panel.curves.map((curve) => ({
       name: curve.name,
       values: curve.values.map(Number),
-      x: panel.x.length ? panel.x : curve.values.map((_, i) => i + 1),
+      spread: curve.spread.map(Number),
+      crossed: new Set(curve.crossed),
+      x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
-    const [left, right] = range(curves.flatMap((curve) => range(curve.x)));
+    const along = (position) => (panel.log_x ? Math.log10(position) : position);
+    const [left, right] = range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
     let log = panel.log_y;
     let drawn = []; // the visible curves with their points on the screen
@@ -125,7 +129,7 @@
 
     function draw() {
       const width = Math.max(200, box.clientWidth);
-      const height = Math.round(Math.min(330, Math.max(220, width * 0.55)));
+      const height = Math.round(Math.min(width > 700 ? 400 : 330, Math.max(220, width * 0.55)));
       svg.replaceChildren();
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("height", height);
@@ -133,8 +137,10 @@
       const visible = curves.filter(shown);
       const place = (v) => (Number.isFinite(v) && (v > 0 || !log) ? (log ? Math.log10(v) : v) : NaN);
       const heights = visible.map((curve) => curve.values.map(place));
-      const limits = range(heights.flat().filter((v) => !Number.isNaN(v)));
-      const nothing = limits[0] > limits[1];
+      const reached = visible.flatMap((curve) => curve.spread.flatMap((half, i) => [-half, half].map((d) => place(curve.values[i] + d))));
+      const values = heights.flat().filter((v) => !Number.isNaN(v));
+      const nothing = values.length === 0;
+      const limits = range([...values, ...[...reached, ...panel.levels.map((level) => place(level.value))].filter((v) => !Number.isNaN(v))]);
       let [low, high] = nothing ? (log ? [-0.5, 0.5] : [0, 1]) : log ? logRange(limits) : linearRange(limits);
       if (!(high / 2 - low / 2 > 0)) [low, high] = [-1, 1];
 
@@ -144,7 +150,8 @@
       const letters = Math.max(...labels.map(([text, power]) => 7.6 * text.length + 5.8 * (power || "").length));
       const margin = { left: Math.min(letters + 10, 90), right: 14, top: 8, bottom: 26 };
       const inner = width - margin.left - margin.right, tall = height - margin.top - margin.bottom;
-      const toX = (v) => margin.left + inner * (right > left ? 0.01 + (0.98 * (v - left)) / (right - left) : 0.5);
+      const edge = panel.log_x ? 0.04 : 0.01; // a share of the width; few points have room around them
+      const toX = (v) => margin.left + inner * (right > left ? edge + ((1 - 2 * edge) * (along(v) - left)) / (right - left) : 0.5);
       const toY = (v) => margin.top + tall * (1 - (v / 2 - low / 2) / (high / 2 - low / 2));
       const end = margin.left + inner, floor = margin.top + tall;
 
@@ -154,26 +161,42 @@
         const label = add(svg, "text", { x: margin.left - 8, y: level + 4, "text-anchor": "end" }, labels[i][0]);
         if (labels[i][1]) add(label, "tspan", { class: "power", dy: -5 }, labels[i][1]);
       });
-      const x = linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
-      const words = linearLabels(x.ticks, x.step);
+      const x = panel.log_x ? spaced(toX) : linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
+      const words = panel.log_x ? x.ticks.map((tick) => [compact(tick)]) : linearLabels(x.ticks, x.step);
       x.ticks.forEach((tick, i) => {
         add(svg, "line", { class: "base", x1: toX(tick), x2: toX(tick), y1: floor, y2: floor + 4 });
         add(svg, "text", { x: toX(tick), y: floor + 18, "text-anchor": "middle" }, whole ? String(tick) : words[i][0]);
       });
       add(svg, "line", { class: "base", x1: margin.left, x2: end, y1: floor + 0.5, y2: floor + 0.5 });
-      for (const stage of panel.stages.filter((stage) => stage >= left && stage <= right)) {
+      for (const level of nothing ? [] : panel.levels) {
+        const at = toY(place(level.value));
+        if (Number.isNaN(at)) continue;
+        add(svg, "line", { class: "level", x1: margin.left, x2: end, y1: at, y2: at });
+        add(svg, "text", { class: "level-name", x: panel.log_x ? end - 0.1 * inner : end, y: at + 13, "text-anchor": "end" }, level.name);
+      }
+      for (const stage of panel.stages.filter((stage) => along(stage) >= left && along(stage) <= right)) {
         add(svg, "line", { class: "stage", x1: toX(stage), x2: toX(stage), y1: margin.top, y2: floor });
       }
       if (nothing) {
         const text = visible.length ? "no value can be drawn on this scale" : "all curves are hidden";
         add(svg, "text", { x: margin.left + inner / 2, y: margin.top + tall / 2 - 8, "text-anchor": "middle" }, text);
       }
-      drawn = visible.map((curve, c) => drawCurve(curve, heights[c], toX, toY)).filter((curve) => curve.points.length);
+      drawn = visible.map((curve, c) => drawCurve(curve, heights[c], toX, toY, place)).filter((curve) => curve.points.length);
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
     }
 
-    function drawCurve(curve, heights, toX, toY) {
+    // The positions themselves as ticks of a logarithmic axis, those left out that have no room.
+    function spaced(toX) {
+      const all = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
+      const ticks = [];
+      for (const tick of all) {
+        if (!ticks.length || toX(tick) - toX(ticks.at(-1)) >= 44) ticks.push(tick);
+      }
+      return { ticks };
+    }
+
+    function drawCurve(curve, heights, toX, toY, place) {
       const points = [];
       heights.forEach((v, i) => {
         if (!Number.isNaN(v)) points.push({ i, x: toX(curve.x[i]), y: toY(v) });
@@ -185,12 +208,20 @@
       const group = add(svg, "g", { class: `curve ${style}` });
       group.dataset.name = curve.name;
       if (line) add(group, "path", { class: "path", d: line });
-      const sparse = curve.x.length <= 60 && toX(right) - toX(left) > 9 * curve.x.length;
-      const dots = points.filter((_, k) => sparse || !(joined(k - 1, k) || joined(k, k + 1)));
+      const bars = points.filter((point) => curve.spread[point.i] > 0).map((point) => {
+        const ends = [-1, 1].map((sign) => toY(place(curve.values[point.i] + sign * curve.spread[point.i])));
+        const [low, high] = ends.map((v) => (Number.isNaN(v) ? point.y : v).toFixed(1));
+        const x = point.x.toFixed(1);
+        return `M${x} ${low}V${high}m-4 0h8M${x} ${low}m-4 0h8`;
+      });
+      if (bars.length) add(group, "path", { class: "whisker", d: bars.join("") });
+      const sparse = curve.x.length <= 60 && svg.clientWidth > 9 * curve.x.length;
+      const dots = points.filter((p, k) => !curve.crossed.has(p.i) && (sparse || !(joined(k - 1, k) || joined(k, k + 1))));
       if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}h0`).join("") });
       const last = points.at(-1);
-      if (last && last.i < curve.values.length - 1) {
-        add(group, "path", { class: "cross", d: `M${spot(last)}m-5-5l10 10m0-10l-10 10` });
+      const crossed = points.filter((p) => curve.crossed.has(p.i) || (p === last && p.i < curve.values.length - 1));
+      if (crossed.length) {
+        add(group, "path", { class: "cross", d: crossed.map((p) => `M${spot(p)}m-5-5l10 10m0-10l-10 10`).join("") });
       }
       return { curve, style, points };
     }
@@ -209,7 +240,9 @@
         const row = add(tooltip, "div", { class: "name" });
         add(row, "i", { class: `dot ${pair.other.style}` });
         add(row, "span", {}, pair.other.curve.name);
-        add(row, "b", {}, compact(pair.other.curve.values[pair.point.i]));
+        const { values, spread, crossed } = pair.other.curve, i = pair.point.i;
+        const half = spread[i] > 0 ? ` ± ${compact(spread[i])}` : "";
+        add(row, "b", {}, compact(values[i]) + half + (crossed.has(i) ? " ×" : ""));
       }
       const position = line.curve.x[point.i];
       const where = `${panel.x_label} ${Number.isInteger(position) ? position : compact(position)}`.trim();

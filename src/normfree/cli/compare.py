@@ -1,0 +1,101 @@
+"""`normfree compare`: methods against depths, as a table, a picture and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normfree.cli.plugins import Plugins, load_plugins
+
+if TYPE_CHECKING:
+    from normfree.train import TrainConfig
+
+
+def compare_methods(
+    method: Annotated[
+        list[str] | None, typer.Option("--method", "-m", help="A method; may come again (default: fixup, batchnorm).")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="A model, best one a depth (default: resnet8, resnet20).")
+    ] = None,
+    recipe: Annotated[str, typer.Option("--recipe", help="The rest of a run; see normfree train --list.")] = "fashion",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may come again.")
+    ] = None,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option("--lr", help="A learning rate to choose from, by validation accuracy; may come again."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = 1,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and the files.")] = Path(
+        "runs/compare"
+    ),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Train methods at several depths, and draw accuracy against depth.
+
+    Finished runs are read and not run again, so that a comparison can be stopped, gone on with, and extended. Writes
+    comparison.html, .png, .svg and .json.
+
+    For example: normfree compare -m fixup -m batchnorm --model resnet8 --model resnet20 --set epochs=1
+    """
+    import json
+
+    load_plugins(plugin)
+    base = _base(recipe, changes or [])
+    from normfree.experiments.compare import compare
+    from normfree.experiments.comparison import save, table
+    from normfree.files import plain_json
+    from normfree.report import open_console, print_table
+    from normfree.report.progress import progress
+
+    with progress("runs") as update:
+        found = compare(
+            base,
+            methods=method or ["fixup", "batchnorm"],
+            models=model or ["resnet8", "resnet20"],
+            seeds=range(seeds),
+            lrs=lr or None,
+            out=out,
+            # Other processes know only the methods that are installed, not those of a plugin.
+            jobs=1 if plugin else jobs or default_jobs(base.device),
+            progress=update,
+        )
+    if as_json:
+        typer.echo(json.dumps(plain_json(found.to_json()), indent=1, ensure_ascii=False))
+    elif found.runs:
+        print_table(table(found))
+    messages = open_console(stderr=True)
+    if found.signal is not None:
+        messages.print("stopped; what is done is kept, and the same command goes on", markup=False, style="yellow")
+        raise typer.Exit(128 + found.signal)
+    for path in save(found, out):
+        messages.print(f"wrote {path}", markup=False)
+
+
+def _base(recipe: str, changes: list[str]) -> TrainConfig:
+    from normfree.train.config import TrainConfig
+    from normfree.train.recipes import recipe as named
+
+    changed = TrainConfig.parse_changes(changes)
+    for name, option in (("method", "--method"), ("model", "--model"), ("seed", "--seeds"), ("lr", "--lr")):
+        if name in changed:
+            raise ValueError(f"expected what is compared as {option}, got --set {name}=…; use {option}")
+    return named(recipe, **changed)
+
+
+def default_jobs(device: str) -> int:
+    """One run a core that this process may use; on a GPU one at a time, since it is shared."""
+    import os
+
+    import torch
+
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,40 @@
+"""`normfree demo`: three short experiments on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def make_demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
+    ] = None,
+) -> None:
+    """Show in about two minutes what trains without normalization and what does not, on one page.
+
+    A signal through a thousand layers, accuracy against depth, and a batch of two. What is done is not run again.
+    """
+    from normfree.cli.compare import default_jobs
+    from normfree.experiments.comparison import table
+    from normfree.experiments.demo import SAYS, run_demo, save
+    from normfree.report import open_console, print_table
+    from normfree.report.progress import progress
+    from normfree.report.terminal import line_plot
+
+    console = open_console()
+    with progress("demo") as update:
+        demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
+    if demo is None:
+        open_console(stderr=True).print("stopped; what is done is kept, and the same command goes on", style="yellow")
+        raise typer.Exit(130)
+    named = {f"{method}: {SAYS.get(method, '')}": values for method, values in demo.forward.items()}
+    console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
+    console.print()
+    print_table(table(demo.depth), console)
+    console.print()
+    page, picture = save(demo, out)
+    console.print(f"Open {page} in a browser; {picture} is its picture.", markup=False, style="bold")

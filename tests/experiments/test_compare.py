@@ -1,0 +1,227 @@
+"""`compare`: which runs are made, read, resumed and refused, and what is made of them."""
+
+import json
+import math
+import os
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normfree.data.embedded import LINEAR_ACCURACY
+from normfree.experiments import compare as room
+from normfree.experiments.compare import compare, layers, task_of
+from normfree.experiments.comparison import Comparison, Run, page, panel, save, table
+from normfree.experiments.workers import run_tasks
+from normfree.models import build
+from normfree.train import RunFolder, TrainConfig, engine, fit
+from normfree.train.signals import Stop
+
+BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps
+SMALL = {"methods": ["fixup", "he_in"], "models": ["resmlp-3-8", "resmlp-1-8"]}
+
+
+def run(method: str, depth: int, lr: float, validation: float, test: float | None, seed: int = 0) -> Run:
+    return Run(
+        method=method,
+        model=f"resmlp-{depth}-8",
+        depth=depth,
+        lr=lr,
+        seed=seed,
+        status="diverged" if test is None else "finished",
+        validation=validation,
+        test=test,
+        seconds=1.0,
+        folder=f"{method}-{depth}-{lr}-{seed}",
+    )
+
+
+def made(*runs: Run, lrs: tuple[float, ...] = (0.1, 0.01), seeds: tuple[int, ...] = (0,)) -> Comparison:
+    return Comparison(
+        runs=runs,
+        settings={"data": "fashion14", "epochs": 1, "batch_size": 64},
+        methods=tuple(dict.fromkeys(run.method for run in runs)),
+        lrs=lrs,
+        seeds=seeds,
+        chance=0.1,
+        linear_accuracy=0.8,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture of a run takes longer than these runs."""
+    monkeypatch.setattr(engine, "write_curves", lambda *_: None)
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The configurations that were trained in this process."""
+    seen: list[TrainConfig] = []
+
+    def noted(config: TrainConfig, **options: Any) -> Any:
+        seen.append(config)
+        return fit(config, **options)
+
+    monkeypatch.setattr(room, "fit", noted)
+    return seen
+
+
+def test_compare_is_what_single_runs_give(tmp_path: Path, fitted: list[TrainConfig]) -> None:
+    told = []
+    found = compare(
+        BASE, **SMALL, seeds=(0, 1), out=tmp_path, progress=lambda done, total, now: told.append((done, total))
+    )
+    assert len(found.runs) == len(fitted) == 8
+    assert told[0] == (0, 8)
+    assert told[-1] == (8, 8)
+    assert [run.depth for run in found.runs] == [4] * 4 + [8] * 4
+    assert (found.chance, found.linear_accuracy) == (0.1, LINEAR_ACCURACY)
+    one = found.runs[-1]
+    alone = fit(BASE.with_changes(method=one.method, model=one.model, seed=one.seed))
+    assert alone.test
+    assert alone.validation
+    assert (one.test, one.validation) == (alone.test.accuracy, alone.validation.accuracy)
+    pair = [run.test for run in found.runs if (run.method, run.model) == ("fixup", "resmlp-3-8")]
+    point = next(p for p in found.points if (p.method, p.model) == ("fixup", "resmlp-3-8"))
+    assert point.test == pytest.approx(statistics.mean(pair))
+    assert point.spread == pytest.approx(abs(pair[0] - pair[1]) / math.sqrt(2))
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_finished_runs_are_read_and_not_run_again(tmp_path: Path, fitted: list[TrainConfig]) -> None:
+    first = compare(BASE, **SMALL, out=tmp_path)
+    count = len(fitted)
+    assert compare(BASE, **SMALL, out=tmp_path) == first
+    assert len(fitted) == count
+    compare(BASE, **SMALL, lrs=(BASE.lr, 0.01), out=tmp_path)
+    assert len(fitted) == 2 * count  # only those of the other rate
+    compare(BASE.with_changes(weight_decay=0.0), **SMALL, out=tmp_path)
+    assert len(fitted) == 3 * count  # another setting is another run
+
+
+def test_interrupted_run_goes_on(tmp_path: Path, fitted: list[TrainConfig]) -> None:
+    task = task_of(BASE.with_changes(method="fixup", model="resmlp-3-8", epochs=30), tmp_path)
+    threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    found = compare(BASE.with_changes(epochs=3000), methods=["fixup"], models=["resmlp-3-8"], out=tmp_path)
+    assert found.signal == signal.SIGTERM
+    assert found.runs == ()
+    (folder,) = tmp_path.iterdir()
+    assert RunFolder(folder).status == "interrupted"
+    assert task.folder != folder
+    step = RunFolder(folder).read_result()["steps"]
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    compare(BASE.with_changes(epochs=3000), methods=["fixup"], models=["resmlp-3-8"], out=tmp_path)
+    assert RunFolder(folder).read_result()["steps"] > step
+
+
+def test_diverged_run_counts_as_chance(tmp_path: Path, fitted: list[TrainConfig]) -> None:
+    wild = BASE.with_changes(lr=1e30)
+    found = compare(wild, methods=["he_in"], models=["resmlp-2-8"], out=tmp_path)
+    (point,) = found.points
+    assert (found.runs[0].status, found.runs[0].test, point.test, point.diverged) == ("diverged", None, 0.1, 1)
+    assert panel(found).curves[0].crossed == (0,)
+    assert "1 of 1" in table(found).rows[0]
+    assert compare(wild, methods=["he_in"], models=["resmlp-2-8"], out=tmp_path) == found
+    assert len(fitted) == 1
+
+
+def test_learning_rate_is_chosen_by_validation() -> None:
+    found = made(run("fixup", 4, 0.1, 0.7, 0.2), run("fixup", 4, 0.01, 0.6, 0.9))
+    assert [(p.lr, p.test) for p in found.points] == [(0.1, 0.2)]
+
+
+def test_validation_of_a_diverged_run_does_not_count() -> None:
+    found = made(run("fixup", 4, 0.1, 0.9, None), run("fixup", 4, 0.01, 0.3, 0.3))
+    assert [p.lr for p in found.points] == [0.01]
+    both = made(run("fixup", 4, 0.1, 0.9, None), run("fixup", 4, 0.01, 0.9, None))
+    assert [(p.lr, p.test, p.diverged) for p in both.points] == [(0.01, 0.1, 1)]
+
+
+def test_panel_shows_spread_levels_and_one_curve_a_shape() -> None:
+    runs = [run("fixup", d, 0.1, 0.5, 0.5 + 0.1 * seed, seed) for d in (4, 40) for seed in (0, 1)]
+    drawn = panel(made(*runs, lrs=(0.1,), seeds=(0, 1)))
+    assert drawn.log_x
+    assert [level.value for level in drawn.levels] == [80.0, 10.0]
+    (curve,) = drawn.curves
+    assert curve.x == (4.0, 40.0)
+    assert curve.values == pytest.approx((55.0, 55.0))
+    assert curve.spread == pytest.approx((100 * statistics.stdev([0.5, 0.6]),) * 2)
+
+
+def test_depth_is_the_number_of_layers_in_a_row() -> None:
+    names = {"resnet20": 20, "resnet110": 110, "mlp-20-8": 20, "resmlp-49-8": 100, "preact_resnet18": 18}
+    assert {name: layers(build(name, "he_in", device="meta").plan) for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"methods": ["fixupp"]}, "did you mean 'fixup'"),
+        ({"models": ["resnt20"]}, "did you mean 'resnet20'"),
+        ({"models": ["mlp-4-8"]}, "method 'fixup' does not admit model 'mlp-4-8'"),
+        ({"models": ["torchvision:resnet18"]}, "expected models by name"),
+        ({"models": []}, "expected at least one model"),
+        ({"lrs": ()}, "expected at least one learning rate"),
+        ({"jobs": 0}, "expected at least 1 job"),
+    ],
+)
+def test_wrong_comparisons_are_refused_before_any_run(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        compare(BASE, **{**SMALL, "out": tmp_path / "out", **options})
+    assert not (tmp_path / "out").exists()
+
+
+def test_learning_rates_without_validation_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a validation part"):
+        compare(BASE.with_changes(validation=0.0), **SMALL, lrs=(0.1, 0.01), out=tmp_path)
+
+
+def test_save_writes_every_kind(tmp_path: Path) -> None:
+    found = made(run("fixup", 4, 0.1, 0.5, 0.5), run("he_in", 4, 0.1, 0.5, None), lrs=(0.1,))
+    paths = save(found, tmp_path / "new")
+    assert [path.read_bytes()[:4] for path in paths] == [b'{\n "', b"<!do", b"\x89PNG", b"<?xm"]
+    assert [path.name for path in paths] == [f"comparison.{kind}" for kind in ("json", "html", "png", "svg")]
+    assert json.loads(paths[0].read_text())["points"][1]["diverged"] == 1
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
+    assert [card.status for card in page(found, "").cards] == ["good", "bad"]
+
+
+# Processes, with functions that a new one finds without these tests.
+
+
+def test_processes_train_what_one_trains(tmp_path: Path) -> None:
+    one = compare(BASE, **SMALL, out=tmp_path / "one")
+    two = compare(BASE, **SMALL, out=tmp_path / "two", jobs=2)
+    assert [(r.folder, r.status, r.validation, r.test) for r in one.runs] == [
+        (r.folder, r.status, r.validation, r.test) for r in two.runs
+    ]
+
+
+def test_error_of_a_process_is_one_sentence() -> None:
+    with Stop() as stop, pytest.raises(ValueError, match=r"^invalid literal for int\(\) with base 10: 'x'$"):
+        list(run_tasks(int, ["1", "x"], jobs=2, stop=stop))
+
+
+def test_killed_process_is_noticed() -> None:
+    with Stop() as stop, pytest.raises(ValueError, match="killed with status 7; free some memory"):
+        list(run_tasks(os._exit, [7, 7], jobs=2, stop=stop))
+
+
+def test_signal_stops_the_processes_and_keeps_their_runs(tmp_path: Path) -> None:
+    def send() -> None:
+        for _ in range(600):
+            if len(list(tmp_path.glob("*/config.toml"))) == 2:
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send).start()
+    long = BASE.with_changes(epochs=20_000, lr=1e-4)
+    found = compare(long, **SMALL, out=tmp_path, jobs=2)
+    assert (found.signal, found.runs) == (signal.SIGINT, ())
+    assert {RunFolder(folder).status for folder in tmp_path.iterdir()} == {"interrupted"}

@@ -1,0 +1,75 @@
+"""The demo in small: the same path in seconds."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from normfree.experiments import compare as compare_room
+from normfree.experiments import demo as room
+from normfree.experiments.demo import Demo, DemoSettings, page, run_demo, save
+from normfree.train import engine
+
+TINY = DemoSettings(
+    signal_model="wrn-40-1",
+    models=("resmlp-1-8", "resmlp-49-8"),
+    epochs=1,
+    lrs=(0.1, 0.01),
+    batch_model="resmlp-1-8",
+    batch_sizes=(64, 128),
+    batch_rates=(0.1,),
+    batch_held_out=0.9,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> Demo:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "write_curves", lambda *_: None)
+        found = run_demo(folder, TINY)
+    assert found is not None
+    return found
+
+
+def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("expected nothing to be computed again")
+
+    monkeypatch.setattr(compare_room, "fit", refuse)
+    monkeypatch.setattr(room, "measure_signal", refuse)
+    told: list[tuple[int, int]] = []
+    assert run_demo(folder, TINY, progress=lambda done, total, _: told.append((done, total))) == demo
+    assert told[-1] == (24, 24)  # 4 signals, 4·2·2 and 2·2 runs
+
+
+def test_demo_page_says_what_was_measured(demo: Demo) -> None:
+    shown = page(demo)
+    assert [len(section.panels) for section in shown.sections] == [2, 1, 1]
+    assert "100 layers" in shown.title
+    cards = {card.name: card for card in shown.cards}
+    assert list(cards) == ["fixup", "batchnorm", "sqrt_half", "he_in"]
+    assert (cards["he_in"].status, cards["he_in"].headline) == ("bad", "diverges at 100 layers")
+    last = next(p for p in demo.depth.points if (p.method, p.depth) == ("fixup", 100))
+    assert cards["fixup"].headline == f"{100 * last.test:.1f} % at 100 layers"
+    assert f"fixup {100 * last.test:.1f} %" in shown.sections[1].text[1]
+    assert "he_in diverges" in shown.sections[1].text[1]
+    two = {p.method: p.test for p in demo.batches[64].points}
+    assert f"batchnorm reaches {100 * two['batchnorm']:.1f} %" in shown.sections[2].text[0]
+
+
+def test_demo_signal_explodes_without_a_method(demo: Demo) -> None:
+    assert demo.forward["he_in"][-1] > 1e3
+    assert all(0.01 < value < 10 for value in demo.forward["fixup"])
+    assert all(map(math.isfinite, demo.backward["batchnorm"]))
+
+
+def test_demo_writes_one_page_and_its_picture(demo: Demo, tmp_path: Path) -> None:
+    written, picture = save(demo, tmp_path / "new")
+    assert written.read_text().startswith("<!doctype html>")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert {path.name for path in written.parent.iterdir()} == {"index.html", "demo.png"}

@@ -1,0 +1,93 @@
+"""Sections, levels, error bars and a logarithmic lower axis in a real Chromium: run with -m browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from normfree.report.page import Card, Page, Section, write_page
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.tables import Column, Table
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page as Tab
+
+pytestmark = pytest.mark.browser
+
+EVIL = "<script>alert(1)</script>"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+DEPTH = Panel(
+    f"accuracy {EVIL}",
+    (
+        Curve("fixup", (83.0, 84.0, 85.0), (10.0, 100.0, 1000.0), spread=(1.0, 0.0, 2.0)),
+        Curve(EVIL, (80.0, 10.0, 10.0), (10.0, 100.0, 1000.0), crossed=(1, 2)),
+    ),
+    y_label="test accuracy in %",
+    x_label="layers",
+    log_y=False,
+    log_x=True,
+    levels=(Level(f"linear {EVIL}", 83.5), Level("chance", 10.0)),
+)
+REPORT = Page(
+    "Demo",
+    cards=(Card(EVIL, "bad", "diverges"),),
+    sections=(
+        Section(f"signal {EVIL}", (f"text {EVIL}",), (Panel("variance", (Curve("fixup", (1.0, 2.0)),)),)),
+        Section("depth", panels=(DEPTH,), tables=(Table("numbers", (Column(EVIL),), ((EVIL,),)),)),
+    ),
+)
+
+
+@pytest.fixture(params=[390, 1200])
+def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
+    """The report at the width of a phone and of a screen; without an error, a dialog or a request at the end."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+    write_page(REPORT, tmp_path / "report.html")
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = browser.new_page(viewport={"width": request.param, "height": 900})
+        opened.on("console", lambda message: wrong.append(message.text))
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        opened.on("request", lambda r: r.url.startswith(("file:", "blob:")) or wrong.append(r.url))
+        opened.goto((tmp_path / "report.html").as_uri())
+        yield opened
+        browser.close()
+    assert not wrong
+
+
+def test_sections_show_names_as_text(tab: Tab) -> None:
+    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth"]
+    assert tab.locator(".part .lead").text_content() == f"text {EVIL}"
+    assert tab.locator(".part td").first.text_content() == EVIL
+    assert tab.locator(".level-name").all_text_contents() == [f"linear {EVIL}", "chance"]
+    assert tab.locator(".entry span").all_text_contents() == ["fixup", EVIL]
+    assert tab.locator("script").count() == 2
+    assert tab.evaluate("document.documentElement.scrollWidth") <= (tab.viewport_size or {})["width"]
+
+
+def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
+    chart = tab.locator(".chart svg").nth(1)
+    assert (chart.locator(".whisker").get_attribute("d") or "").count("V") == 2
+    assert (chart.locator(".cross").get_attribute("d") or "").count("m-5-5") == 2
+    line = chart.locator(".path").first.get_attribute("d") or ""
+    x = [float(point.split()[0]) for point in line.replace("L", "M").split("M")[1:]]
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.3)
+    assert {"10", "100", "1000"} <= set(chart.locator("text").all_text_contents())
+    chart.focus()
+    chart.press("ArrowRight")
+    assert "83 ± 1" in tab.locator("#tooltip").inner_text()
+    for key in ("ArrowDown", "ArrowRight"):
+        chart.press(key)
+    assert "10 ×" in tab.locator("#tooltip").inner_text()
+    tab.locator(".entry").nth(1).click()
+    assert chart.locator("g.curve").count() == 1
