@@ -28,16 +28,30 @@ class Position:
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight layer: its qualified name and whether an activation stands right before and right after it.
+    """One weight layer: where its weight is held, and whether an activation stands right before and right after it.
 
     `activated_in` is true when the layer's input comes out of an activation, whatever scalars, pooling or
     reshaping stand between; `activated_out` when everything that reads its output reads it through an activation
     before the next weight layer or sum.
+
+    The weight is the attribute `parameter` of the module `name`. It holds `parts` equal matrices, stacked along the
+    outputs (3 for a fused query, key and value), and is stored as (in, out) when `transposed`. A `gate` reaches the sum
+    only as a bounded factor (squeeze and excitation). The weight of a `tied` layer is an embedding's too.
     """
 
     name: str
     activated_in: bool = False
     activated_out: bool = False
+    parameter: str = "weight"
+    parts: int = 1
+    transposed: bool = False
+    gate: bool = False
+    tied: bool = False
+
+    @property
+    def path(self) -> str:
+        """The qualified name of the weight itself, a key of the model's parameters."""
+        return f"{self.name}.{self.parameter}" if self.name else self.parameter
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,10 @@ class Branch:
 
     The sum itself is addition number `addition` (from 0) in the forward pass of the module `home`; `branch_first` says
     whether the branch is the addition's first operand.
+
+    `m` is the branch's degree in its weights where that is not the number of its layers without gates. `entries` are
+    the layers that read the branch's input (query, key and value), `ends` those whose output is added to the shortcut;
+    where they are not given, the first layer and the last that is no gate.
     """
 
     name: str
@@ -56,6 +74,16 @@ class Branch:
     home: str = ""
     addition: int = 0
     branch_first: bool = False
+    m: int | None = None
+    entries: tuple[Layer, ...] = ()
+    ends: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            object.__setattr__(self, "entries", self.layers[:1])
+        if not self.ends:
+            straight = [layer for layer in self.layers if not layer.gate]
+            object.__setattr__(self, "ends", tuple(straight[-1:]) or self.layers[-1:])
 
     @property
     def place(self) -> str:
@@ -67,18 +95,18 @@ class Branch:
 
     @property
     def depth(self) -> int:
-        """The number of weight layers, m in Fixup's exponent."""
-        return len(self.layers)
+        """The branch's degree in its weights, m in Fixup's exponent: 4 for attention, 2 for two layers in a row."""
+        return sum(not layer.gate for layer in self.layers) if self.m is None else self.m
 
     @property
     def last(self) -> Layer:
-        """The weight layer whose output is added to the shortcut."""
+        """The weight layer whose output is added to the shortcut, the last one where there are several."""
         if not self.layers:
             raise ValueError(
                 f"branch '{self.name}' has no weight layer: expected at least one, got a removed branch; "
                 "use a method that does not touch branches here"
             )
-        return self.layers[-1]
+        return self.ends[-1]
 
 
 @dataclass(frozen=True)
@@ -86,13 +114,16 @@ class ResidualPlan:
     """The branches of a network in order of depth, and the weight layers outside them.
 
     `stem` comes before the first branch, `classifier` is the last layer, and `body` holds every other layer outside
-    the branches (all hidden layers of a plain, dense or highway network).
+    the branches (all hidden layers of a plain, dense or highway network). `aside` names the parameters of two or more
+    dimensions that multiply nothing: embeddings, tokens, position biases. `changes` is what a conversion has done.
     """
 
     branches: tuple[Branch, ...] = ()
     stem: tuple[Layer, ...] = ()
     body: tuple[Layer, ...] = ()
     classifier: tuple[Layer, ...] = ()
+    aside: tuple[str, ...] = ()
+    changes: Any = None
 
     @property
     def stage_sizes(self) -> tuple[int, ...]:
@@ -135,34 +166,71 @@ class ResidualPlan:
 
     def __str__(self) -> str:
         """A tree of stages, with runs of alike branches on one line."""
+        done = [] if self.changes is None else [str(self.changes)]
         if not self.branches:
-            return f"no residual branches, {sum(1 for _ in self.layers())} weight layers"
-        lines = [f"{len(self.branches)} residual branches in {len(self.stage_sizes)} stages"]
-        lines += [f"├─ stem        {layer.name}" for layer in self.stem]
-        for run in _runs(self.branches):
-            first, final = run[0], run[-1]
-            names = first.name if len(run) == 1 else f"{first.name} … {final.name}"
-            layers = ", ".join(layer.name.removeprefix(first.name + ".") for layer in first.layers) or "removed"
-            lines.append(f"├─ stage {first.position.stage}: {len(run)} × [{layers}] + {first.shortcut}  ({names})")
-        lines += [f"├─ body        {layer.name}" for layer in self.body]
-        lines += [f"└─ classifier  {layer.name}" for layer in self.classifier]
-        return "\n".join(lines)
+            return "\n".join([f"no residual branches, {sum(1 for _ in self.layers())} weight layers", *done])
+        stages = len(self.stage_sizes)
+        lines = [f"{len(self.branches)} residual branches in {stages} stage{'s' if stages > 1 else ''}"]
+        lines += [f"├─ stem        {_label(layer)}" for layer in self.stem]
+        for group in _groups(self.branches):
+            lines += group.lines()
+        lines += [f"├─ body        {_label(layer)}" for layer in self.body]
+        lines += [f"└─ classifier  {_label(layer)}" for layer in self.classifier]
+        return "\n".join([*lines, *done])
 
 
-def _runs(branches: Sequence[Branch]) -> list[list[Branch]]:
-    """Neighbours of one stage, with one kind of shortcut and one depth, together."""
-    runs: list[list[Branch]] = []
-    for branch in branches:
-        previous = runs[-1][-1] if runs else None
-        if previous and (previous.position.stage, previous.shortcut, previous.depth) == (
-            branch.position.stage,
-            branch.shortcut,
-            branch.depth,
-        ):
-            runs[-1].append(branch)
-        else:
-            runs.append([branch])
-    return runs
+@dataclass(frozen=True)
+class _Group:
+    """Neighbouring branches that repeat a pattern (attention, feed-forward) a number of times."""
+
+    pattern: Sequence[Branch]
+    times: int
+    last: Branch
+
+    def lines(self) -> list[str]:
+        """One line for a pattern of one branch; a line a branch under a heading for a longer one."""
+        first = self.pattern[0]
+        names = first.name if first is self.last else f"{first.name} … {self.last.name}"
+        head = f"├─ stage {first.position.stage}: {self.times} ×"
+        if len(self.pattern) == 1:
+            return [f"{head} {_describe(first)}  ({names})"]
+        return [f"{head} {len(self.pattern)} branches  ({names})", *[f"│     {_describe(b)}" for b in self.pattern]]
+
+
+def _describe(branch: Branch) -> str:
+    """The layers of a branch, m where it is not their number, and the shortcut."""
+    layers = ", ".join(_label(layer, branch.place) for layer in branch.layers) or "removed"
+    m = f" m = {branch.depth}" if branch.depth != len(branch.layers) else ""
+    return f"[{layers}]{m} + {branch.shortcut}"
+
+
+def _label(layer: Layer, place: str = "") -> str:
+    """A layer's name inside `place`, with what is unusual about its weight."""
+    path = layer.name if layer.parameter == "weight" else layer.path
+    marks = [f" ×{layer.parts}"] * (layer.parts > 1) + [" (gate)"] * layer.gate + [" (tied)"] * layer.tied
+    return path.removeprefix(f"{place}." if place else "") + "".join(marks)
+
+
+def _groups(branches: Sequence[Branch], longest: int = 4) -> list[_Group]:
+    """Split the branches into repeated patterns, at each place the one of at most `longest` that covers most."""
+    keys = [(b.position.stage, b.shortcut, b.depth, len(b.layers)) for b in branches]
+    groups: list[_Group] = []
+    start = 0
+    while start < len(keys):
+        covered = {period: _covered(keys, start, period) for period in range(1, longest + 1)}
+        period = max(covered, key=lambda p: (covered[p] if covered[p] > p else 1 / p, -p))
+        stop = start + max(covered[period], 1)
+        groups.append(_Group(branches[start : start + period], (stop - start) // period, branches[stop - 1]))
+        start = stop
+    return groups
+
+
+def _covered(keys: Sequence[object], start: int, period: int) -> int:
+    """How many places from `start` on repeat the first `period` of them, in whole periods."""
+    stop = start + period
+    while stop < len(keys) and keys[stop] == keys[stop - period]:
+        stop += 1
+    return (min(stop, len(keys)) - start) // period * period
 
 
 def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[Position, ...]:

@@ -201,6 +201,9 @@ class OnlyExcitation(Toy):
 def test_squeeze_and_excitation_belongs_to_the_branch() -> None:
     plan = plan_of(SqueezeAndExcitation())
     assert layer_names(plan) == [(["first", "second", "third"], "identity", [])]
+    (branch,) = plan.branches
+    assert [layer.gate for layer in branch.layers] == [False, True, True]
+    assert (branch.last.name, branch.depth) == ("first", 1)
     assert not plan_of(OnlyExcitation()).branches
 
 
@@ -311,17 +314,94 @@ def test_subsampled_shortcut_is_told_from_an_identity() -> None:
     assert plan.branches[0].position.transition
 
 
+class TwoArguments(Toy):
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        x = self.stem(x)
+        return self.classifier(x + self.first(x) if scale is None else scale * x + self.first(x))
+
+
+def test_example_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
+    x, scale = torch.zeros(2, 4), torch.ones(4)
+    model = TwoArguments()
+    alone = discover(model, x)
+    assert alone == discover(model, (x,)) == discover(model, {"x": x}) == discover(model, x=x)
+    gated = discover(model, x, scale)
+    assert gated == discover(model, (x, scale)) == discover(model, {"x": x, "scale": scale})
+    assert alone.branches
+    assert not gated.branches  # control: the second argument was passed, and gates the shortcut
+
+
+class SideBySide(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.third(x)
+        return x + (self.first(y) + self.second(torch.relu(y)))
+
+
+def test_layers_side_by_side_on_one_shortcut_are_one_branch() -> None:
+    (branch,) = plan_of(SideBySide()).branches
+    assert [layer.name for layer in branch.layers] == ["third", "first", "second"]
+    assert [layer.name for layer in branch.entries] == ["third"]
+    assert [layer.name for layer in branch.ends] == ["first", "second"]
+    assert (branch.shortcut, branch.depth) == ("identity", 2)
+
+
+class ViewedShortcut(Toy):
+    def middle(self, x: Tensor) -> Tensor:
+        return x.view(2, 2, 2).reshape(2, 4) + self.first(x)
+
+
+def test_shortcut_that_only_changes_its_view_is_an_identity() -> None:
+    assert layer_names(plan_of(ViewedShortcut())) == [(["first"], "identity", [])]
+
+
 # What discovery must not do.
 
 
 class Branching(Toy):
     def middle(self, x: Tensor) -> Tensor:
-        return x + self.first(x) if float(x.sum()) > 0 else x
+        return x + self.first(x) if x.sum().item() > 0 else x
 
 
-def test_model_that_needs_values_gets_one_clear_error() -> None:
+def test_model_that_needs_values_is_run_on_them() -> None:
+    """The example decides which way the model takes, and only that way is found."""
+    model = Branching()
+    with torch.no_grad():
+        model.stem.weight.zero_()
+        model.stem.bias.fill_(1.0)
+    assert layer_names(plan_of(model)) == [(["first"], "identity", [])]
+    with torch.no_grad():
+        model.stem.bias.fill_(-1.0)
+    assert not plan_of(model).branches
+    assert not any(hooks(model))
+
+
+class Counting(Branching):
+    """Moves a buffer and draws a random number at every pass, and looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().middle(nn.functional.dropout(x, 0.5))
+
+
+def test_run_on_values_leaves_the_model_and_the_random_state_as_they_were() -> None:
+    model, x, state = Counting(), torch.randn(2, 4, generator=torch.Generator().manual_seed(0)), torch.get_rng_state()
+    before = x.clone()
+    discover(model, x)
+    assert model.calls == 0
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    model(x)  # control: a plain pass changes both
+    assert model.calls == 1
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_model_that_needs_values_and_gets_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Branching stopped.*ResidualPlan") as caught:
-        plan_of(Branching())
+        discover(Branching(), torch.zeros(2, 4, device="meta"))
     assert caught.value.__cause__ is not None
 
 
@@ -362,7 +442,7 @@ def test_discovery_leaves_the_model_as_it_was(method: str, training: bool) -> No
 
 
 def test_failed_discovery_leaves_no_hooks() -> None:
-    model = Branching()
-    with pytest.raises(ValueError, match="stopped"):
-        plan_of(model)
-    assert not any(hooks(model))
+    for model, x in ((Branching(), torch.zeros(2, 4, device="meta")), (Identity(), torch.zeros(2, 5))):
+        with pytest.raises(ValueError, match="stopped"):
+            discover(model, x)
+        assert not any(hooks(model))

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from math import prod
 from typing import Any
 
 from torch import nn
 
-from normfree.graph.record import Node, record
+from normfree.graph.flow import Flow, Node
+from normfree.graph.fused import parts
+from normfree.graph.record import record
 from normfree.graph.residuals import Meeting, meetings
-from normfree.plan import Branch, Layer, ResidualPlan, positions
+from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
+
+Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """Find the residual branches of a model nobody has described; the arguments are an example input it accepts.
 
+    One argument may be the whole example: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+
     A sum is residual when its operands meet again at a latest common ancestor; it is classed as identity, subsample,
-    projection or parallel. A stage ends where the shape of the sums changes. The model is left as it was, and nothing
-    is computed: shapes come from meta tensors.
+    projection or parallel. A stage ends where the resolution or width of the sums changes. The model is left as it was,
+    and nothing is computed, unless it looks at values: shapes come from meta tensors.
 
     >>> from normfree.models import build
     >>> import torch
@@ -27,32 +34,75 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
 
     Raises `ValueError` when the model does not run on such an input.
     """
+    args, kwargs = _arguments(args, kwargs)
     flow = record(model, *args, **kwargs)
-    before, after = activated(flow), read_through_activation(flow)
-
-    def layers(nodes: Sequence[Node]) -> tuple[Layer, ...]:
-        return tuple(Layer(n.name, all(before[source] for source in n.inputs), after[n]) for n in nodes)
-
-    sums = meetings(flow)
-    changes = [m.ancestor.shape != m.node.shape for m in sums]
-    placed = positions(_stages(sums), changes)
+    layers = _layer_reader(model, flow)
+    sums = meetings(flow.nodes)
+    placed = positions(_stages(sums), [_changes_shape(m) for m in sums])
     branches = tuple(
-        Branch(
-            name,
-            position,
-            layers(m.branch),
-            m.kind,
-            layers(m.shortcut),
-            home=m.node.home,
-            addition=m.node.ordinal,
-            branch_first=m.branch_first,
-        )
-        for name, position, m in zip(_names(sums), placed, sums, strict=True)
+        _branch(name, position, m, layers) for name, position, m in zip(_names(sums), placed, sums, strict=True)
     )
     inside = {node for m in sums for node in (*m.branch, *m.shortcut)}
-    outside = [node for node in flow if node.kind == "weight" and node not in inside]
-    stem, body, classifier = _split(outside, sums)
-    return ResidualPlan(branches, layers(stem), layers(body), layers(classifier))
+    outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
+    stem, body, classifier = (layers(nodes, frozenset()) for nodes in _split(outside, sums))
+    aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
+    return ResidualPlan(branches, stem, body, classifier, aside)
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments, of which one alone may hold all."""
+    if len(args) == 1 and not kwargs:
+        if isinstance(args[0], Mapping):
+            return (), dict(args[0])
+        if isinstance(args[0], tuple):
+            return args[0], {}
+    return args, kwargs
+
+
+def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
+    """Turns nodes into the layers of a plan; a node that multiplies by several parameters at once gives several."""
+    before, after = activated(flow.nodes), read_through_activation(flow.nodes)
+    modules = dict(model.named_modules())
+    paths = {id(p): path for path, p in model.named_parameters()}
+
+    def is_tied(module: str, parameter: str) -> bool:
+        path = paths.get(id(getattr(modules[module], parameter, None)), "")
+        return "embedding" in flow.weights.uses.get(path, ())
+
+    def layers(nodes: Sequence[Node], gates: Set[Node]) -> tuple[Layer, ...]:
+        return tuple(
+            Layer(
+                weight.module,
+                activated_in=all(before[source] for source in node.inputs),
+                activated_out=after[node],
+                parameter=weight.parameter,
+                parts=weight.parts if weight.parts > 1 or len(node.weights) > 1 else parts(node),
+                transposed=weight.transposed,
+                gate=node in gates,
+                tied=is_tied(weight.module, weight.parameter),
+            )
+            for node in nodes
+            for weight in node.weights
+        )
+
+    return layers
+
+
+def _branch(name: str, position: Position, m: Meeting, layers: Layers) -> Branch:
+    own = layers(m.branch, m.gates)
+    return Branch(
+        name,
+        position,
+        own,
+        m.kind,
+        layers(m.shortcut, frozenset()),
+        home=m.node.home,
+        addition=m.node.ordinal,
+        branch_first=m.node.first_operand is m.end,
+        m=m.degree if m.degree != sum(not layer.gate for layer in own) else None,
+        entries=layers([n for n in m.branch if n in m.entries], m.gates),
+        ends=layers([n for n in m.branch if n in m.ends], m.gates),
+    )
 
 
 def activated(flow: Sequence[Node]) -> dict[Node, bool]:
@@ -91,16 +141,35 @@ def _names(sums: Sequence[Meeting]) -> list[str]:
 
 
 def _stages(sums: Sequence[Meeting]) -> list[int]:
-    """The number of sums of each stage: neighbours of one shape."""
+    """The number of sums of each stage: neighbours of one resolution and width.
+
+    The length of a sequence is no resolution: encoder and decoder of a transformer are one stage.
+    """
     sizes: list[int] = []
-    previous = None
+    previous: Meeting | None = None
     for m in sums:
-        if m.node.shape == previous:
+        if previous and _resolution(previous, m) == _resolution(m, previous):
             sizes[-1] += 1
         else:
             sizes.append(1)
-        previous = m.node.shape
+        previous = m
     return sizes
+
+
+def _resolution(m: Meeting, other: Meeting) -> tuple[int, ...]:
+    """The shape of a sum as far as it can be compared with another's: the width only where either is a sequence."""
+    return m.node.shape[-1:] if _is_sequence(m) or _is_sequence(other) else m.node.shape
+
+
+def _is_sequence(m: Meeting) -> bool:
+    """Whether a sum has the shape (batch, length, width)."""
+    return len(m.node.shape) == 3 and not any(w.convolution for end in m.ends for w in end.weights)
+
+
+def _changes_shape(m: Meeting) -> bool:
+    """Whether resolution or width change between the start of a branch and the sum; another view is no change."""
+    start, end = m.ancestor.shape, m.node.shape
+    return start != end if len(start) == len(end) else prod(start) != prod(end)
 
 
 def _split(outside: Sequence[Node], sums: Sequence[Meeting]) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:

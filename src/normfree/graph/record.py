@@ -1,201 +1,216 @@
 """The data flow of any model, recorded while it runs on meta tensors: shapes come out, nothing is computed.
 
 Every call of a weight layer, activation or other leaf module is one node, and so is every function of tensors outside
-them. No tracing or export is needed, so that whatever runs can be recorded.
+them. No tracing or export is needed, so that whatever runs can be recorded. A model that looks at values is recorded
+on a copy that has them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from normfree.nn.normalizers import ACTIVATION_TYPES
+from normfree.graph.attention import attend
+from normfree.graph.flow import Flow, tensors_of
+from normfree.graph.flow import Node as Node
+from normfree.graph.functions import ADDITIONS as ADDITIONS
+from normfree.graph.functions import (
+    ATTENTION,
+    LIKE_ANOTHER,
+    MATRIX_PRODUCTS,
+    MULTIHEAD_ATTENTION,
+    PRODUCTS,
+    VALUELESS,
+    NodeKind,
+    kind_of,
+    name_of,
+)
+from normfree.graph.weights import Weight, Weights
+from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import WEIGHT_LAYERS
 
-NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
-
-ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
-_PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
-_SCALINGS = _PRODUCTS | {"div", "div_", "__truediv__", "__itruediv__", "to", "dropout", "contiguous", "clone"}
-_ACTIVATIONS = frozenset(
-    [
-        "relu",
-        "relu_",
-        "sigmoid",
-        "sigmoid_",
-        "tanh",
-        "tanh_",
-        "selu",
-        "gelu",
-        "silu",
-        "elu",
-        "leaky_relu",
-        "relu6",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "softplus",
-        "mish",
-        "softmax",
-    ]
-)
 _PASSING = (ScalarBias, ScalarMultiplier, nn.Identity, nn.Dropout, nn.AlphaDropout)
-
-
-@dataclass(eq=False)
-class Node:
-    """One step of the signal: a leaf module's call or a function of tensors that depend on the input.
-
-    `name` is the module's qualified name, or the function's; `home` is the module in whose forward pass it stands and
-    `ordinal` the number of an addition among all that home's additions.
-    """
-
-    index: int
-    kind: NodeKind
-    name: str
-    inputs: tuple[Node, ...]
-    shape: tuple[int, ...]
-    home: str = ""
-    ordinal: int = -1
-    first_operand: Node | None = None
-    users: list[Node] = field(default_factory=list, repr=False)
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
 class _Recorder(TorchFunctionMode):
     """Writes down every function call outside leaf modules; hooks write down the leaf modules themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, flow: Flow) -> None:
         super().__init__()
-        self.nodes: list[Node] = []
-        self.homes: list[str] = []
-        self.inside_leaf = 0
-        self._latest: dict[int, Node] = {}
-        self._alive: list[Tensor] = []  # an id is only good as long as its tensor lives; meta tensors cost nothing
+        self.flow = flow
+        self._inside_leaf = 0
         self._additions: Counter[str] = Counter()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.inside_leaf:
+        if self._inside_leaf:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        operands = self.nodes_of((args, kwargs))
-        first = self.nodes_of(args[:1])
-        home = self.homes[-1] if self.homes else ""
+        flow, name = self.flow, name_of(func)
+        tensors = tensors_of((args, kwargs))
+        if name in LIKE_ANOTHER:
+            tensors = tensors[:1]
+        operands = flow.read(tensors)
+        first = next(iter(flow.read(tensors_of(args[:1]))), None)
         ordinal = -1
         if name in ADDITIONS:
-            ordinal = self._additions[home]
-            self._additions[home] += 1
+            ordinal = self._additions[flow.home]
+            self._additions[flow.home] += 1
         out = func(*args, **kwargs)
-        if operands:
-            self.add(_function_kind(name, operands), name, operands, out, ordinal, first[0] if first else None)
+        if name in VALUELESS:
+            return out
+        if not operands:
+            flow.weights.derive(name, tensors, out)
+        elif name == MULTIHEAD_ATTENTION:
+            attend(flow, args, kwargs, out)
+        elif weights := flow.weights.meet(name, args, tensors):
+            flow.add("weight", name, operands, out, weights=weights)
+        else:
+            distinct = [node.shape for node in dict.fromkeys(operands)]
+            flow.add(
+                kind_of(name, distinct),
+                "select" if name == "__getitem__" and _has_number(args[1]) else name,
+                operands,
+                args[0] if name == "__setitem__" else out,  # which writes in place and returns nothing
+                ordinal=ordinal,
+                first_operand=first,
+                factors=self._factors(name, tensors),
+            )
         return out
 
-    def nodes_of(self, tree: Any) -> tuple[Node, ...]:
-        """The distinct nodes of the tensors in a tree of arguments."""
-        found = (self._latest.get(id(leaf)) for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-        return tuple(dict.fromkeys(node for node in found if node is not None))
-
-    def add(
-        self,
-        kind: NodeKind,
-        name: str,
-        inputs: tuple[Node, ...],
-        out: Any,
-        ordinal: int = -1,
-        first: Node | None = None,
-    ) -> None:
-        """A node for each tensor that a call puts out."""
-        for tensor in (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)):
-            home = self.homes[-1] if self.homes else ""
-            node = Node(len(self.nodes), kind, name, inputs, tuple(tensor.shape), home, ordinal, first)
-            for source in inputs:
-                source.users.append(node)
-            self.nodes.append(node)
-            self._latest[id(tensor)] = node
-            self._alive.append(tensor)
+    def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
+        """The operands that a function multiplies with one another; the mask of an attention is only added."""
+        if name in PRODUCTS or name in MATRIX_PRODUCTS:
+            return self.flow.read(tensors)
+        return self.flow.read(tensors[:3]) if name == ATTENTION else ()
 
     def hooks(self, name: str, module: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
         """Follow the calls of one module."""
-        leaf = _is_leaf(module)
+        leaf = is_leaf(module)
         kind = _module_kind(module)
+        flow = self.flow
 
         def enter(_module: nn.Module, _args: Any) -> None:
-            self.homes.append(name)
-            self.inside_leaf += leaf
+            flow.homes.append(name)
+            self._inside_leaf += leaf
 
-        def leave(_module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            self.homes.pop()
-            self.inside_leaf -= leaf
-            if leaf and not self.inside_leaf:
-                inputs = self.nodes_of((args, kwargs))
-                if inputs:
-                    self.add(kind, name, inputs, out)
+        def leave(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+            flow.homes.pop()
+            self._inside_leaf -= leaf
+            if not leaf or self._inside_leaf:
+                return
+            inputs = flow.read(tensors_of((args, kwargs)))
+            weighted = kind == "weight" and bool(inputs)
+            flow.weights.use(
+                module.parameters(), "weight" if weighted else "embedding" if isinstance(module, _LOOKUPS) else "beside"
+            )
+            if inputs:
+                weights = (Weight(name, convolution=not isinstance(module, nn.Linear)),) if weighted else ()
+                flow.add(kind, name, inputs, out, function=type(module).__name__.lower(), weights=weights)
 
         return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, with_kwargs=True)]
 
 
-def record(model: nn.Module, *args: Any, **kwargs: Any) -> list[Node]:
+def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
     """Run `model` on meta copies of its parameters and inputs and return the flow, in the order it ran.
 
-    The model is left as it was: parameters, buffers, hooks, modes and the random state. Raises `ValueError` when its
-    forward pass fails on tensors without values.
+    Where that fails, because the model looks at values, a copy of it runs on the example itself. The model is left as
+    it was: parameters, buffers, hooks, modes and the random state. Raises `ValueError` when both fail.
     """
-    recorder = _Recorder()
+    try:
+        return _record_meta(model, args, kwargs)
+    except Exception as without_values:  # whatever the model's own code raises
+        try:
+            return _record_values(model, args, kwargs)
+        except Exception as error:
+            # On an example without values the second run says nothing new.
+            cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
+            raise ValueError(
+                f"expected a model that runs on tensors without values, but {type(model).__name__} stopped: {cause}; "
+                "check the example's shape, or pass a hand-written ResidualPlan"
+            ) from cause
+
+
+def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     state = {name: t.to("meta") for name, t in [*model.named_parameters(), *model.named_buffers()]}
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    for tensor in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
-        recorder.add("input", "input", (), tensor)
-    with _hooked(recorder, model), torch.no_grad(), recorder:
-        try:
-            torch.func.functional_call(model, state, args, kwargs)
-        except Exception as error:  # whatever the model's own code raises
-            raise ValueError(
-                f"expected a model that runs on tensors without values, but {type(model).__name__} stopped: {error}; "
-                "check the example's shape, or pass a hand-written ResidualPlan"
-            ) from error
-    return recorder.nodes
+    parameters = {name: state[name] for name, _ in model.named_parameters()}
+    with _recording(model, parameters, (args, kwargs)) as flow:
+        torch.func.functional_call(model, state, args, kwargs)
+    return flow
+
+
+def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+    if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
+        raise ValueError("a model or example without values")
+    twin = deepcopy(model)
+    args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
+    devices = {t.device for t in (*twin.parameters(), *tensors_of((args, kwargs))) if t.device.type == "cuda"}
+    with (
+        torch.random.fork_rng(devices=devices),
+        _recording(twin, dict(twin.named_parameters()), (args, kwargs)) as flow,
+    ):
+        twin(*args, **kwargs)
+    return flow
 
 
 @contextmanager
-def _hooked(recorder: _Recorder, model: nn.Module) -> Iterator[None]:
+def _recording(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any) -> Iterator[Flow]:
+    """The flow that fills while the model runs on these inputs."""
+    flow = Flow(Weights(parameters))
+    flow.add("input", "input", (), inputs)
+    recorder = _Recorder(flow)
     handles = [handle for name, module in model.named_modules() for handle in recorder.hooks(name, module)]
     try:
-        yield
+        with torch.no_grad(), recorder:
+            yield flow
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    """A module of torch or of ours without children: what happens inside it is its own affair."""
+def is_leaf(module: nn.Module) -> bool:
+    """Whether what happens inside a module is its own affair: weight layers, activations, normalizers, parts of torch.
+
+    A part of torch that holds matrices and is none of these (a transposed convolution, a recurrent layer) is looked
+    into, so that its weights are found or named as unaccounted for.
+    """
+    if isinstance(module, (*WEIGHT_LAYERS, *ACTIVATION_TYPES)):
+        return True
+    if next(module.children(), None) is not None:
+        return False
+    if isinstance(module, (*NORM_TYPES, *_LOOKUPS)) or _is_activation(module):
+        return True
+    matrices = any(p.dim() >= 2 for p in module.parameters())
     known = type(module).__module__.startswith(("torch.nn.", "normfree.nn."))
-    return isinstance(module, (*WEIGHT_LAYERS, *ACTIVATION_TYPES)) or (known and next(module.children(), None) is None)
+    return not matrices and (known or "norm" in type(module).__name__.lower())
+
+
+def _is_activation(module: nn.Module) -> bool:
+    """An activation of torch, or of a library that keeps its own in a file named so."""
+    library = type(module).__module__.rpartition(".")[2].startswith("activation")
+    return isinstance(module, ACTIVATION_TYPES) or (library and next(module.children(), None) is None)
+
+
+def _has_number(index: Any) -> bool:
+    """Whether an index takes one place of a dimension, and so the dimension away."""
+    return any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,)))
 
 
 def _module_kind(module: nn.Module) -> NodeKind:
     if isinstance(module, WEIGHT_LAYERS):
         return "weight"
-    if isinstance(module, ACTIVATION_TYPES):
+    if _is_activation(module):
         return "activation"
     return "scaling" if isinstance(module, _PASSING) else "other"
-
-
-def _function_kind(name: str, operands: tuple[Node, ...]) -> NodeKind:
-    if name in _ACTIVATIONS:
-        return "activation"
-    if len(operands) == 2 and name in ADDITIONS and operands[0].shape == operands[1].shape:
-        return "sum"
-    if len(operands) == 2 and name in _PRODUCTS:
-        return "gate"
-    return "scaling" if len(operands) == 1 and name in _SCALINGS else "other"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from normfree.graph.record import Node
+from normfree.graph.degree import degree, growing_factors
+from normfree.graph.flow import Node
 from normfree.plan import ShortcutKind
 
 
@@ -14,7 +15,8 @@ from normfree.plan import ShortcutKind
 class Meeting:
     """A residual sum: where its operands part, the weight layers on the branch and on the shortcut, and its class.
 
-    `branch_first` says whether the first operand of the addition is the branch.
+    `end` is the operand of the addition that is the branch. Of the branch's layers, `entries` read what it starts from,
+    `ends` are added to the shortcut, and `gates` reach the sum only as bounded factors.
     """
 
     node: Node
@@ -22,43 +24,104 @@ class Meeting:
     branch: tuple[Node, ...]
     shortcut: tuple[Node, ...]
     kind: ShortcutKind
-    branch_first: bool
+    end: Node
+    degree: int
+    entries: frozenset[Node]
+    ends: frozenset[Node]
+    gates: frozenset[Node]
 
 
 def meetings(flow: Sequence[Node]) -> list[Meeting]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it.
+    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it. But layers
+    side by side that are added to one shortcut together are one branch of it.
     """
     found: list[Meeting] = []
     claimed: set[Node] = set()
+    shortcuts: dict[Node, Node] = {}
     for node in flow:
-        meeting = _meet(node, claimed) if node.kind == "sum" else None
+        meeting = _meet(node, claimed, shortcuts) if node.kind == "sum" else None
         if meeting:
             found.append(meeting)
             claimed.update(meeting.branch, meeting.shortcut)
+            shortcuts[node] = node.inputs[node.inputs[0] is meeting.end]
     return found
 
 
-def _meet(node: Node, claimed: set[Node]) -> Meeting | None:
+def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Meeting | None:
     ancestor, sides = _latest_common_ancestor(*node.inputs)
     if ancestor is None:
         return None
-    layers = [
-        sorted((n for n in side if n.kind == "weight" and n not in claimed), key=lambda n: n.index) for side in sides
-    ]
+    layers = [_layers(side, claimed) for side in sides]
     shortcut = 0 if len(layers[0]) < len(layers[1]) else 1
-    branch = layers[1 - shortcut]
+    branch, side, end = layers[1 - shortcut], sides[1 - shortcut], node.inputs[1 - shortcut]
     if not branch or any(n.kind == "gate" for n in sides[shortcut]):
         return None  # nothing learnable is added, or the shortcut is gated: a highway
+    if layers[shortcut] and _is_part_of_a_branch(node):
+        return None
     if len(layers[0]) == len(layers[1]):
         kind: ShortcutKind = "parallel"
     elif layers[shortcut]:
         kind = "projection"
     else:
         kind = "identity" if all(n.kind == "scaling" for n in sides[shortcut]) else "subsample"
-    branch_first = node.first_operand is node.inputs[1 - shortcut]
-    return Meeting(node, ancestor, tuple(branch), tuple(layers[shortcut]), kind, branch_first)
+    own, inside = set(branch), set(side)
+    gates = own - _walk_back(end, inside)
+    if own == gates:
+        return None  # the signal is modulated, nothing is added to it
+    return Meeting(
+        node,
+        ancestor,
+        tuple(branch),
+        tuple(layers[shortcut]),
+        kind,
+        end=end,
+        degree=degree(end, side, lambda n: n in own, shortcuts),
+        entries=frozenset(_entries(ancestor, side, own)),
+        ends=frozenset(own & _walk_back(end, inside, stops=own)),
+        gates=frozenset(gates),
+    )
+
+
+def _layers(side: Sequence[Node], claimed: set[Node]) -> list[Node]:
+    return sorted((n for n in side if n.kind == "weight" and n not in claimed), key=lambda n: n.index)
+
+
+def _is_part_of_a_branch(node: Node) -> bool:
+    """Whether a sum of layers goes straight, and only, into a sum with a shortcut that has none."""
+    while len(node.users) == 1 and node.users[0].kind == "scaling":
+        node = node.users[0]
+    if len(node.users) != 1 or node.users[0].kind != "sum":
+        return False
+    outer = node.users[0]
+    ancestor, sides = _latest_common_ancestor(*outer.inputs)
+    other = sides[outer.inputs[0] is node]
+    return ancestor is not None and not _layers(other, set())
+
+
+def _entries(ancestor: Node, side: Sequence[Node], own: set[Node]) -> set[Node]:
+    """The layers that read the ancestor with no other layer of the branch between."""
+    reading = {ancestor}
+    for node in sorted(side, key=lambda n: n.index):
+        if any(source in reading and source not in own for source in node.inputs):
+            reading.add(node)
+    return reading & own
+
+
+def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> set[Node]:
+    """The nodes of `side` that `end` depends on other than through bounded factors, up to the first of `stops`."""
+    seen: set[Node] = set()
+    stack = [end]
+    while stack:
+        node = stack.pop()
+        if node in seen or node not in side:
+            continue
+        seen.add(node)
+        if node not in stops:
+            dropped = set(node.factors) - set(growing_factors(node))
+            stack += [source for source in node.inputs if source not in dropped]
+    return seen
 
 
 def _latest_common_ancestor(left: Node, right: Node) -> tuple[Node | None, tuple[list[Node], list[Node]]]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from normfree.methods.record import EVERY_SKIP, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.nn.weight import set_weight_
 
 
 @dataclass
@@ -49,8 +48,8 @@ def calibrate_(site: Site, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> 
 
 
 def _lsuv_(site: Site) -> None:
-    for _, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.orthogonal(module))
+    for layer in site.plan.hidden():
+        site.set_(layer, site.orthogonal(layer))
 
     def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
         std = out.std(unbiased=False).clamp_min(1e-6)

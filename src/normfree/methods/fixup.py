@@ -5,25 +5,37 @@ from __future__ import annotations
 from normfree import theory
 from normfree.methods.record import NONE, ONE, Law, Method, Rule, ScalarRate
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans, gain
-from normfree.nn.weight import set_weight_
+from normfree.methods.site import Site, gain
+from normfree.plan import Layer
 
 
 def _fixup_(site: Site, scale: float) -> None:
-    """Rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, the last layers and the classifier 0."""
+    """Rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, the last layers and the classifier 0.
+
+    What the paper's networks do not have, a second layer in the stem, layers between stages and bounded gates, gets He
+    fan-out without the factor, as shortcuts do.
+    """
     plan = site.plan
-    for _, module in site.each(plan.stem):
-        site.default_(module)
+
+    def he_(layer: Layer, factor: float = 1.0) -> None:
+        site.set_(layer, site.normal(layer, gain(layer) / site.fans(layer)[1]).mul_(factor))
+
+    for layer in plan.stem[:1]:
+        site.default_(layer)
+    for layer in plan.stem[1:]:
+        he_(layer)
     for branch in plan.branches:
-        for layer, module in site.each(branch.shortcut_layers):
-            set_weight_(module, site.normal(module, gain(layer) / fans(module)[1]))
-        for layer, module in site.each(branch.layers[:-1]):
-            std = scale * theory.fixup_scale(len(plan.branches), branch.depth)
-            set_weight_(module, site.normal(module, gain(layer) / fans(module)[1]).mul_(std))
-        for _, module in site.each(branch.layers[-1:]):
-            set_weight_(module, module.weight.new_zeros(module.weight.shape))
-    for _, module in site.each(plan.classifier):
-        set_weight_(module, module.weight.new_zeros(module.weight.shape))
+        for layer in branch.shortcut_layers:
+            he_(layer)
+        for layer in branch.layers:
+            if layer in branch.ends:
+                site.zero_(layer)
+            else:
+                he_(layer, 1.0 if layer.gate else scale * theory.fixup_scale(len(plan.branches), branch.depth))
+    for layer in plan.body:
+        he_(layer)
+    for layer in plan.classifier:
+        site.zero_(layer)
 
 
 @register

@@ -11,7 +11,7 @@ from normfree.methods.site import Site
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight import weight_kind
+from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
 from normfree.plan import ResidualPlan
 
 
@@ -27,6 +27,7 @@ def initialize_(
     """Initialize `model` by `method` in place, on the branches that `plan` names (default: the model's own plan).
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
+    Embeddings, and layers that share their weight, are left alone.
     Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
     data-driven methods.
 
@@ -54,9 +55,7 @@ def initialize_(
         residual = site.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
-    for _, module in site.each(plan.layers()):
-        if module.bias is not None:
-            module.bias.zero_()
+    site.zero_biases_()
     method.initializer(site)
     return model
 
@@ -76,8 +75,12 @@ def _check(site: Site, method: Method) -> None:
                 f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
                 f"shape {tuple(values.shape)} without them; pass example=a batch of the training data"
             )
-    for _ in site.each(site.plan.layers()):
-        pass  # raises for a layer that the model does not have
+    for layer, held in site.each(site.plan.layers()):  # raises for a layer that the model does not have
+        if method.needs_example and not isinstance(held, WEIGHT_LAYERS):
+            raise ValueError(
+                f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
+                f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
+            )
     named = {branch.name for branch in site.plan.branches}
     for name, module in site.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:

@@ -23,11 +23,16 @@ from normfree import theory
 from normfree.methods.record import SQRT_HALF, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site, gain, standardized
-from normfree.nn.weight import set_weight_
 from normfree.plan import Layer
 
 
 def _isograd_(site: Site) -> None:
+    for layer, module in site.each(site.plan.layers()):
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            raise ValueError(
+                f"isograd follows the gradient through convolutions and linear layers, got {type(module).__name__} at "
+                f"'{layer.name}'; use 'fixup' for this model"
+            )
     sizes = _spatial_sizes(site)
     half = 0.5  # c² of the sum
     variances: dict[str, float] = {}
@@ -47,8 +52,8 @@ def _isograd_(site: Site) -> None:
         # Pooling may stand between the stem and the first block; then its map is not known and taken as flat.
         v = v if v.shape == sizes[layer.name][1] else np.ones(sizes[layer.name][1])
         v = back([layer], v)
-    for layer, module in site.each(site.plan.hidden()):
-        set_weight_(module, standardized(site.normal(module), variances[layer.name]))
+    for layer in site.plan.hidden():
+        site.set_(layer, standardized(site.normal(layer), variances[layer.name]))
     site.default_classifier_()
 
 

@@ -9,7 +9,6 @@ from normfree.methods.record import EVERY_SKIP, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
 from normfree.nn.normalizers import SURVEY
-from normfree.nn.weight import set_weight_
 
 
 def _method(name: str, summary: str, reference: str) -> Method:
@@ -87,8 +86,8 @@ def spectralnorm() -> Method:
 
 
 def _normprop_(site: Site) -> None:
-    for _, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.normal(module))
+    for layer, module in site.each(site.plan.hidden()):
+        site.set_(layer, site.normal(layer))
         module.gain.fill_(1 / 1.21)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     site.default_classifier_()
 

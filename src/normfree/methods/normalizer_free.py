@@ -9,8 +9,7 @@ from normfree import theory
 from normfree.methods.plain import he_fan_in_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans
-from normfree.nn.weight import set_weight_
+from normfree.methods.site import Site
 from normfree.plan import Position
 
 
@@ -28,7 +27,7 @@ def _alpha(beta: float) -> Callable[[Position], float]:
 def _standardized_(site: Site) -> None:
     gamma = theory.variance_gain("relu") ** 0.5
     for layer, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.normal(module, 1.0 / fans(module)[0]))
+        site.set_(layer, site.normal(layer, 1.0 / site.fans(layer)[0]))
         module.gain.fill_(gamma if layer.activated_in else 1.0)  # type: ignore[operator]
     site.default_classifier_()
 

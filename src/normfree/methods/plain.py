@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from normfree.methods.record import EVERY_SKIP, Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans, gain
-from normfree.nn.weight import set_weight_
+from normfree.methods.site import Site, gain
 from normfree.plan import Layer
 
 
@@ -30,14 +29,14 @@ def he_fan_out_(site: Site) -> None:
 
 def draw_normal_(site: Site, variance: Callable[[Layer, int, int], float]) -> None:
     """Draw every layer but the classifier from N(0, variance(layer, fan_in, fan_out))."""
-    for layer, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.normal(module, variance(layer, *fans(module))))
+    for layer in site.plan.hidden():
+        site.set_(layer, site.normal(layer, variance(layer, *site.fans(layer))))
     site.default_classifier_()
 
 
 def _xavier_(site: Site) -> None:
-    for _, module in site.each(site.plan.layers()):
-        set_weight_(module, site.normal(module, 2.0 / sum(fans(module))))
+    for layer in site.plan.layers():
+        site.set_(layer, site.normal(layer, 2.0 / sum(site.fans(layer))))
 
 
 @register

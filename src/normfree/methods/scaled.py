@@ -105,8 +105,8 @@ def skipinit() -> Method:
 
 
 def _default_(site: Site) -> None:
-    for _, module in site.each(site.plan.layers()):
-        site.default_(module)
+    for layer in site.plan.layers():
+        site.default_(layer)
 
 
 @register

@@ -11,24 +11,23 @@ from dataclasses import replace
 from normfree import theory
 from normfree.methods.record import SQRT_HALF, Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans, gain, standardized
-from normfree.nn.weight import set_weight_
+from normfree.methods.site import Site, gain, standardized
 
 
 def _fan_out_(site: Site, shortcut_gain: float | None = None) -> None:
     shortcuts = {layer for branch in site.plan.branches for layer in branch.shortcut_layers}
-    for layer, module in site.each(site.plan.hidden()):
+    for layer in site.plan.hidden():
         gamma = shortcut_gain if shortcut_gain is not None and layer in shortcuts else gain(layer)
-        variance = gamma / fans(module)[1]
-        set_weight_(module, standardized(site.normal(module), variance))
+        variance = gamma / site.fans(layer)[1]
+        site.set_(layer, standardized(site.normal(layer), variance))
     site.default_classifier_()
 
 
 def _brock_(site: Site) -> None:
     gamma = theory.variance_gain("relu")
-    for layer, module in site.each(site.plan.hidden()):
-        variance = (gamma if layer.activated_in else 1.0) / fans(module)[0]
-        set_weight_(module, standardized(site.normal(module), variance, per_channel=True))
+    for layer in site.plan.hidden():
+        variance = (gamma if layer.activated_in else 1.0) / site.fans(layer)[0]
+        site.set_(layer, standardized(site.normal(layer), variance, per_channel=True))
     site.default_classifier_()
 
 

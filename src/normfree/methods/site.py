@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.nn.weight import WEIGHT_LAYERS, set_weight_
+from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -27,42 +29,89 @@ class Site:
         object.__setattr__(self, "modules", dict(self.model.named_modules()))
 
     def module(self, layer: Layer) -> nn.Conv2d | nn.Linear:
-        """The weight layer of that name; `ValueError` when the model has none."""
+        """The module that holds a layer's weight; `ValueError` when the model has none."""
         module = self.modules.get(layer.name)
-        if not isinstance(module, WEIGHT_LAYERS):
+        held = getattr(module, layer.parameter, None)
+        if not isinstance(held, Tensor) or held.dim() < 2 or isinstance(module, NORM_TYPES):
             got = "nothing" if module is None else type(module).__name__
             raise ValueError(f"expected a weight layer at '{layer.name}', got {got}; the plan is of another model")
-        return module  # type: ignore[return-value]  # Conv1d and Conv3d have the same fields
+        return module  # type: ignore[return-value]  # whatever holds a weight; Conv1d and Conv3d have the same fields
 
     def each(self, layers: Iterable[Layer]) -> Iterator[tuple[Layer, nn.Conv2d | nn.Linear]]:
         """Each layer with its module."""
         return ((layer, self.module(layer)) for layer in layers)
 
-    def normal(self, module: nn.Conv2d | nn.Linear, variance: float = 1.0) -> Tensor:
-        """A weight with independent N(0, variance) entries, drawn where the generator lives."""
-        device = self.generator.device if self.generator else "cpu"
-        draw = torch.empty(module.weight.shape, device=device).normal_(generator=self.generator)
-        return draw.mul_(variance**0.5)
+    def shape(self, layer: Layer) -> tuple[int, ...]:
+        """The shape of a layer's weight with the outputs first, however it is stored."""
+        first, *rest = getattr(self.module(layer), layer.parameter).shape
+        if not layer.transposed:
+            return (first, *rest)
+        return (rest[0], first, *rest[1:]) if self._convolves(layer) else (math.prod(rest), first)
 
-    def orthogonal(self, module: nn.Conv2d | nn.Linear) -> Tensor:
-        """A weight whose (rows, rest) matrix is orthogonal, from the Haar measure (QR with the signs corrected)."""
-        device = self.generator.device if self.generator else "cpu"
-        return nn.init.orthogonal_(torch.empty(module.weight.shape, device=device), generator=self.generator)
+    def fans(self, layer: Layer) -> tuple[int, int]:
+        """Fan-in and fan-out of a layer, k²·c and k²·d a group; of one part where it holds several."""
+        out, inputs, *kernel = self.shape(layer)
+        groups = getattr(self.module(layer), "groups", 1)
+        if layer.transposed:
+            out *= groups
+        else:
+            inputs *= groups
+        return theory.fan_in(inputs, kernel, groups), theory.fan_out(out // layer.parts, kernel, groups)
 
-    def default_(self, module: nn.Conv2d | nn.Linear) -> None:
+    def normal(self, layer: Layer, variance: float = 1.0) -> Tensor:
+        """A weight with independent N(0, variance) entries, outputs first, drawn where the generator lives."""
+        return self._empty(self.shape(layer)).normal_(generator=self.generator).mul_(variance**0.5)
+
+    def orthogonal(self, layer: Layer) -> Tensor:
+        """A weight whose (rows, rest) matrix is orthogonal, part by part, from the Haar measure (sign-corrected QR)."""
+        out, *rest = self.shape(layer)
+        draws = [self._empty((out // layer.parts, *rest)) for _ in range(layer.parts)]
+        return torch.cat([nn.init.orthogonal_(draw, generator=self.generator) for draw in draws])
+
+    def set_(self, layer: Layer, weight: Tensor) -> None:
+        """Make `weight`, outputs first, the layer's; one that is an embedding's too is left alone."""
+        if layer.tied:
+            return
+        module = self.module(layer)
+        held = getattr(module, layer.parameter)
+        if layer.transposed:
+            weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(held.shape)
+        if layer.parameter == "weight" and (isinstance(module, WEIGHT_LAYERS) or weight_kind(module) != "plain"):
+            set_weight_(module, weight)
+        else:
+            held.copy_(weight)
+
+    def zero_(self, layer: Layer) -> None:
+        """Make every weight of a layer 0."""
+        self.set_(layer, torch.zeros(self.shape(layer), device=getattr(self.module(layer), layer.parameter).device))
+
+    def default_(self, layer: Layer) -> None:
         """The framework's default weight, U(-1/√fan_in, 1/√fan_in), so that Var[W] = 1/(3·fan_in)."""
-        device = self.generator.device if self.generator else "cpu"
-        draw = torch.empty(module.weight.shape, device=device).uniform_(-1, 1, generator=self.generator)
-        set_weight_(module, draw.div_(fans(module)[0] ** 0.5))
+        draw = self._empty(self.shape(layer)).uniform_(-1, 1, generator=self.generator)
+        self.set_(layer, draw.div_(self.fans(layer)[0] ** 0.5))
 
     def default_classifier_(self) -> None:
         """Give the classifier the framework's default weight; its bias stays 0."""
-        for _, module in self.each(self.plan.classifier):
-            self.default_(module)
+        for layer in self.plan.classifier:
+            self.default_(layer)
+
+    def zero_biases_(self) -> None:
+        """Make the bias of every weight layer 0."""
+        for layer, module in self.each(self.plan.layers()):
+            for name in {layer.parameter.replace("weight", "bias"), "in_proj_bias"}:
+                bias = getattr(module, name, None)
+                if isinstance(bias, nn.Parameter) and name != layer.parameter:
+                    bias.zero_()
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, device=self.generator.device if self.generator else "cpu")
+
+    def _convolves(self, layer: Layer) -> bool:
+        return isinstance(self.module(layer), nn.modules.conv._ConvNd)
 
 
 def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
-    """Fan-in and fan-out, k²·c and k²·d a group."""
+    """Fan-in and fan-out of a plain weight layer, k²·c and k²·d a group."""
     out, per_group, *kernel = module.weight.shape
     groups = getattr(module, "groups", 1)
     return theory.fan_in(per_group * groups, tuple(kernel), groups), theory.fan_out(out, tuple(kernel), groups)

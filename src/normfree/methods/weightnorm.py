@@ -10,17 +10,16 @@ import torch
 from normfree.methods.data_driven import calibrate_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, fans
-from normfree.nn.weight import set_weight_
+from normfree.methods.site import Site
 from normfree.plan import Branch
 
 
 def _proposed_(site: Site, last_gain: Callable[[Branch, int, int], float]) -> None:
     """Orthogonal directions and g = √(γ·fan_in/fan_out): γ = 2 before a ReLU, 1 otherwise, `last_gain` at ends."""
-    ends = {branch.last: branch for branch in site.plan.branches}
+    ends = {layer: branch for branch in site.plan.branches for layer in branch.ends}
     for layer, module in site.each(site.plan.hidden()):
-        fan_in, fan_out = fans(module)
-        set_weight_(module, site.orthogonal(module))
+        fan_in, fan_out = site.fans(layer)
+        site.set_(layer, site.orthogonal(layer))
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
@@ -39,15 +38,15 @@ def _hanin(branch: Branch, fan_in: int, fan_out: int) -> float:
 
 def _he_(site: Site) -> None:
     """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer, and the length they have."""
-    for _, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.normal(module, 2.0 / fans(module)[0]))
+    for layer in site.plan.hidden():
+        site.set_(layer, site.normal(layer, 2.0 / site.fans(layer)[0]))
     site.default_classifier_()
 
 
 def _data_(site: Site) -> None:
     """g = 1/σ, b = -μ/σ a channel, so that on the batch every pre-activation has mean 0 and variance 1."""
-    for _, module in site.each(site.plan.hidden()):
-        set_weight_(module, site.orthogonal(module))
+    for layer, module in site.each(site.plan.hidden()):
+        site.set_(layer, site.orthogonal(layer))
         module.gain.fill_(1.0)  # type: ignore[operator]
 
     def standardize(module: torch.nn.Module, out: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,85 @@
+"""The flow of a signal as nodes: one for every step, linked to what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from normfree.graph.functions import NodeKind
+from normfree.graph.weights import Weight, Weights
+
+
+@dataclass(eq=False, kw_only=True)
+class Node:
+    """One step of the signal: a leaf module's call or a function of tensors that depend on the input.
+
+    `name` is the module's qualified name, or the function's, and `function` the function's, or the module's class in
+    small letters; `home` is the module in whose forward pass it stands and `ordinal` the number of an addition among
+    all that home's additions. `factors` are the operands of a product, with repeats; `weights` the parameters of a
+    weight layer.
+    """
+
+    index: int
+    kind: NodeKind
+    name: str
+    inputs: tuple[Node, ...]
+    shape: tuple[int, ...]
+    home: str
+    function: str
+    ordinal: int = -1
+    first_operand: Node | None = None
+    factors: tuple[Node, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    users: list[Node] = field(default_factory=list, repr=False)
+
+
+class Flow:
+    """The nodes in the order they ran, and how every parameter of two or more dimensions was used."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.nodes: list[Node] = []
+        self.weights = weights
+        self.homes: list[str] = []
+        self._latest: dict[int, Node] = {}
+        self._alive: list[Tensor] = []  # an id is only good as long as its tensor lives; meta tensors cost nothing
+
+    @property
+    def home(self) -> str:
+        """The module whose forward pass is running."""
+        return self.homes[-1] if self.homes else ""
+
+    def read(self, tensors: Iterable[Any]) -> tuple[Node, ...]:
+        """The nodes that these tensors came out of, with repeats; tensors that do not depend on the input have none."""
+        found = (self._latest.get(id(tensor)) for tensor in tensors)
+        return tuple(node for node in found if node is not None)
+
+    def add(self, kind: NodeKind, name: str, inputs: Iterable[Node], out: Any, **details: Any) -> Node | None:
+        """A node for each tensor that a call puts out; the first of them."""
+        distinct = tuple(dict.fromkeys(inputs))
+        first = None
+        for tensor in tensors_of(out):
+            node = self.step(kind, name, distinct, tuple(tensor.shape), **details)
+            self._latest[id(tensor)] = node
+            self._alive.append(tensor)
+            first = first or node
+        return first
+
+    def step(self, kind: NodeKind, name: str, inputs: tuple[Node, ...], shape: tuple[int, ...], **details: Any) -> Node:
+        """A node whose tensor nobody sees."""
+        place = {"index": len(self.nodes), "home": self.home, "function": name}
+        node = Node(kind=kind, name=name, inputs=inputs, shape=shape, **{**place, **details})
+        for source in inputs:
+            source.users.append(node)
+        self.nodes.append(node)
+        return node
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors in a tree of arguments or results."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

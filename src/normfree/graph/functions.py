@@ -1,0 +1,74 @@
+"""What a function of torch does to the signal, by its name: adds, multiplies, reshapes, activates, bounds.
+
+The names are those that `__torch_function__` reports. A function that is not listed passes the signal on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
+
+ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+MATRIX_PRODUCTS = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
+    "linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addbmm",
+    "einsum", "tensordot", "dot", "inner",
+}  # fmt: skip
+ATTENTION = "scaled_dot_product_attention"
+MULTIHEAD_ATTENTION = "multi_head_attention_forward"
+
+TRANSPOSITIONS = frozenset({"t", "T", "mT", "transpose", "swapaxes", "swapdims", "permute"})
+SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "split_with_sizes"})
+VIEWS = TRANSPOSITIONS | {
+    "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "to", "float",
+    "half", "bfloat16", "double", "type", "type_as", "view_as", "reshape_as", "dropout", "data",
+}  # fmt: skip
+SCALINGS = VIEWS | PRODUCTS | {"div", "div_", "__truediv__", "__itruediv__", "true_divide"}
+
+ACTIVATIONS = frozenset({
+    "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
+    "leaky_relu_", "relu6", "hardswish", "hardsigmoid", "hardtanh", "softplus", "mish", "softmax", "celu", "prelu",
+})  # fmt: skip
+# As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
+BOUNDED = frozenset(
+    {"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf", "rsqrt", "rsqrt_"}
+)
+# The result has the shape of the argument and nothing of its values.
+VALUELESS = frozenset({
+    "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
+    "full_like", "rand_like", "randn_like", "randint_like",
+})  # fmt: skip
+# Of the second argument only the shape or type is used.
+LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
+# A parameter that meets the signal in one of these multiplies no vector of it: it is looked up, added, put beside or
+# laid over it.
+BESIDE = ADDITIONS | PRODUCTS | {
+    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "sub",
+    "__sub__", "__rsub__", "__isub__", "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp",
+    "masked_fill", "index_put", "index_put_", "div", "__truediv__", "layer_norm", "group_norm", "batch_norm",
+    "instance_norm", "rms_norm", "prelu", "addcmul", "copy_", "masked_scatter", "scatter", ATTENTION,
+}  # fmt: skip
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The function's name, or the attribute's where it reads one (`x.T`)."""
+    name = getattr(function, "__name__", "")
+    return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
+    """What a function does with operands of these shapes, all of which depend on the input.
+
+    A sum with broadcasting is no residual one: position embeddings and biases are added so.
+    """
+    if name in ACTIVATIONS:
+        return "activation"
+    if len(shapes) == 2 and name in ADDITIONS and shapes[0] == shapes[1]:
+        return "sum"
+    if len(shapes) == 2 and name in PRODUCTS:
+        return "gate"
+    return "scaling" if len(shapes) == 1 and name in SCALINGS else "other"
