@@ -24,6 +24,7 @@ TABLE = [
     ("lsuv", "fixup"),
     ("wn", "wninit"), ("wn_default", "wninit"), ("wn_data", "wninit"), ("wn_hanin", "wninit"),
     ("nf", "normdead"), ("nf_he", "normdead"),
+    ("dyt", "none"),
     ("batchnorm", "all"), ("batchnorm_convshort", "robust"),
     ("layernorm", "normdead"), ("groupnorm", "normdead"), ("instancenorm", "normdead"),
     ("spectralnorm", "normdead"), ("normprop", "normdead"), ("selu", "normdead"),
@@ -36,6 +37,7 @@ OPTIONS = {
     "hanin": {"r": 0.9},
     "nf": {"beta": 0.2},
     "nf_he": {"beta": 0.2},
+    "dyt": {"alpha": 0.5},
     "selu": {"dropout": 0.0},
 }
 

@@ -12,6 +12,7 @@ from normfree.methods import (  # noqa: I001  (the order is the table's)
     data_driven,
     weightnorm,
     normalizer_free,
+    dyt,
     normalized,
 )
 from normfree.methods.initialize import initialize_
@@ -19,7 +20,7 @@ from normfree.methods.record import FORMS, Form, Law, Method, Rule, ScalarRate, 
 from normfree.methods.registry import get, names, register, unknown, unregister
 from normfree.methods.site import Site
 
-FAMILIES = (plain, shortcut, isograd, scaled, fixup, data_driven, weightnorm, normalizer_free, normalized)
+FAMILIES = (plain, shortcut, isograd, scaled, fixup, data_driven, weightnorm, normalizer_free, dyt, normalized)
 
 __all__ = [
     "FAMILIES",

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.weight import WeightKind
 
-NormName = Literal["batch", "layer", "group", "instance"]
+NormName = Literal["batch", "layer", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
 
 NORM_TYPES = (
@@ -31,7 +32,8 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Mod
     """The activation normalizer `name` over (N, channels, H, W) when `spatial`, else over (N, channels).
 
     Group norm takes the most groups, at most 32, that leave at least four channels a group; layer norm of images is
-    group norm with one group, so that all but instance norm work in both cases.
+    group norm with one group, so that all but instance norm work in both cases. `tanh` is dynamic tanh, which takes no
+    statistics.
     """
     match name:
         case "batch":
@@ -41,6 +43,8 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Mod
         case "group":
             groups = max(g for g in range(1, 33) if channels % g == 0 and (g == 1 or channels // g >= 4))
             return nn.GroupNorm(groups, channels)
+        case "tanh":
+            return DynamicTanh(channels, dim=1)
         case "instance" if spatial:
             return nn.InstanceNorm2d(channels, affine=True)
         case "instance":
@@ -48,7 +52,7 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Mod
                 "instance norm expects images (N, C, H, W), got vectors (N, C), of which it would leave only zeros; "
                 "use layer or group norm"
             )
-    raise ValueError(f"expected a normalizer, got '{name}'; use one of batch, layer, group, instance")
+    raise ValueError(f"expected a normalizer, got '{name}'; use one of batch, layer, group, instance, tanh")
 
 
 class NormPropReLU(nn.Module):

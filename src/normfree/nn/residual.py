@@ -61,8 +61,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of shortcut and branch."""
-        # Rounding before the entry instead of after it leaves half as much to keep for the backward pass; but a shortcut
-        # that reads the entry is part of the stream.
+        # Rounding before the entry instead of after it leaves half as much to keep for the backward pass; but a
+        # shortcut that reads the entry is part of the stream.
         early = self.branch_dtype is not None and not self.shortcut_reads_entry
         entered = self.entry(self.alpha(x.to(self.branch_dtype) if early else x))
         source = entered if self.shortcut_reads_entry else x

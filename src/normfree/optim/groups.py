@@ -9,6 +9,7 @@ from torch import nn
 from normfree.methods import Method, get
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scaled import scalars_of
 from normfree.nn.weight import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
 
@@ -25,7 +26,7 @@ def param_groups(
 
     Scalars learn at the method's rate (a tenth of `lr` for Fixup, or ∝ 1/L); gains and biases are not decayed where the
     method says so. Every parameter is in exactly one group; each group has a `name`. A model that was not built here
-    needs `method` and `plan`.
+    needs `method` and `plan`, those it was converted with.
 
     >>> from normfree.models import build
     >>> [(g["name"], g["lr"]) for g in param_groups(build("resnet20", "fixup"), lr=0.1)]
@@ -47,7 +48,7 @@ def param_groups(
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in seen:  # a shared parameter belongs to the first group that holds it
                 seen.add(id(parameter))
-                sorted_out[_class(module, name)].append(parameter)
+                sorted_out[_class(module, name, parameter)].append(parameter)
     if record.decay == "all":
         sorted_out["weights"] += sorted_out.pop("gains and biases")
     rate = lr * record.scalar_rate.factor(len(stated.branches))
@@ -60,9 +61,13 @@ def param_groups(
     return [{"name": n, "params": params, **settings[n]} for n, params in sorted_out.items() if params]
 
 
-def _class(module: nn.Module, name: str) -> str:
+def _class(module: nn.Module, name: str, parameter: nn.Parameter) -> str:
     """What a parameter is, from the type of the module that holds it."""
-    if isinstance(module, ScalarBias | ScalarMultiplier):
+    if isinstance(module, ScalarBias | ScalarMultiplier) or name in scalars_of(module):
         return "scalars"
-    own_weight = isinstance(module, WEIGHT_LAYERS) and name == "weight"
-    return "gains and biases" if isinstance(module, NORM_TYPES) or not own_weight else "weights"
+    if isinstance(module, WEIGHT_LAYERS):
+        return "weights" if name == "weight" else "gains and biases"
+    # Of other people's modules a matrix is a weight (a fused projection, an embedding), a vector in whatever shape is
+    # none.
+    matrix = sum(size > 1 for size in parameter.shape) > 1
+    return "weights" if matrix and not isinstance(module, NORM_TYPES) else "gains and biases"
