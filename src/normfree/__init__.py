@@ -16,10 +16,14 @@ _PUBLIC = {
     "build": "normfree.models",
     "clip_grad_agc_": "normfree.optim",
     "compare": "normfree.experiments.compare",
+    "convert": "normfree.conversion",
+    "convert_": "normfree.conversion",
     "diagnose": "normfree.diagnostics",
     "discover": "normfree.graph",
     "evaluate": "normfree.train",
     "fit": "normfree.train",
+    "fold_": "normfree.conversion",
+    "fold_batchnorm": "normfree.conversion",
     "initialize_": "normfree.methods",
     "load": "normfree.train",
     "param_groups": "normfree.optim",
@@ -35,10 +39,14 @@ __all__ = [
     "build",
     "clip_grad_agc_",
     "compare",
+    "convert",
+    "convert_",
     "diagnose",
     "discover",
     "evaluate",
     "fit",
+    "fold_",
+    "fold_batchnorm",
     "initialize_",
     "load",
     "param_groups",
@@ -47,6 +55,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from normfree.conversion import convert, convert_, fold_, fold_batchnorm
     from normfree.diagnostics import Monitor, diagnose
     from normfree.experiments.compare import compare
     from normfree.graph import discover

@@ -15,9 +15,9 @@ from normfree.models import build
 from normfree.nn.residual import Residual, reset_precision_, scaled_weights
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
-from normfree.train.forward import Precision, apply_precision_
+from normfree.train.forward import apply_precision_
 
-PRECISIONS: tuple[Precision, ...] = ("float32", "bf16", "mixed")
+PRECISIONS: tuple[...] = ("float32", "bf16", "mixed")
 RESIDUAL = [name for name in names() if "residual" in get(name).skips]
 LEARNS_BETA = ("fixup", "skipinit", "rezero")
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
@@ -36,7 +36,7 @@ def built(method: str) -> nn.Module:
     return build("resnet8", method, example=images(16), generator=seeded())
 
 
-def make(method: str, precision: Precision) -> nn.Module:
+def make(method: str, precision: str) -> nn.Module:
     network = copy.deepcopy(built(method))
     apply_precision_(network, precision)
     return network
@@ -79,7 +79,7 @@ def give_gradients(model: nn.Module, seed: int = 0, *, without: tuple[str, ...] 
 
 @every_precision
 @pytest.mark.parametrize("method", RESIDUAL)
-def test_masters_change_no_method(method: str, precision: Precision) -> None:
+def test_masters_change_no_method(method: str, precision: str) -> None:
     """Values, types, names and the function are as before, in either order of memory."""
     for channels_last in (False, True):
         model = make(method, precision).eval()
@@ -109,7 +109,7 @@ def test_masters_change_no_method(method: str, precision: Precision) -> None:
 
 @every_precision
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_masters_lie_side_by_side(precision: Precision, channels_last: bool) -> None:
+def test_masters_lie_side_by_side(precision: str, channels_last: bool) -> None:
     model = make("batchnorm", precision)
     masters = mastered(model, channels_last=channels_last)
     ends = [0]
@@ -232,7 +232,7 @@ def test_gradients_of_a_backward_pass_are_found_by_name() -> None:
 
 @every_precision
 @pytest.mark.parametrize("method", RESIDUAL)
-def test_release_gives_back_a_float32_model(method: str, precision: Precision) -> None:
+def test_release_gives_back_a_float32_model(method: str, precision: str) -> None:
     model = make(method, precision)
     masters = mastered(model, channels_last=True)
     masters.values.mul_(1.001)  # more digits than a short type holds
@@ -258,7 +258,7 @@ def test_release_gives_back_a_float32_model(method: str, precision: Precision) -
 @pytest.mark.parametrize("precision", ["bf16", "mixed"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("method", LEARNS_BETA)
-def test_learnable_beta_is_published_in_the_weight(method: str, precision: Precision, channels_last: bool) -> None:
+def test_learnable_beta_is_published_in_the_weight(method: str, precision: str, channels_last: bool) -> None:
     """What computes is β · W, rounded once; with G its gradient, W gets β · G and β gets ⟨G, W⟩."""
     model = make(method, precision)
     masters = mastered(model, channels_last=channels_last)
@@ -300,7 +300,7 @@ def test_float32_blocks_multiply_by_their_beta_themselves() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "mixed"])
-def test_gradients_through_a_published_beta_are_those_of_float32(precision: Precision) -> None:
+def test_gradients_through_a_published_beta_are_those_of_float32(precision: str) -> None:
     exact, short = make("fixup", "float32"), make("fixup", "float32")
     with torch.no_grad():
         for i, (one, other) in enumerate(zip(exact.parameters(), short.parameters(), strict=True)):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normfree.methods import get, names
 from normfree.models import Network, build
 from normfree.models.registry import find
+from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -199,10 +200,11 @@ def test_precision_shortens_weights_only(method: str, name: str, precision: str)
             plain = weight_kind(module) == "plain"
             wanted = {n: torch.bfloat16 if plain or n == "bias" else torch.float32 for n in types}
             shortened += plain
-        elif isinstance(module, nn.GroupNorm | nn.LayerNorm) and lowered:
-            wanted = dict.fromkeys(types, torch.bfloat16)  # which torch wants in the type of their input
+        elif isinstance(module, nn.GroupNorm | nn.LayerNorm | DynamicTanh) and lowered:
+            wanted = dict.fromkeys(types, torch.bfloat16)  # which must be of the type of their input
         else:
-            assert not types or isinstance(module, NORM_TYPES + WEIGHT_LAYERS + (ScalarBias, ScalarMultiplier))
+            known = (*NORM_TYPES, *WEIGHT_LAYERS, ScalarBias, ScalarMultiplier, DynamicTanh)
+            assert not types or isinstance(module, known)
             wanted = {n: t if t == torch.int64 else torch.float32 for n, t in types.items()}
         assert types == wanted, path
     assert shortened or get(method).weight != "plain"

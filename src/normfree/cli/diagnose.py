@@ -78,12 +78,12 @@ def diagnose_model(
         label = spec or model
         with progress(f"diagnosing {label}"):
             try:
-                network = _network(model, spec, inputs, checkpoint, seed)
-                network.train(not evaluate)
-                network.to(device)
+                built = network(model, spec, inputs, checkpoint, seed)
+                built.train(not evaluate)
+                built.to(device)
                 generator = torch.Generator().manual_seed(seed)
                 moved = inputs.to(device), None if targets is None else targets.to(device)
-                found.append(room.diagnose(network, *moved, name=label, generator=generator))
+                found.append(room.diagnose(built, *moved, name=label, generator=generator))
             except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
                 raise ValueError(
                     f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input or --data"
@@ -112,34 +112,37 @@ def _check(device: str) -> None:
         raise ValueError(f"expected --device to be one of this machine, got '{device}': {error}") from error
 
 
-def _network(model: str, method: str, inputs: Tensor, checkpoint: Path | None, seed: int) -> nn.Module:
+def network(model: str, method: str, inputs: Tensor | None, checkpoint: Path | None, seed: int) -> nn.Module:
     """The model, built here or by others, with the checkpoint's weights."""
     import torch
 
     from normfree.models import build
     from normfree.models.foreign import create, is_foreign
-    from normfree.train.checkpoint import load_weights
+    from normfree.models.weights import load_weights
 
     if is_foreign(model):
         with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
             torch.manual_seed(seed)
-            network: nn.Module = create(model)
+            built: nn.Module = create(model)
     else:
-        network = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
+        built = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
     if checkpoint is not None:
-        load_weights(checkpoint, network)
-    return network
+        load_weights(checkpoint, built)
+    return built
 
 
 def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Tensor, Tensor | None]:
     """A real batch from a file, or noise."""
+    return _read(data) if data is not None else (noise(model, shape, batch, seed), None)
+
+
+def noise(model: str, shape: str, batch: int, seed: int) -> Tensor:
+    """N(0, 1) numbers in a shape such as 3x32x32; where none is given, in that of the images the model is for."""
     import torch
 
     from normfree.models import find
     from normfree.models.foreign import is_foreign
 
-    if data is not None:
-        return _read(data)
     if shape:
         parts: list[Any] = shape.lower().split("x")
         if not all(part.isdigit() and int(part) > 0 for part in parts):
@@ -149,7 +152,7 @@ def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> 
         sizes = [3, 224, 224]
     else:
         sizes = [3, find(model)[0].size, find(model)[0].size]
-    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed)), None
+    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed))
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor | None]:

@@ -42,21 +42,31 @@ def create(name: str) -> nn.Module:
             raise unknown("model of timm", target, known)
         model = library.create_model(target, pretrained=False)
     else:
-        if not all(part.isidentifier() for part in source.split(".")):
-            raise ValueError(
-                f"expected the name of a module before ':', such as 'package.module:factory', got '{source}'; "
-                "leave out folders and the ending .py"
-            )
-        with _current_folder_first():
-            factory: Any = _import(source, name, "run in its folder or install it")
-        for part in target.split("."):
-            if not hasattr(factory, part):
-                raise unknown(f"name in module '{source}'", part, [n for n in dir(factory) if not n.startswith("_")])
-            factory = getattr(factory, part)
+        factory = named_object(name)
         model = factory if isinstance(factory, nn.Module) else _call(factory, name)
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def named_object(name: str, what: str = "model") -> Any:
+    """What 'package.module:name' names, with the module imported from the current folder or the environment.
+
+    Raises `ValueError`, which says what it was for, when there is no such module or name.
+    """
+    source, _, target = name.partition(":")
+    if not target or not all(part.isidentifier() for part in source.split(".")):
+        raise ValueError(
+            f"expected the name of a module before ':', such as 'package.module:factory', got '{source}'; "
+            "leave out folders and the ending .py"
+        )
+    with _current_folder_first():
+        found = _import(source, name, "run in its folder or install it", what)
+    for part in target.split("."):
+        if not hasattr(found, part):
+            raise unknown(f"name in module '{source}'", part, [n for n in dir(found) if not n.startswith("_")])
+        found = getattr(found, part)
+    return found
 
 
 @contextmanager
@@ -84,18 +94,18 @@ def _call(factory: Any, name: str) -> Any:
     return factory()
 
 
-def _import(module: str, name: str, remedy: str) -> Any:
+def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"expected to import '{error.name}' for model '{name}', but it was not found; {remedy}"
+            f"expected to import '{error.name}' for {what} '{name}', but it was not found; {remedy}"
         ) from error
     except RuntimeError as error:
         if "torchvision::nms does not exist" in str(error) and not _DECLARED:
             _declare_torchvision_operators()
-            return _import(module, name, remedy)
-        raise ValueError(f"expected to import '{module}' for model '{name}', but it stopped: {error}") from error
+            return _import(module, name, remedy, what)
+        raise ValueError(f"expected to import '{module}' for {what} '{name}', but it stopped: {error}") from error
 
 
 _DECLARED: list[torch.library.Library] = []  # a declaration lasts as long as its library lives

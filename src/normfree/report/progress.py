@@ -92,11 +92,11 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
         left = _left(moment, done, total, *recent[0]) if total is not None else ""
         recent.append((moment, done))
         parts = (f"{what}: {count} after {duration(moment - start)}", left and f"{left} left", now)
-        console.print(", ".join(part for part in parts if part), markup=False)
+        console.print(", ".join(part for part in parts if part), markup=False, soft_wrap=True)
 
     yield update
     if (seconds := time.perf_counter() - start) >= every:
-        console.print(f"{what}: done after {duration(seconds)}", markup=False)
+        console.print(f"{what}: done after {duration(seconds)}", markup=False, soft_wrap=True)
 
 
 def numbers(*, loss: float | None = None, accuracy: float | None = None, throughput: float | None = None) -> str:

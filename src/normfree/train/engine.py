@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.folder import Folder
-from normfree.files import explained, replacing
+from normfree.files import explained, replacing, write_json
 from normfree.models.foreign import is_foreign
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim.masters import Masters
 from normfree.optim.rules import UpdateRule
+from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import Processes, desynchronize_, joined, synchronize_
@@ -58,6 +60,7 @@ def fit(
     *,
     model: nn.Module | None = None,
     data: ImageSet | None = None,
+    plan: ResidualPlan | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Snapshot], None] | None = None,
@@ -66,7 +69,9 @@ def fit(
 ) -> RunResult:
     """Train a model, and test it at the end.
 
-    `model` and `data` stand in for those that the configuration names, and are named in the run's own. With `out` the
+    A model of others that the configuration names is converted by its method, or left as it is by 'as built'. `model`
+    and `data` stand in for those that the configuration names, and are named in the run's own. A model that was
+    converted comes with its `plan`, so that its parameters learn and decay as the method asks. With `out` the
     run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
     SIGTERM let it finish its step and save. `progress` is told how far it is about twice a second. `command` is kept in
     the result. `picture` draws curves.png at the end.
@@ -86,15 +91,17 @@ def fit(
             opened = data if data is not None else open_data(config)
             require_whole(opened)
             seed_draws(config.seed)
-            trained = model_of(config, opened) if model is None else model
+            if plan is not None and model is None:
+                raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
+            trained, plan = model_of(config, opened) if model is None else (model, plan)
             if model is not None or is_foreign(config.model):
                 require_scores(trained, example_of(config, opened, 2), class_count(opened))
-            config = as_given(config, model, data)
+            config = as_given(config, model, data, plan)
             config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
             if config.graph and device.type != "cuda":
                 raise ValueError(f"expected a GPU for graph=true, got device '{device}'; use graph=false")
             stack.enter_context(fast(device, config))
-            run = _Run(config, trained, opened, device, processes, folder if processes.first else None, began)
+            run = _Run(config, trained, plan, opened, device, processes, folder if processes.first else None, began)
             stack.callback(run.close)
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
 
@@ -106,13 +113,14 @@ class _Run:
         self,
         config: TrainConfig,
         model: nn.Module,
+        plan: ResidualPlan | None,
         data: ImageSet | tuple[Folder, Folder],
         device: torch.device,
         processes: Processes,
         folder: RunFolder | None,
         began: float,
     ) -> None:
-        self._begun = began
+        self._begun, self._plan = began, plan
         self.config, self.model, self.device, self.processes, self.folder = config, model, device, processes, folder
         self._linear = LINEAR_ACCURACY if isinstance(data, ImageSet) and data.name == "fashion14" else None
         self.model.train().to(device)
@@ -124,7 +132,7 @@ class _Run:
         )
         synchronize_(model, processes)
         self.parameters = sum(p.numel() for p in model.parameters())
-        groups = groups_of(model, config)
+        groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
         self._shape = example_of(config, data, 1).shape[1:]
         self.step = Step(
@@ -144,7 +152,7 @@ class _Run:
                 accumulate=config.accumulate,
                 clip=config.clip,
                 clip_at=config.clip_at,
-                unclipped=classifier_of(model) if config.clip == "agc" else (),
+                unclipped=classifier_of(model, plan) if config.clip == "agc" else (),
                 ema=config.ema,
                 loss_limit=config.loss_limit,
             ),
@@ -292,6 +300,10 @@ class _Run:
         path = self.folder.config_path
         with explained("the configuration", path), replacing(path) as temporary:
             temporary.write_text(self.config.to_toml(), encoding="utf-8")
+        if self._plan is not None and self._plan.changes is not None:
+            path = self.folder.path / PLAN
+            with explained("the plan", path):
+                write_json(path, describe(self._plan, source=self.config.model))
 
     def _resume(self, folder: RunFolder) -> None:
         if folder.config_path.exists():

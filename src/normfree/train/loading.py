@@ -1,15 +1,17 @@
-"""A run's model again, from its folder."""
+"""A model again from its folder: that of a run, or of a conversion."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion.saving import PLAN, Factory, convert_again, is_converted, load_converted, original, read_plan
 from normfree.models import build
-from normfree.models.foreign import create, is_foreign
+from normfree.models.foreign import is_foreign
 from normfree.train import checkpoint
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
@@ -30,24 +32,44 @@ def read_config(run: str | Path) -> TrainConfig:
     return TrainConfig.from_toml(path)
 
 
-def load(run: str | Path, *, model: nn.Module | None = None, device: str = "cpu") -> nn.Module:
-    """The model of a run with the weights of its last checkpoint, their moving average where there is one.
+def load(
+    folder: str | Path, factory: Factory | None = None, *, model: nn.Module | None = None, device: str = "cpu"
+) -> nn.Module:
+    """The model of a run or of a conversion, from its folder, in evaluation mode.
 
-    In float32 and in evaluation mode. `model` is filled in the place of the one that the run names, which cannot always
-    be made from its name when it was given to `fit`.
+    A run's has the weights of its last checkpoint, their moving average where there is one, in float32. `factory` gives
+    the original of a model that was converted, where its name is not enough: a function, a model like it, or another
+    name. `model` is filled as it is, in the place of the one that a run names, which cannot always be made from its
+    name when it was given to `fit`.
 
-    Raises `ValueError` when the folder holds no run, one whose checkpoint is missing or damaged, or one of another
-    model.
+    Raises `ValueError` when the folder holds neither, when a file is missing or damaged, and for another model.
     """
-    config = read_config(run)
-    tensors, state = checkpoint.load(run)
-    if model is not None:
-        pass
-    elif is_foreign(config.model):
-        model = create(config.model)
-    else:
+    if is_converted(folder):
+        if model is not None:
+            raise ValueError(
+                f"expected a factory for the converted model in '{folder}', got model=; pass what gives its original"
+            )
+        return load_converted(folder, factory)[0].to(device)
+    if not RunFolder(folder).config_path.exists():
+        raise ValueError(
+            f"expected a run in '{folder}' or a converted model, found no config.toml and no {PLAN} there; "
+            "give the folder that --out named"
+        )
+    config = read_config(folder)
+    tensors, state = checkpoint.load(folder)
+    weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
+    if model is None:
+        model = _made(Path(folder), config, state, factory)
+    _fill_(model, weights, folder)
+    return model.to(device).eval()
+
+
+def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
+    """The model of a run, of which only the structure matters."""
+    if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
-            model = build(
+            return build(
                 config.model,
                 config.method,
                 num_classes=len(state["classes"]),
@@ -55,10 +77,11 @@ def load(run: str | Path, *, model: nn.Module | None = None, device: str = "cpu"
                 example=torch.zeros(2, *state["input_shape"]),
                 device="meta",
             ).to_empty(device="cpu")
-    weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-    weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
-    _fill_(model, weights, run)
-    return model.to(device).eval()
+    made = original(config.model if factory is None else factory)
+    if not (folder / PLAN).exists():
+        return made
+    noise = torch.randn(2, *state["input_shape"], generator=torch.Generator().manual_seed(0))
+    return convert_again(made, read_plan(folder), noise)
 
 
 @torch.no_grad()

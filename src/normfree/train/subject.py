@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
 from normfree.data.folder import Folder
+from normfree.methods import get
 from normfree.models import Network, build
 from normfree.models.foreign import create, is_foreign
 from normfree.optim import agc_parameters, param_groups
+from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import evaluating
 from normfree.train.inputs import example_of
@@ -19,18 +22,31 @@ from normfree.train.inputs import example_of
 AS_BUILT = "as built"  # the method of a model that no method of ours made
 
 
-def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> nn.Module:
-    """The model that a configuration names, initialized from its seed."""
-    if is_foreign(config.model):
-        return create(config.model)
-    return build(
-        config.model,
-        config.method,
-        num_classes=class_count(data),
-        form=config.form,
-        example=example_of(config, data),
-        generator=torch.Generator().manual_seed(config.seed),
-    )
+def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> tuple[nn.Module, ResidualPlan | None]:
+    """The model that a configuration names, initialized from its seed, and its plan where it was converted.
+
+    A model of others is converted by the method, or left as it is where the method is 'as built'.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    if not is_foreign(config.model):
+        network = build(
+            config.model,
+            config.method,
+            num_classes=class_count(data),
+            form=config.form,
+            example=example_of(config, data),
+            generator=generator,
+        )
+        return network, None
+    model = create(config.model)
+    if config.method == AS_BUILT:
+        return model, None
+    few = example_of(config, data, 64 if get(config.method).needs_example else 16)
+    require_scores(model, few[:2], class_count(data))
+    try:
+        return model, convert_(model, config.method, few, generator=generator)
+    except ValueError as error:
+        raise ValueError(f"{error}; or train it without a method, with method='{AS_BUILT}'") from error
 
 
 def class_count(data: ImageSet | tuple[Folder, Folder]) -> int:
@@ -38,13 +54,22 @@ def class_count(data: ImageSet | tuple[Folder, Folder]) -> int:
     return len(data.classes if isinstance(data, ImageSet) else data[0].classes)
 
 
-def as_given(config: TrainConfig, model: nn.Module | None, data: ImageSet | None) -> TrainConfig:
-    """The configuration with the names of the model and the data that were given in the place of those in it."""
-    given: dict[str, Any] = {"method": AS_BUILT} if is_foreign(config.model) else {}
+def as_given(
+    config: TrainConfig, model: nn.Module | None, data: ImageSet | None, plan: ResidualPlan | None = None
+) -> TrainConfig:
+    """The configuration with the names of the model and the data that were given in the place of those in it.
+
+    The method of a given model is the one that its plan says it was converted by, else the one that comes with a plan.
+    """
+    given: dict[str, Any] = {}
     if isinstance(model, Network):
         given = {"model": model.name, "method": model.method.spec, "form": model.form}
     elif model is not None:
         given = {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": AS_BUILT}
+        if plan is not None and isinstance(plan.changes, Changes):
+            given["method"] = plan.changes.method
+        elif plan is not None and plan.changes is None:
+            given["method"] = config.method
     return config.with_changes(**given, **({"data": data.name} if data is not None else {}))
 
 
@@ -70,15 +95,19 @@ def branch_count(model: nn.Module) -> int:
     return len(model.plan.branches) if isinstance(model, Network) else 0
 
 
-def groups_of(model: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
+def groups_of(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
     """The groups that the model's method asks for; of a model without a method, one of all its parameters."""
     if isinstance(model, Network):
         return param_groups(model, lr=config.lr, weight_decay=config.weight_decay)
+    if plan is not None and config.method != AS_BUILT:
+        rates = {"lr": config.lr, "weight_decay": config.weight_decay}
+        return param_groups(model, method=config.method, plan=plan, **rates)
     everything = list(model.parameters())
     return [{"name": "weights", "params": everything, "lr": config.lr, "weight_decay": config.weight_decay}]
 
 
-def classifier_of(model: nn.Module) -> tuple[str, ...]:
+def classifier_of(model: nn.Module, plan: ResidualPlan | None = None) -> tuple[str, ...]:
     """The names of the parameters that adaptive clipping leaves alone."""
-    clipped = {id(parameter) for parameter in agc_parameters(model)}
+    last = None if plan is None or not plan.classifier else [layer.name for layer in plan.classifier]
+    clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)

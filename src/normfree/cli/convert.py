@@ -1,0 +1,178 @@
+"""`normfree convert`: a model with normalization becomes one without, in a folder of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normfree.cli.plugins import Plugins, load_plugins
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from normfree.diagnostics.diagnosis import Diagnosis
+    from normfree.plan import ResidualPlan
+
+
+def convert_model(
+    model: Annotated[str, typer.Argument(help="torchvision:NAME, timm:NAME or package.module:factory.")],
+    method: Annotated[str | None, typer.Option("--method", "-m", help="The method (default: fixup).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the converted model and the report.")
+    ] = None,
+    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
+    example: Annotated[
+        str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
+    ] = "",
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Weights of the original, .safetensors.")
+    ] = None,
+    fold: Annotated[
+        bool, typer.Option("--fold-batchnorm", help="Keep the function: fold batch norms into the weights.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Take the normalization out of a model and apply a method, and say how the signal travels before and after.
+
+    With --out the folder gets weights.safetensors, plan.json, report.html and load.py, which loads it again.
+
+    For example: normfree convert torchvision:resnet50 --method fixup --out resnet50-fixup
+    """
+    import json
+
+    from normfree.conversion.saving import REPORT, require_free, save_converted
+    from normfree.diagnostics import diagnosis as room
+    from normfree.files import plain_json
+    from normfree.report import open_console, print_table
+    from normfree.report.progress import progress
+
+    load_plugins(plugin)
+    chosen = _method(model, method, checkpoint, fold)
+    if out is not None:
+        require_free(out)
+    inputs = _example(model, example, shape, batch, seed)
+    with progress(f"converting {model}", 3) as update:
+        converted = _convert(model, chosen, inputs, checkpoint, seed)
+        update(1, 3, "looking at the signal")
+        found = _diagnoses(converted, inputs, seed, lambda done: update(1 + done, 3, "looking at the signal"))
+    if out is not None:
+        save_converted(out, converted.after, converted.plan, example=inputs, source=model)
+    if as_json:
+        record = {
+            "model": model,
+            "method": chosen or "fold_batchnorm",
+            "plan": converted.plan.to_json(),
+            "diagnoses": room.plain(found),
+        }
+        typer.echo(json.dumps(plain_json(record), indent=1, ensure_ascii=False))
+    else:
+        console = open_console()
+        console.print(str(converted.plan), markup=False, highlight=False)
+        if found:
+            print_table(room.table(found), console)
+            console.print(room.summary(found[-1]), highlight=False, markup=False)
+        else:
+            console.print("no verdict: there is no residual sum to look at", markup=False)
+    if out is not None:
+        messages = open_console(stderr=True)
+        if found:
+            try:
+                room.save(found, out / REPORT, title=f"{model}, before and after")
+            except ImportError as error:  # a report needs a package that not everybody has
+                messages.print(f"{REPORT} was left out: {error}", markup=False, style="yellow")
+        messages.print(f"wrote {out}; load it with: normfree.load('{out}')", markup=False)
+
+
+@dataclass(frozen=True)
+class _Converted:
+    """A model before and after, with the names that the verdicts go by."""
+
+    before: nn.Module
+    after: nn.Module
+    plan: ResidualPlan
+    names: tuple[str, str]
+
+
+def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
+    """The method, '' where batch norms are folded; refuses what would not do what it seems to."""
+    from normfree.methods import get
+    from normfree.models.foreign import is_foreign
+
+    if not is_foreign(model):
+        raise ValueError(
+            f"expected torchvision:NAME, timm:NAME or package.module:factory, got '{model}'; models by name are built "
+            "by any method to begin with, see normfree models"
+        )
+    if fold and method is not None:
+        raise ValueError(
+            f"expected --method or --fold-batchnorm, got both; '{method}' draws new weights, folding keeps the function"
+        )
+    if fold:
+        return ""
+    chosen = get(method or "fixup")
+    if checkpoint is not None and chosen.norm is None:
+        raise ValueError(
+            f"method '{chosen.name}' draws new weights, so that --checkpoint would be lost; leave it out, or use "
+            "--fold-batchnorm, which keeps what the model computes"
+        )
+    return method or "fixup"
+
+
+def _example(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
+    """Noise in the shape of images, or what a function of the user gives."""
+    from normfree.cli.diagnose import noise
+    from normfree.models.foreign import named_object
+
+    if not example:
+        return noise(model, shape, batch, seed)
+    if shape:
+        raise ValueError(f"expected --input or --example, got both; '{example}' gives the whole input")
+    import torch
+
+    found = named_object(example, "example")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return found() if callable(found) else found
+
+
+def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _Converted:
+    from dataclasses import replace
+
+    import torch
+
+    from normfree.cli.diagnose import network
+    from normfree.conversion import convert, fold_batchnorm
+    from normfree.graph import discover
+
+    before = network(model, "", None, checkpoint, seed)
+    names = (f"{model}, before", f"{model}, {method or 'folded'}")
+    if method:
+        generator = torch.Generator().manual_seed(seed)
+        return _Converted(before, *convert(before, method, inputs, generator=generator), names)
+    after, changes = fold_batchnorm(before, inputs)
+    args, kwargs = (
+        ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
+    )
+    plan = replace(discover(after, *args, **kwargs), changes=changes)
+    return _Converted(before.eval(), after, plan, names)
+
+
+def _diagnoses(converted: _Converted, inputs: Any, seed: int, tell: Any) -> list[Diagnosis]:
+    """The verdicts on both, none where there is no sum to look at."""
+    import torch
+
+    from normfree.diagnostics import diagnose
+
+    found: list[Diagnosis] = []
+    for model, name in zip((converted.before, converted.after), converted.names, strict=True):
+        if converted.plan.branches:
+            generator = torch.Generator().manual_seed(seed)
+            found.append(diagnose(model, inputs, name=name, plan=converted.plan, generator=generator))
+        tell(len(found))
+    return found

@@ -1,0 +1,8 @@
+"""Conversion: any model with normalization → one without, and folding of what is left into the weights."""
+
+from normfree.conversion.batchnorm import fold_batchnorm
+from normfree.conversion.changes import Added, Changes, Removed, Scaled
+from normfree.conversion.converting import convert, convert_
+from normfree.conversion.fold import fold_
+
+__all__ = ["Added", "Changes", "Removed", "Scaled", "convert", "convert_", "fold_", "fold_batchnorm"]

@@ -1,0 +1,127 @@
+"""The level of the signal where a normalizer kept it: layer scales, embeddings, tokens, layers outside branches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.conversion.changes import Added, Scaled
+from normfree.conversion.norms import is_norm
+from normfree.nn.scaled import add_scalar_
+from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.plan import Layer, ResidualPlan
+
+_LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_?\d)?$|^lambda_?\d?$|^ls_?\d$")
+
+
+@torch.no_grad()
+def restart_layer_scales_(model: nn.Module) -> list[Scaled]:
+    """Let layer scales (ConvNeXt's and CaiT's factor a channel, 1e-6 at the start) begin at 1: β is the scale now."""
+    scaled = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, (*WEIGHT_LAYERS, nn.Embedding)) or is_norm(module):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if _LAYER_SCALE.search(name) and parameter.numel() == max(parameter.shape, default=0):
+                before = parameter.mean().item()
+                parameter.fill_(1.0)
+                if before != 1.0:
+                    scaled.append(Scaled(f"{prefix}.{name}" if prefix else name, 1 / before if before else 0.0))
+    return scaled
+
+
+@torch.no_grad()
+def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) -> tuple[list[Scaled], list[Added]]:
+    """Bring the embeddings that start the residual stream to unit variance, which a normalizer did until now.
+
+    Those with one parent are added, so that together they have it. The weight itself is scaled, or what comes out of
+    the embedding where the weight is the classifier's, too.
+    """
+    modules = dict(model.named_modules())
+    width = _width(modules, plan)
+    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
+            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
+    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in plan.layers()}
+    scaled: list[Scaled] = []
+    added: list[Added] = []
+    done: set[int] = set()
+    for group in groups.values():
+        factor = sum(e.weight.square().mean().item() for _, e in group) ** -0.5
+        if 0.7 < factor < 1.4:
+            continue
+        for name, embedding in group:
+            if id(embedding.weight) in tied:
+                add_scalar_(embedding, "beta", factor, learnable=False)
+                added.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
+            elif id(embedding.weight) not in done:
+                embedding.weight.mul_(factor)
+                scaled.append(Scaled(f"{name}.weight", factor))
+            done.add(id(embedding.weight))
+    return scaled, added
+
+
+def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
+    """The number of channels of the residual stream where it begins."""
+    for branch in plan.branches[:1]:
+        for layer in branch.entries[:1]:
+            weight = getattr(modules[layer.name], layer.parameter)
+            assert isinstance(weight, Tensor)
+            return weight.shape[0 if layer.transposed else 1]
+    return -1
+
+
+@torch.no_grad()
+def start_tokens_(model: nn.Module, plan: ResidualPlan, generator: torch.Generator | None) -> list[Scaled]:
+    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+    width = _width(dict(model.named_modules()), plan)
+    parameters = dict(model.named_parameters())
+    scaled = []
+    for name in plan.aside:
+        token = parameters.get(name)
+        if token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width:
+            before = token.square().mean().sqrt().item()
+            draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+            token.copy_(draw.normal_(generator=generator))
+            scaled.append(Scaled(name, 1 / before if before else 0.0))
+    return scaled
+
+
+@torch.no_grad()
+def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> list[Scaled]:
+    """Scale the layers outside the branches to unit variance on the example, which `run` sends through the model.
+
+    A network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at each gate and
+    each activation that is no ReLU. The first layer and the classifier stay.
+    """
+    modules = dict(model.named_modules())
+    scaled: dict[str, Scaled] = {}
+
+    def hook(layer: Layer) -> Callable[..., Tensor | None]:
+        def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
+            if not isinstance(out, Tensor) or layer.path in scaled:
+                return None
+            std = out.std(unbiased=False).item()
+            if not 1e-12 < std < 1e12:
+                return None
+            held = module.gain if weight_kind(module) != "plain" else getattr(module, layer.parameter)
+            assert isinstance(held, Tensor)
+            held.div_(std)
+            scaled[layer.path] = Scaled(layer.path, 1 / std)
+            return out / std  # what follows sees the signal at its new level already
+
+        return rescale
+
+    outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in outside]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(scaled.values())

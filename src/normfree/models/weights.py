@@ -1,0 +1,99 @@
+"""The weights of a model as one safetensors file: any reader takes it, and reading it runs no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as render_tensors
+from torch import Tensor, nn
+
+from normfree.files import explained, replacing
+
+
+def save_weights(path: str | Path, model: nn.Module) -> None:
+    """Write the `state_dict` of a model into one safetensors file, which any reader of that format takes.
+
+    Raises:
+        ValueError: on another suffix, or a tensor that cannot be written.
+        OSError: in one sentence, when it cannot be written; what was there before stays whole.
+    """
+    path = _safetensors(path)
+    with explained("the weights", path, "what was there before is whole"), replacing(path) as temporary:
+        temporary.write_bytes(render_weights(model.state_dict()))
+
+
+def load_weights(path: str | Path, model: nn.Module) -> None:
+    """Fill a model with the tensors of a safetensors file, by their `state_dict` names; of tied ones, one is enough.
+
+    Raises:
+        ValueError: when the file is missing, damaged, or of another model; the model is then as it was.
+    """
+    path = _safetensors(path)
+    if not path.is_file():
+        raise ValueError(f"expected a checkpoint at '{path}', found none")
+    try:
+        tensors = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    own = model.state_dict()
+    remedy = "name the model and method it was saved from"
+    tied = {_identity(own[name]) for name in tensors if name in own}
+    missing = [name for name, tensor in own.items() if name not in tensors and _identity(tensor) not in tied]
+    extra = [name for name in tensors if name not in own]
+    if missing or extra:
+        shown = ", ".join([*missing, *extra][:3])
+        raise ValueError(
+            f"expected the checkpoint '{path}' to fit the model, got {len(missing)} missing and {len(extra)} unknown "
+            f"tensors ({shown}); {remedy}"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"expected the checkpoint '{path}' to fit the model, got shape {tuple(tensor.shape)} for '{name}' of "
+                f"{tuple(own[name].shape)}; {remedy}"
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def _safetensors(path: str | Path) -> Path:
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"expected a checkpoint ending in .safetensors, got '{path.name}'; other formats can run code when read: "
+            "save your weights with safetensors.torch.save_model"
+        )
+    return path
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for two names of one tensor, and for no others."""
+    if tensor.device.type == "meta" or not tensor.numel():
+        return (id(tensor),)
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a safetensors file; views and shared storages become tensors of their own.
+
+    Raises:
+        ValueError: on a tensor that has no values, is sparse, or of a type that the format does not know.
+    """
+    copies = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            kind = "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            raise ValueError(
+                f"expected dense tensors with values, got a {kind} one under '{name}'; make it dense first"
+            )
+        # A copy, because the format knows neither views nor shared storages.
+        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    try:
+        return render_tensors(copies)
+    except (KeyError, SafetensorError) as error:
+        kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
+        raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error

@@ -1,0 +1,142 @@
+"""Scalars around the forward pass of any module: how a sum inside foreign code gets its α, β, biases.
+
+The module changes its class to a subclass of its own: names, weights, hooks and `isinstance` stay as they are, and the
+scalars are parameters of the module itself, without a gradient when they are fixed. (Not buffers: private training
+refuses a layer that learns and has one.)
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
+SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
+
+
+class Scaled(nn.Module):
+    """β · (f(α · x + b) + (a - 1) · x) + δ around the forward pass f of a module.
+
+    `shift` is b and `skip` a; a scalar that is absent is None and costs nothing. Of several inputs the signals are
+    scaled (query, key and value of an attention), of several outputs the first. `skip` is for a module whose output is
+    x plus something, whose shortcut it multiplies by a.
+    """
+
+    alpha: Tensor | None
+    shift: Tensor | None
+    beta: Tensor | None
+    delta: Tensor | None
+    skip: Tensor | None
+    plain_class: type[nn.Module]
+    signals: tuple[str, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Scale the signals, run the module, scale what comes out."""
+        if self.alpha is None and self.shift is None:
+            out = super().forward(*args, **kwargs)
+        else:
+            out = super().forward(*self._entered(args), **self._entered_by_name(kwargs))
+        if isinstance(out, tuple):
+            return (self._leave(out[0], args), *out[1:])
+        return self._leave(out, args)
+
+    def _entered(self, values: Sequence[Any]) -> list[Any]:
+        """The arguments with the signals scaled; a tensor given twice stays one, which attention looks at."""
+        entered: list[Any] = []
+        for position, value in enumerate(values):
+            twins = [done for before, done in zip(values, entered, strict=False) if before is value]
+            signal = position < len(self.signals) and isinstance(value, Tensor)
+            entered.append(value if not signal else twins[0] if twins else self._enter(value))
+        return entered
+
+    def _entered_by_name(self, values: dict[str, Any]) -> dict[str, Any]:
+        names = [name for name in self.signals if name in values]
+        return values | dict(zip(names, self._entered([values[name] for name in names]), strict=True))
+
+    def _enter(self, x: Tensor) -> Tensor:
+        y = x if self.alpha is None else x * self.alpha
+        return y if self.shift is None else y + self.shift
+
+    def _leave(self, y: Tensor, args: tuple[Any, ...]) -> Tensor:
+        if self.skip is not None:
+            y = y + (self.skip - 1) * args[0]
+        if self.beta is not None:
+            y = y * self.beta
+        return y if self.delta is None else y + self.delta
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its own class's scaled one, which is made when it is needed."""
+        return _restore, (self.plain_class,), self.__dict__
+
+    def extra_repr(self) -> str:
+        """The module's own text and the scalars."""
+        held = {name: getattr(self, name) for name in SCALARS}
+        parts = [
+            f"{name}={'meta' if t.is_meta else f'{t.item():.4g}'}{'' if t.requires_grad else ' fixed'}"
+            for name, t in held.items()
+            if t is not None
+        ]
+        return ", ".join(filter(None, [super().extra_repr(), *parts]))
+
+
+@functools.cache
+def _scaled_class(plain: Any) -> Any:
+    signals = 3 if issubclass(plain, nn.MultiheadAttention) else 1
+    names = tuple(inspect.signature(plain.forward).parameters)[1 : 1 + signals]
+    # The plain class's module, so that whoever asks where a class comes from is told the same as before.
+    body = {"plain_class": plain, "signals": names, "__module__": plain.__module__, "__doc__": Scaled.__doc__}
+    return type(f"Scaled{plain.__name__}", (Scaled, plain), body)
+
+
+def _restore(plain: Any) -> nn.Module:
+    made = _scaled_class(plain)
+    return cast(nn.Module, made.__new__(made))
+
+
+def unscalable(module: nn.Module) -> str | None:
+    """Why a module cannot be given scalars, or None when it can."""
+    if "forward" in module.__dict__:
+        return "its forward pass was replaced on the object itself"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled to TorchScript"
+    taken = [name for name in SCALARS if not isinstance(module, Scaled) and hasattr(module, name)]
+    return f"it has an attribute '{taken[0]}' of its own" if taken else None
+
+
+def add_scalar_(module: nn.Module, name: ScalarName, value: float, *, learnable: bool) -> None:
+    """Give `module` a scalar around its forward pass, in place.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> add_scalar_(layer, "beta", 0.0, learnable=True)
+    >>> layer(torch.ones(1, 1)).item(), sorted(layer.state_dict())
+    (0.0, ['beta', 'bias', 'weight'])
+
+    Raises `ValueError` when the module cannot be given one, or has it already.
+    """
+    reason = unscalable(module)
+    if reason is not None:
+        raise ValueError(f"expected a module that can be scaled, got {type(module).__name__}: {reason}")
+    if not isinstance(module, Scaled):
+        plain: Any = type(module)
+        module.__class__ = _scaled_class(plain)
+        for scalar in SCALARS:
+            module.register_parameter(scalar, None)
+    if getattr(module, name) is not None:
+        raise ValueError(f"expected {type(module).__name__} without a scalar '{name}', got one that has it")
+    like = next((t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), None)
+    number = torch.tensor(float(value), device=None if like is None else like.device)
+    if like is not None:
+        number = number.to(like.dtype)
+    setattr(module, name, nn.Parameter(number, requires_grad=learnable))
+
+
+def scalars_of(module: nn.Module) -> dict[ScalarName, Tensor]:
+    """The scalars that a module was given."""
+    if not isinstance(module, Scaled):
+        return {}
+    return {name: value for name in SCALARS if (value := getattr(module, name)) is not None}

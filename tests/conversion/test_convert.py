@@ -1,0 +1,461 @@
+"""What conversion puts where, against equations written out by hand, and what it refuses."""
+
+import copy
+import io
+import json
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normfree
+from normfree.conversion import convert, convert_
+from normfree.conversion.norms import norms
+from normfree.nn.dynamic_tanh import DynamicTanh
+from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.scaled import scalars_of
+from normfree.plan import Position
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+
+
+class Block(nn.Module):
+    """x + W2 ReLU(norm(W1 norm(x)))."""
+
+    def __init__(self, width: int = 8, norm: type[nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm(width), norm(2 * width)
+        self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.norm2(self.first(self.norm1(x)))))
+
+
+def network(blocks: int = 3, block: type[nn.Module] = Block) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), *[block() for _ in range(blocks)], nn.LayerNorm(8), nn.Linear(8, 4))
+
+
+def branch(block: nn.Module, x: Tensor) -> Tensor:
+    """The branch of a converted block without its scalars."""
+    hidden = F.relu(F.linear(x, block.first.weight, block.first.bias))
+    return F.linear(hidden, block.second.weight, block.second.bias)
+
+
+def perturb_(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in (p for p in model.parameters() if p.requires_grad):
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+
+
+@pytest.mark.parametrize("method", ["skipinit", "rezero", "small_branch", "hanin"])
+def test_branch_is_multiplied_by_the_law_of_its_position(method: str) -> None:
+    model, plan = convert(network(), method, X)
+    law = normfree.methods.get(method).rule.beta
+    for l, found in enumerate(plan.branches, start=1):
+        block = model[l]
+        beta = law.at(Position(l, 3, 1, l, 3))
+        assert block.second.beta.item() == pytest.approx(beta)
+        assert isinstance(block.second.beta, nn.Parameter) == law.learnable
+        assert found.ends[0].name == f"{l}.second"
+        torch.testing.assert_close(block(X), X + beta * branch(block, X))
+
+
+def test_fixup_computes_its_equation() -> None:
+    """x + β · (W2 (ReLU(W1 (x + b1) + c1) + b2) + c2) + δ with L^(-1/2) at m = 2 and the last layer 0."""
+    model, _ = convert(network(), "fixup", X, generator=torch.Generator().manual_seed(0))
+    block = model[2]
+    assert not block.second.weight.any()
+    assert not model[5].weight.any()
+    assert block.first.weight.std().item() == pytest.approx((1 / 16 / 3) ** 0.5, rel=0.25)  # gain 1, fan-out 16, L = 3
+    perturb_(model)
+    b1, b2 = block.first.shift, block.second.shift
+    beta, delta = block.second.beta, block.second.delta
+    hidden = F.relu(F.linear(X + b1, block.first.weight, block.first.bias))
+    torch.testing.assert_close(
+        block(X), X + beta * F.linear(hidden + b2, block.second.weight, block.second.bias) + delta
+    )
+    assert scalars_of(block.first).keys() == {"shift"}  # its own bias stands before the activation
+
+
+def test_fixup_puts_a_bias_before_an_activation_that_has_none() -> None:
+    model, plan = convert(normfree.build("resnet20", "batchnorm"), "fixup", torch.randn(2, 3, 32, 32))
+    first = dict(model.named_modules())[plan.branches[0].layers[0].name]
+    assert scalars_of(first).keys() == {"shift", "delta"}
+    groups = {g["name"]: g for g in normfree.param_groups(model, lr=1.0, method="fixup", plan=plan)}
+    assert groups["scalars"]["lr"] == pytest.approx(0.1)
+    assert all(p.dim() == 0 for p in groups["scalars"]["params"])
+    learnable = [a for a in plan.changes.added if a.learnable]
+    assert len(groups["scalars"]["params"]) == len(learnable)
+    assert sum(p.numel() for g in groups.values() for p in g["params"]) == plan.changes.parameters_after
+
+
+def test_nf_scales_entry_and_end_of_a_standardized_branch() -> None:
+    model, _ = convert(network(), "nf", X)
+    for index, block in enumerate(list(model)[1:4]):
+        alpha = (1 + index * 0.04) ** -0.5  # β = 0.2; the variance restarts at the first branch of the stage
+        assert scalars_of(block.first).get("alpha", torch.tensor(1.0)).item() == pytest.approx(alpha)
+        assert block.second.beta.item() == pytest.approx(0.2)
+        weight = block.first.effective_weight()
+        torch.testing.assert_close(weight.mean(1), torch.zeros(16), atol=1e-6, rtol=0)
+        hidden = F.relu(F.linear(alpha * X, weight, block.first.bias))
+        end = F.linear(hidden, block.second.effective_weight(), block.second.bias)
+        torch.testing.assert_close(block(X), X + 0.2 * end)
+
+
+def test_wn_keeps_lengths_by_the_stage() -> None:
+    model, _ = convert(network(), "wn", X)
+    assert model[1].first.gain.flatten()[0].item() == pytest.approx((2 * 8 / 16) ** 0.5)
+    assert model[1].second.gain.flatten()[0].item() == pytest.approx((16 / 8 / 3) ** 0.5)
+    assert type(model[5]) is nn.Linear
+
+
+def test_dyt_stands_where_norms_stood_and_leaves_the_rest() -> None:
+    original = network()
+    model, plan = convert(original, "dyt:alpha=0.7", X)
+    assert [r.left for r in plan.changes.removed] == ["DynamicTanh"] * 7
+    torch.testing.assert_close(model[4](X), torch.tanh(0.7 * X))
+    torch.testing.assert_close(model[1].first.weight, original[1].first.weight)
+
+
+@pytest.mark.parametrize("method", ["sqrt_half", "idshort", "shao"])
+def test_block_that_puts_out_the_sum_is_scaled_whole(method: str) -> None:
+    model, _ = convert(network(), method, X)
+    rule = normfree.methods.get(method).rule
+    for l in (1, 2, 3):
+        v = rule.at(Position(l, 3, 1, l, 3))
+        expected = v["c"] * (v["a"] * X + v["beta"] * branch(model[l], X))
+        torch.testing.assert_close(model[l](X), expected)
+
+
+def test_learnable_shortcut_scalar_multiplies_the_shortcut() -> None:
+    model, _ = convert(network(), "learnscalar", X)
+    perturb_(model)
+    block = model[2]
+    torch.testing.assert_close(block(X), 0.5**0.5 * (block.skip * X + branch(block, X)))
+
+
+def test_relu_lets_a_positive_factor_of_the_sum_through() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    original = torchvision.models.resnet18(num_classes=4)
+    images = torch.randn(2, 3, 64, 64)
+    model, _ = convert(original, "sqrt_half", images)
+    signal = torch.randn(2, 64, 8, 8).relu()
+    block = model.layer1[1]
+    end = block.conv2(F.relu(block.conv1(signal)))
+    torch.testing.assert_close(block(signal), F.relu(0.5**0.5 * (signal + end)))
+    with pytest.raises(ValueError, match=r"'layer1.0'.* scales the sum itself, but 'layer1.0' does more after it"):
+        convert(original, "learnscalar", images)
+
+
+class TwoSums(nn.Module):
+    """Two residual sums in one forward pass, as a transformer's block has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(self.norm1(x))
+        return x + self.second(self.norm2(x))
+
+
+def test_sum_that_no_module_puts_out_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'1#1'.*scales the sum itself, but '1' does more after it"):
+        convert(network(1, TwoSums), "idshort", X)
+
+
+class InPlace(nn.Module):
+    """A pre-activation whose ReLU writes into what the normalizer put out: without it, that is the stream itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(self.relu(self.norm(x)))
+
+
+class InPlaceFunction(InPlace):
+    """The same by a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(F.relu(self.norm(x), inplace=True))
+
+
+@pytest.mark.parametrize("block", [InPlace, InPlaceFunction])
+def test_activation_no_longer_writes_into_the_stream(block: type[nn.Module]) -> None:
+    model, _ = convert(network(1, block), "small_branch", X)
+    before = X.clone()
+    expected = X + 0.2 * F.linear(X.relu(), model[1].first.weight)
+    torch.testing.assert_close(model[1](X), expected)
+    assert torch.equal(X, before)
+
+
+class ReadsWeight(Block):
+    """Reads its normalizer's weight, as Mamba does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.norm1.weight.dtype))
+
+
+def test_weight_that_the_model_reads_of_a_norm_stays() -> None:
+    model, plan = convert(network(1, ReadsWeight), "fixup", X)
+    assert model[1].norm1.weight.shape == (8,)
+    assert plan.changes.removed[0].left == "RemovedNorm"
+    assert model(X).isfinite().all()
+
+
+class Post(nn.Module):
+    """The branch ends in an activation: no module puts out what β is to multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.first(self.norm(x)))
+
+
+class Functional(nn.Module):
+    """Normalizes in its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(F.layer_norm(x, (8,)))
+
+
+class OddNorm(nn.Module):
+    """Calls itself a normalizer and is none that anybody knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().amax(-1, keepdim=True)
+
+
+class Odd(Block):
+    """Holds an odd normalizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = OddNorm()
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        (network(1, Post), "skipinit", r"'1.first': an activation stands between it and the sum '1'"),
+        (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
+        (network(1, Odd), "fixup", r"'1.norm1': OddNorm is no normalizer we know"),
+        (network(1), "batchnorm", r"nothing to convert to"),
+        (network(1), "convshort", r"puts a new convolution into every shortcut"),
+        (network(1), "fixup:branches=false", r"takes the branches away"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_by_name(model: nn.Module, method: str, message: str) -> None:
+    state, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
+    for attempt in (convert, convert_):
+        with pytest.raises(ValueError, match=message):
+            attempt(model, method, X)
+        assert [type(m) for m in model.modules()] == kinds
+        assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+def test_model_is_put_back_when_conversion_fails_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network().train()
+    model[1].eval()
+    handle = model[1].register_forward_hook(lambda *_: None)
+    before = copy.deepcopy(model)
+    monkeypatch.setattr("normfree.conversion.converting._check_result", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert_(model, "nf", X)
+    assert [type(m) for m in model.modules()] == [type(m) for m in before.modules()]
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+    )
+    assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
+    assert len(model[1]._forward_hooks) == 1
+    assert not model[1]._forward_pre_hooks
+    handle.remove()
+
+
+def test_original_is_untouched() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet18(num_classes=4).train()
+    model.layer1.eval()
+    before = copy.deepcopy(model)
+    modules = list(model.modules())
+    random = torch.get_rng_state()
+    seeded = torch.Generator().manual_seed
+    images = torch.randn(2, 3, 32, 32, generator=seeded(0))
+    for method in ("fixup", "lsuv"):
+        convert(model, method, images, generator=seeded(1))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert list(model.modules()) == modules
+    assert [type(m) for m in modules] == [type(m) for m in before.modules()]
+    assert [m.training for m in modules] == [m.training for m in before.modules()]
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+    )
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf", "wn", "dyt"])
+def test_one_seed_gives_one_model(method: str) -> None:
+    states = [convert(network(), method, X, generator=torch.Generator().manual_seed(5))[0].state_dict() for _ in "ab"]
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf", "wn", "dyt", "learnscalar"])
+def test_converted_model_is_copied_pickled_and_loaded(method: str) -> None:
+    model, _ = convert(network(), method, X)
+    perturb_(model)
+    out = model(X)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    twin, _ = convert(network(), method, X, generator=torch.Generator().manual_seed(9))
+    twin.load_state_dict(model.state_dict())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False), twin):
+        assert torch.equal(other(X), out)
+
+
+def test_layer_scale_starts_at_one() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model, plan = convert(torchvision.models.convnext_tiny(num_classes=4), "skipinit", torch.randn(1, 3, 32, 32))
+    assert torch.equal(model.features[1][0].layer_scale, torch.ones(96, 1, 1))
+    assert ("features.1.0.layer_scale", pytest.approx(1e6)) in [(s.name, s.factor) for s in plan.changes.scaled]
+    assert model.features[1][0].block[5].beta.item() == 0
+
+
+def test_fused_activation_stays() -> None:
+    timm = pytest.importorskip("timm")
+    _, plan = convert(timm.create_model("resnetv2_50", num_classes=4), "fixup", torch.randn(2, 3, 32, 32))
+    assert {(r.kind, r.left) for r in plan.changes.removed} == {("BatchNormAct2d", "ReLU")}
+
+
+def test_frozen_and_synchronized_norms_go() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    frozen = torchvision.models.resnet18(norm_layer=torchvision.ops.FrozenBatchNorm2d)
+    model, plan = convert(frozen, "skipinit", torch.randn(1, 3, 32, 32))
+    assert {r.kind for r in plan.changes.removed} == {"FrozenBatchNorm2d"}
+    assert not norms(model)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, lambda c: nn.GroupNorm(2, c)])
+@pytest.mark.parametrize("method", ["fixup", "dyt"])
+def test_every_norm_of_torch_goes(norm: type[nn.Module], method: str) -> None:
+    class Normed(Block):
+        def __init__(self) -> None:
+            super().__init__(norm=norm)
+
+    model, _ = convert(network(2, Normed), method, X)
+    assert not any(isinstance(m, NORM_TYPES) for m in model.modules())
+    assert sum(isinstance(m, DynamicTanh) for m in model.modules()) == (5 if method == "dyt" else 0)
+    assert model(X).isfinite().all()
+
+
+def test_transformer_layer_of_torch_computes_the_same_with_and_without_gradients() -> None:
+    """In inference its fast path would run layer norm inside one kernel."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 4)).eval()
+    tokens = torch.randn(2, 5, 8)
+    converted, plan = convert(model, "fixup", tokens)
+    assert [b.depth for b in plan.branches] == [4, 2, 4, 2]
+    perturb_(converted)
+    with torch.no_grad():
+        fast = converted(tokens)
+    torch.testing.assert_close(fast, converted(tokens))
+    attention = converted[1].layers[0].self_attn
+    plain = copy.deepcopy(attention)
+    plain.__class__ = nn.MultiheadAttention
+    entered = tokens + attention.shift
+    expected = attention.beta * plain(entered, entered, entered)[0] + attention.delta
+    torch.testing.assert_close(attention(tokens, tokens, tokens)[0], expected)
+
+
+def plain_network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Flatten(), nn.Linear(128, 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["wn", "nf", "lsuv", "he_in", "dyt"])
+def test_network_without_sums_gets_what_can_be_done(method: str) -> None:
+    model, plan = convert(plain_network(), method, torch.randn(4, 3, 8, 8))
+    assert not norms(model)
+    assert "no residual sum was found" in plan.changes.notes[0]
+    assert "no residual branches" in str(plan)
+
+
+def test_network_without_sums_is_told_what_can_be_done() -> None:
+    with pytest.raises(
+        ValueError, match=r"'fixup' works on residual branches, but no residual sum .*'nf'.*'wn'.*'lsuv'"
+    ):
+        convert(plain_network(), "fixup", torch.randn(4, 3, 8, 8))
+
+
+def test_changes_are_counted_and_printed() -> None:
+    original = network()
+    model, plan = convert(original, "fixup", X)
+    changes = plan.changes
+    assert changes.parameters_before == sum(p.numel() for p in original.parameters())
+    assert changes.parameters_after == sum(p.numel() for p in model.parameters())
+    names = dict(model.named_parameters())
+    assert all(a.name in names for a in changes.added)
+    assert json.loads(json.dumps(plan.to_json()))["changes"]["removed"][0]["kind"] == "LayerNorm"
+    text = str(plan)
+    assert "3 residual branches" in text
+    assert "removed  7 × LayerNorm" in text
+    assert "3 × multiplier β (learnable)" in text
+    assert len(text.splitlines()) < 12
+
+
+def test_layers_outside_branches_put_out_unit_variance() -> None:
+    """Without normalization a block that is not residual would pass on whatever level it was given."""
+    torchvision = pytest.importorskip("torchvision")
+    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    model, plan = convert(torchvision.models.mobilenet_v3_small(num_classes=4), "skipinit", images)
+    seen = {}
+    modules = dict(model.named_modules())
+    for layer in plan.body:
+        modules[layer.name].register_forward_hook(lambda m, a, out, n=layer.name: seen.update({n: out.std().item()}))
+    model.eval()(images)
+    assert seen
+    assert all(std == pytest.approx(1.0, rel=0.02) for std in seen.values())
+
+
+def test_embedding_starts_the_stream_at_unit_variance() -> None:
+    transformers = pytest.importorskip("transformers")
+    ids = torch.arange(16).view(2, 8)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    original = transformers.GPT2LMHeadModel(config)
+    model, _ = convert(original, "rezero", {"input_ids": ids})
+    streams = []
+    model.transformer.h[0].register_forward_pre_hook(lambda m, args: streams.append(args[0].std().item()))
+    model.eval()(input_ids=ids)
+    assert streams[0] == pytest.approx(1.0, rel=0.2)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    torch.testing.assert_close(model.lm_head.weight, original.lm_head.weight)  # the classifier's scale stays
+
+
+def test_hand_written_plan_overrules_discovery() -> None:
+    plan = normfree.discover(network(), X)
+    _, converted = convert(network(), "skipinit", X, plan=normfree.ResidualPlan(plan.branches[:1], plan.stem))
+    assert [a.name for a in converted.changes.added] == ["1.second.beta"]
+    assert "2.first.weight" in converted.changes.notes[0]
+
+
+def test_example_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"expected a model that runs"):
+        convert(network(), "fixup", torch.zeros(2, 5))
