@@ -48,19 +48,10 @@ def test_readme_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(loss, torch.Tensor)
     assert loss.item() == pytest.approx(2.302585, abs=1e-5)  # ln 10: Fixup starts with zero logits
 
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = torch.nn.Conv2d(8, 8, 3, padding=1)
-            self.two = torch.nn.Conv2d(8, 8, 3, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.two(torch.relu(self.one(torch.relu(x))))
-
-    head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 10))
-    scope["my_model"] = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 4), Block(), Block(), *head)
     exec(compile(own_block, "README.md", "exec"), scope)
-    assert len(scope["plan"].branches) == 2  # type: ignore[attr-defined]
+    assert len(scope["plan"].branches) == 16  # type: ignore[attr-defined]
+    converted = scope["converted"]
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in converted.modules())  # type: ignore[attr-defined]
     exec(compile(diagnose_block, "README.md", "exec"), scope)
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert len((tmp_path / "signal.jsonl").read_text(encoding="utf-8").splitlines()) == 1

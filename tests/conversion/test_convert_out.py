@@ -17,7 +17,9 @@ def resnet18(method: str) -> nn.Module:
     torchvision = pytest.importorskip("torchvision")
     model, _ = convert(torchvision.models.resnet18(num_classes=4), method, IMAGES)
     with torch.no_grad():
-        for p in (p for p in model.parameters() if p.requires_grad):  # else the branches are 0 and every answer is right
+        for p in (
+            p for p in model.parameters() if p.requires_grad
+        ):  # else the branches are 0 and every answer is right
             p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
     return model
 

@@ -11,6 +11,7 @@ import typer
 
 from normfree import __version__
 from normfree.cli.compare import compare_methods
+from normfree.cli.convert import convert_model
 from normfree.cli.data import data_app
 from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command("methods")(list_methods)
 app.command("models")(list_models)
 app.command("diagnose")(diagnose_model)
+app.command("convert")(convert_model)
 app.command("train")(train_model)
 app.command("evaluate")(evaluate_run)
 app.command("compare")(compare_methods)

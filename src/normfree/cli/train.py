@@ -142,7 +142,7 @@ def _command(
 
 def _new_folder(config: TrainConfig) -> Path:
     """A folder below runs/ that no run has taken."""
-    method = config.method.replace(":", "-").replace("/", "over").replace("=", "").replace(",", "-")
+    method = config.method.replace(":", "-").replace("/", "over").replace("=", "").replace(",", "-").replace(" ", "-")
     model = config.model.replace(":", "-")
     base = Path("runs") / f"{model}-{method}-{config.data.partition(':')[0]}-seed{config.seed}"
     number = 1

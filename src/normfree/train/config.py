@@ -30,7 +30,7 @@ class TrainConfig:
 
     # What is trained
     model: str = "resnet20"  # the model's name, see `normfree models`
-    method: str = "fixup"  # the method's name and options, see `normfree methods`
+    method: str = "fixup"  # the method's name and options, see `normfree methods`; 'as built' converts nothing
     form: Literal["post", "pre", "linear"] | None = None  # the block form; none for the method's or model's own
 
     # On what
