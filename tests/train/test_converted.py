@@ -159,6 +159,7 @@ def test_plan_alone_is_refused() -> None:
         nf.fit(config("fixup"), plan=plan)
 
 
+@pytest.mark.slow
 def test_converted_network_learns_as_well_as_its_original() -> None:
     """In the same few epochs within a few points of batch norm; on a GPU with CIFAR-10 three are asked for."""
     data = tiny_images(2500, 1000, "fashion")
