@@ -4,5 +4,18 @@ from normfree.conversion.batchnorm import fold_batchnorm
 from normfree.conversion.changes import Added, Changes, Removed, Scaled
 from normfree.conversion.converting import convert, convert_
 from normfree.conversion.fold import fold_
+from normfree.conversion.saving import load_converted, read_plan, save_converted
 
-__all__ = ["Added", "Changes", "Removed", "Scaled", "convert", "convert_", "fold_", "fold_batchnorm"]
+__all__ = [
+    "Added",
+    "Changes",
+    "Removed",
+    "Scaled",
+    "convert",
+    "convert_",
+    "fold_",
+    "fold_batchnorm",
+    "load_converted",
+    "read_plan",
+    "save_converted",
+]
