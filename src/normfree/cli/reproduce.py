@@ -60,8 +60,9 @@ def _run(
     from normfree.experiments.reproduction import reproduce
     from normfree.experiments.results import stored
     from normfree.report.progress import progress
+    from normfree.train.hardware import device_of
 
-    _check_device(device)
+    device_of(device)  # refuses one that is not there
     # A stored result of other seeds is good enough unless a number of seeds is asked for.
     kept = None if again or seeds is not None else stored(out, claim, scale)
     chosen = tuple(kept["seeds"]) if kept else tuple(range(seeds)) if seeds else claim.seeds_at(scale)
@@ -72,16 +73,6 @@ def _run(
     if not silent:
         _print(claim, settings, result, judgement, out, is_stored=result["date"] < start)
     return claim, result, judgement
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"expected a device such as cpu or cuda, got '{device}': {reason}") from error
 
 
 def _print(

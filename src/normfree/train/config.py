@@ -180,7 +180,7 @@ class TrainConfig:
         and the result names the hardware. What changes only the rounding (compile, graph, channels_last, …) counts,
         because a run that is continued must go on bit for bit.
         """
-        counted = {name: value for name, value in asdict(self).items() if name not in _NOT_COUNTED}
+        counted = {name: value for name, value in asdict(self).items() if name not in FREE}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -211,7 +211,8 @@ class TrainConfig:
 
 
 _DEEP = 400  # residual branches
-_NOT_COUNTED = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+# What changes no number of a run, so that it may differ when one is resumed; `fingerprint` says why.
+FREE = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
 
 _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("not to be empty", bool, ("model", "method", "data", "data_dir", "device")),

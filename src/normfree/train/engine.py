@@ -28,7 +28,7 @@ from normfree.nn.residual import reset_precision_
 from normfree.optim.masters import Masters
 from normfree.optim.rules import UpdateRule
 from normfree.plan import ResidualPlan
-from normfree.train.config import TrainConfig
+from normfree.train.config import FREE, TrainConfig
 from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import Processes, desynchronize_, joined, synchronize_
 from normfree.train.evaluation import Score, score
@@ -52,7 +52,6 @@ from normfree.train.subject import (
 
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
-_FREE = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
 
 
 def fit(
@@ -307,7 +306,7 @@ class _Run:
 
     def _resume(self, folder: RunFolder) -> None:
         if folder.config_path.exists():
-            free = _FREE if self.processes.world == 1 else {*_FREE, "graph"}  # which one process may have had
+            free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which one process may have had
             require_same(asdict(TrainConfig.from_toml(folder.config_path)), asdict(self.config), folder.path, free=free)
         if folder.status == "diverged":
             raise ValueError(

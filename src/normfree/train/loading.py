@@ -17,6 +17,7 @@ from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
 from normfree.train.evaluation import Score, score
 from normfree.train.forward import apply_precision_
+from normfree.train.hardware import device_of
 from normfree.train.inputs import inputs_of, open_data
 from normfree.train.runs import RunFolder
 
@@ -106,14 +107,15 @@ def evaluate(run: str | Path, *, device: str = "cpu", data_dir: str | None = Non
     config = read_config(run)
     if data_dir is not None:
         config = replace(config, data_dir=data_dir)
+    place = device_of(device)
     model = load(run, device=device)
-    precision = config.precision if torch.device(device).type == "cuda" else "float32"
+    precision = config.precision if place.type == "cuda" else "float32"
     dtype = apply_precision_(model, precision)
     layout = bool(config.channels_last)
     inputs = inputs_of(
         config,
         open_data(config),
-        device=torch.device(device),
+        device=place,
         dtype=dtype,
         channels_last=layout,
         processes=Processes(),
