@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments import compare as room
@@ -164,7 +165,7 @@ def test_depth_is_the_number_of_layers_in_a_row() -> None:
         ({"methods": ["fixupp"]}, "did you mean 'fixup'"),
         ({"models": ["resnt20"]}, "did you mean 'resnet20'"),
         ({"models": ["mlp-4-8"]}, "method 'fixup' does not admit model 'mlp-4-8'"),
-        ({"models": ["torchvision:resnet18"]}, "expected models by name"),
+        ({"models": ["torchvision:resnet18"]}, "expected a model that gives images"),
         ({"models": []}, "expected at least one model"),
         ({"lrs": ()}, "expected at least one learning rate"),
         ({"jobs": 0}, "expected at least 1 job"),
@@ -225,3 +226,14 @@ def test_signal_stops_the_processes_and_keeps_their_runs(tmp_path: Path) -> None
     found = compare(long, **SMALL, out=tmp_path, jobs=2)
     assert (found.signal, found.runs) == (signal.SIGINT, ())
     assert {RunFolder(folder).status for folder in tmp_path.iterdir()} == {"interrupted"}
+
+
+def test_a_model_of_others_is_compared_with_what_it_becomes(tmp_path: Path) -> None:
+    base = BASE.with_changes(batch_size=3000)  # one step
+    state = torch.random.get_rng_state()
+    found = compare(base, methods=["as built", "fixup"], models=["thin_resnet:deeper"], out=tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert [(r.method, r.depth, r.status) for r in found.runs] == [
+        ("as built", 10, "finished"),
+        ("fixup", 10, "finished"),
+    ]

@@ -18,7 +18,11 @@ def compare_methods(
         list[str] | None, typer.Option("--method", "-m", help="A method; may come again (default: fixup, batchnorm).")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A model, best one a depth (default: resnet8, resnet20).")
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="A model of ours, best one a depth, or torchvision:resnet18, … (default: resnet8, resnet20).",
+        ),
     ] = None,
     recipe: Annotated[str, typer.Option("--recipe", help="The rest of a run; see normfree train --list.")] = "fashion",
     changes: Annotated[

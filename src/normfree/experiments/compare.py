@@ -15,17 +15,19 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.folder import Folder
 from normfree.experiments.comparison import Comparison, Run
 from normfree.experiments.workers import run_tasks
+from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.plan import ResidualPlan
 from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.config import FREE
 from normfree.train.inputs import example_of, open_data
 from normfree.train.signals import Stop
+from normfree.train.subject import model_of
 
 Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
-_ELSEWHERE = ("data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard")
 
 
 class Task(NamedTuple):
@@ -48,6 +50,7 @@ def compare(
 ) -> Comparison:
     """Train every method in every model with every seed and learning rate, and put the results side by side.
 
+    A model of others is converted by each method, or left alone by 'as built'.
     The rest of a run is as in `base`; without `lrs`, so is the learning rate. Each run has a folder below `out`, named
     after its settings and their fingerprint: a finished or diverged one is read, an interrupted one goes on. `jobs`
     processes train at once, each with one thread; one job trains in this process, with all of torch's threads. SIGINT
@@ -83,7 +86,7 @@ def compare(
     ]
     runs, signal = _run(tasks, depths, jobs, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
-    settings = {key: value for key, value in asdict(base).items() if key not in (*VARIED, *_ELSEWHERE)}
+    settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *FREE}}
     return Comparison(
         runs=tuple(sorted(runs, key=lambda run: (run.depth, order[run.folder]))),
         settings=settings,
@@ -117,14 +120,13 @@ def _depths(
     example = torch.zeros_like(example_of(base, data, 2))
     depths = {}
     for model in models:
-        if is_foreign(model):
-            raise ValueError(
-                f"expected models by name, which take any method, got '{model}'; see normfree models, or train it "
-                "with: normfree train --set model=…"
-            )
         for method in methods:
-            plan = build(model, get(method), form=base.form, example=example, device="meta").plan
-            depths[model] = layers(plan)
+            if is_foreign(model):
+                with torch.random.fork_rng(devices=[]):
+                    built, plan = model_of(base.with_changes(model=model, method=method), data)
+                depths[model] = layers(plan or discover(built, example))
+            else:
+                depths[model] = layers(build(model, get(method), form=base.form, example=example, device="meta").plan)
     return depths
 
 
