@@ -15,8 +15,9 @@ import torch
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments import compare as room
-from normfree.experiments.compare import compare, layers, task_of
+from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Run, page, panel, save, table
+from normfree.experiments.runs import Task, folder_name
 from normfree.experiments.workers import run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
@@ -106,7 +107,8 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path: Path, fitted: list[T
 
 
 def test_interrupted_run_goes_on(tmp_path: Path, fitted: list[TrainConfig]) -> None:
-    task = task_of(BASE.with_changes(method="fixup", model="resmlp-3-8", epochs=30), tmp_path)
+    config = BASE.with_changes(method="fixup", model="resmlp-3-8", epochs=30)
+    task = Task(config, tmp_path / folder_name(config))
     threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGTERM)).start()
     found = compare(BASE.with_changes(epochs=3000), methods=["fixup"], models=["resmlp-3-8"], out=tmp_path)
     assert found.signal == signal.SIGTERM

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 if TYPE_CHECKING:
     from normfree.experiments.claims import Claim, Judgement, Row, Scale, Settings
 
+
+class Training(NamedTuple):
+    """Which runs may be trained, by parts of their names, and how many at a time."""
+
+    only: Sequence[str] | None
+    jobs: int | None
+
+
+WORK = Path("runs/claims")  # runs under way, with their checkpoints
 _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
 
 
@@ -24,11 +34,17 @@ def reproduce_claims(
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder with CIFAR-10.")] = Path(".data"),
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
     device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
-    again: Annotated[bool, typer.Option("--again", help="Run also what has a stored result.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what has a stored result.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="TEXT", help="Train only runs with this in their name.")
+    ] = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the runs that are kept.")] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
 ) -> None:
     """Run claims of the papers and judge them, or list them all.
 
-    A stored result is judged again without a run. The exit status is 1 when a claim fails, and 0 when all hold, be it
+    A stored result is judged again without a run, and a training run that is kept below the results is not made again:
+    a reproduction can be stopped and gone on with. The exit status is 1 when a claim fails, and 0 when all hold, be it
     in part.
 
     For example: normfree reproduce robust/fig2 normdead/fig4
@@ -43,7 +59,9 @@ def reproduce_claims(
         _list(out, as_json)
         return
     wanted = [get(claim_id) for claim_id in dict.fromkeys(claims)]  # all names are checked before any is run
-    judged = [_run(claim, "quick" if quick else "full", seeds, data, out, device, again, as_json) for claim in wanted]
+    trained = Training((), jobs) if kept else Training(only or None, jobs)
+    scale: Scale = "quick" if quick else "full"
+    judged = [_run(claim, scale, seeds, data, out, device, again, as_json, trained) for claim in wanted]
     if as_json:
         import json
 
@@ -53,12 +71,23 @@ def reproduce_claims(
 
 
 def _run(
-    claim: Claim, scale: Scale, seeds: int | None, data: Path, out: Path, device: str, again: bool, silent: bool
+    claim: Claim,
+    scale: Scale,
+    seeds: int | None,
+    data: Path,
+    out: Path,
+    device: str,
+    again: bool,
+    silent: bool,
+    trained: Training,
 ) -> tuple[Claim, dict[str, Any], Judgement]:
     """Reproduce one claim and print its checks."""
+    from normfree.cli.compare import default_jobs
     from normfree.experiments.claims import Settings
     from normfree.experiments.reproduction import reproduce
     from normfree.experiments.results import stored
+    from normfree.experiments.trainings import StoppedError, Trainings
+    from normfree.report import open_console
     from normfree.report.progress import progress
     from normfree.train.hardware import device_of
 
@@ -67,11 +96,24 @@ def _run(
     kept = None if again or seeds is not None else stored(out, claim, scale)
     chosen = tuple(kept["seeds"]) if kept else tuple(range(seeds)) if seeds else claim.seeds_at(scale)
     with progress(claim.id) as update:
-        settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=update)
+        trainings = Trainings(
+            out / "runs",
+            WORK,
+            device=device,
+            data=data,
+            jobs=trained.jobs or default_jobs(device),
+            only=trained.only,
+            progress=update,
+        )
+        settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=update, trainings=trainings)
         start = datetime.now(UTC).isoformat(timespec="seconds")
-        result, judgement = reproduce(claim.id, settings, out, again=again)
+        try:
+            result, judgement = reproduce(claim.id, settings, out, again=again)
+        except StoppedError as stopped:
+            open_console(stderr=True).print("stopped; what is done is kept, and the same command goes on")
+            raise typer.Exit(128 + stopped.signal) from None
     if not silent:
-        _print(claim, settings, result, judgement, out, is_stored=result["date"] < start)
+        _print(claim, settings, result, judgement, out, is_stored=kept is not None and result["date"] < start)
     return claim, result, judgement
 
 

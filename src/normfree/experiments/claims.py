@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.methods import unknown
 from normfree.report import Table
 from normfree.report.panels import Panel
+
+if TYPE_CHECKING:
+    from normfree.experiments.trainings import Trained, Trainings
+    from normfree.train import TrainConfig
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -40,13 +44,17 @@ def _silent(done: int, total: int, what: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a claim is run: at which scale, with which seeds, on which device, on the data of which folder."""
+    """How a claim is run: at which scale, with which seeds, on which device, on the data of which folder.
+
+    `trainings` makes or finds the runs of a claim that needs training.
+    """
 
     scale: Scale = "full"
     seeds: tuple[int, ...] = (0,)
     device: str = "cpu"
     data: Path | None = None
     progress: Progress = _silent
+    trainings: Trainings | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -60,6 +68,12 @@ class Settings:
     def quick(self) -> bool:
         """Whether small stand-ins are wanted."""
         return self.scale == "quick"
+
+    def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
+        """The runs of these names; None for one that is not there and was not to be made."""
+        if self.trainings is None:
+            raise ValueError("expected settings with trainings for a claim that trains, got none; pass trainings=")
+        return self.trainings(wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,13 +13,14 @@ from normfree.data import ImageSet
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.folder import Folder
 from normfree.experiments.comparison import Comparison, Run
+from normfree.experiments.runs import Task, ended, folder_name, train
 from normfree.experiments.workers import run_tasks
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.plan import ResidualPlan
-from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train import TrainConfig
 from normfree.train.config import FREE
 from normfree.train.inputs import example_of, open_data
 from normfree.train.signals import Stop
@@ -28,13 +28,6 @@ from normfree.train.subject import model_of
 
 Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
-
-
-class Task(NamedTuple):
-    """One run: what is trained, and where it is kept."""
-
-    config: TrainConfig
-    folder: Path
 
 
 def compare(
@@ -77,13 +70,14 @@ def compare(
     specs = tuple(dict.fromkeys(methods))
     depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
     # The deepest first: the processes then end at about the same time, and the time left is not estimated too low.
-    tasks = [
-        task_of(base.with_changes(method=method, model=model, lr=lr, seed=seed), out)
+    configs = [
+        base.with_changes(method=method, model=model, lr=lr, seed=seed)
         for model in sorted(depths, key=lambda name: -depths[name])
         for method in specs
         for lr in rates
         for seed in dict.fromkeys(seeds)
     ]
+    tasks = [Task(config, out / folder_name(config)) for config in configs]
     runs, signal = _run(tasks, depths, jobs, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
     settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *FREE}}
@@ -97,12 +91,6 @@ def compare(
         linear_accuracy=LINEAR_ACCURACY if base.data == "fashion14" else None,
         signal=signal,
     )
-
-
-def task_of(config: TrainConfig, out: Path) -> Task:
-    """A run and its folder below `out`."""
-    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
-    return Task(config, out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', words)}-{config.fingerprint()}")
 
 
 def layers(plan: ResidualPlan) -> int:
@@ -134,7 +122,7 @@ def _run(
     tasks: Sequence[Task], depths: dict[str, int], jobs: int, progress: Progress | None
 ) -> tuple[list[Run], int | None]:
     """The runs that ended, and the signal that kept others from it."""
-    found = {task: _stored(task) for task in tasks}
+    found = {task: ended(task.folder) for task in tasks}
     runs = [_record(task.config, task.folder.name, depths, result) for task, result in found.items() if result]
     left = [task for task, result in found.items() if not result]
 
@@ -155,17 +143,6 @@ def _run(
             runs.append(_record(task.config, task.folder.name, depths, result))
             tell(str(runs[-1]))
         return runs, stop.requested or signal
-
-
-def _stored(task: Task) -> dict[str, Any] | None:
-    """The result of a run that ended, if it did."""
-    folder = RunFolder(task.folder)
-    return folder.read_result() if folder.status in ("finished", "diverged") else None
-
-
-def train(task: Task) -> dict[str, Any]:
-    """Train one run in its folder, or go on with it."""
-    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False).to_json()
 
 
 def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: dict[str, Any]) -> Run:

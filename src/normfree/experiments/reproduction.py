@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
-from normfree.experiments.results import Result, collect, panels_of, result_path, stored
+from normfree.experiments.results import Result, collect, is_whole, panels_of, result_path, stored
 from normfree.files import replacing, write_json
 
 RESULTS = Path("results")
@@ -18,14 +18,15 @@ def reproduce(
     """Run a claim and judge it; its result and picture are written below `out`.
 
     A stored result is taken instead of a new run when it is of this measurement and has the seeds that are asked for;
-    `again` runs it all the same. An interrupted run leaves what was there before.
+    `again` runs it all the same; so does a stored one for which runs are missing, since there may be more of them now.
+    An interrupted run leaves what was there before.
 
     Raises `ValueError` for an unknown claim, one that cannot be run here, and a stored file that is no result.
     """
     claim = get(claim_id)
     settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
     result = None if again else stored(out, claim, settings.scale)
-    if result is None or tuple(result["seeds"]) != settings.seeds:
+    if result is None or tuple(result["seeds"]) != settings.seeds or not is_whole(result):
         result = run(claim, settings)
         write_json(result_path(out, claim, settings.scale), result)
         draw(claim, result, out)

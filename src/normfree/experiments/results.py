@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from normfree.experiments.claims import Claim, Measurement, Scale, Settings
+from normfree.experiments.runs import folder_name, gpu_seconds
 from normfree.files import NOT_FINITE
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel
@@ -55,7 +56,17 @@ def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds:
             for t in measurement.tables
         ],
         "notes": list(measurement.notes),
+        **_runs(settings),
     }
+
+
+def _runs(settings: Settings) -> dict[str, Any]:
+    """The training runs behind a result, by name: the folder that keeps it, or about how long it would take."""
+    trainings = settings.trainings
+    if trainings is None or not trainings.asked:
+        return {}
+    missing = {name: {"gpu_seconds": round(gpu_seconds(config))} for name, config in trainings.missing.items()}
+    return {"runs": {n: missing.get(n, {"folder": folder_name(config)}) for n, config in trainings.asked.items()}}
 
 
 def summarize(value: float | Sequence[float]) -> dict[str, Any]:
@@ -109,6 +120,11 @@ def read_result(path: Path) -> Result:
         if not isinstance(result.get(key), kind):
             raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
     return {key: _decode(value) if key in _NUMERIC else value for key, value in result.items()}
+
+
+def is_whole(result: Result) -> bool:
+    """Whether all runs behind a result were made."""
+    return all("folder" in run for run in result.get("runs", {}).values())
 
 
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:

@@ -1,0 +1,62 @@
+"""One training run as a task: what is trained, in which folder; never twice, and from where it stopped."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from normfree.models import build
+from normfree.train import RunFolder, TrainConfig, fit
+
+# What one H200 was measured to do: operations a second of a wide network, seconds an image and layer of a narrow one,
+# and seconds to set up.
+_FLOPS, _NARROW, _SET_UP = 4e14, 0.5e-6, 40.0
+_IMAGES = 50_000
+
+
+class Task(NamedTuple):
+    """One run: what is trained, and where it is kept."""
+
+    config: TrainConfig
+    folder: Path
+
+
+def folder_name(config: TrainConfig) -> str:
+    """A run's name, which tells what it is: its main settings, and the fingerprint of all that change its numbers."""
+    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', words)}-{config.fingerprint()}"
+
+
+def ended(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that finished or diverged, if it did."""
+    run = RunFolder(folder)
+    return run.read_result() if run.status in ("finished", "diverged") else None
+
+
+def train(task: Task) -> dict[str, Any]:
+    """Train one run in its folder, or go on with it; one that has ended is read."""
+    done = ended(task.folder)
+    if done is not None:
+        return done
+    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False).to_json()
+
+
+def gpu_seconds(config: TrainConfig) -> float:
+    """About how long a run takes on one H200, for planning."""
+    layers, operations = _size(config.model)
+    return _SET_UP + config.epochs * _IMAGES * max(layers * _NARROW, 3 * operations / _FLOPS)
+
+
+@cache
+def _size(model: str) -> tuple[int, int]:
+    """Weight layers of a model, and operations of a forward pass of one image in the shape of CIFAR-10."""
+    x = torch.empty(2, 3, 32, 32, device="meta")
+    network = build(model, "he_in", example=x, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(x)
+    return sum(1 for p in network.parameters() if p.dim() > 1), counter.get_total_flops() // 2
