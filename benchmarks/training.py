@@ -91,17 +91,17 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure_step(device: str, steps: int, rivals: bool) -> list[dict[str, Any]]:
+def measure_step(device: str, steps: int, rivals: str) -> list[dict[str, Any]]:
     rows = []
     for method in ("fixup", "batchnorm"):
         found = engine("resnet110", method, 128, steps, device=device)
         rows.append(_row(f"engine, {method}, whole step", found.images_per_second, found.setup_seconds))
-    for method in ("fixup", "batchnorm") if rivals else ():
+    for method in ("fixup", "batchnorm") if rivals != "none" else ():
         for name, short, compiled in (
             ("PyTorch, float32", False, False),
             ("PyTorch, bf16 autocast, channels last", True, False),
             ("PyTorch, the same in torch.compile(mode='reduce-overhead')", True, True),
-        ):
+        )[: 3 if rivals == "all" else 2]:
             try:
                 speed, setup = rival(method, 128, max(5, steps // 10), device, short=short, compiled=compiled)
             except Exception as error:  # a rival that fails is a result, too
@@ -165,12 +165,12 @@ def main() -> None:
     parser.add_argument("what", choices=["step", "width", "depth"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--no-rivals", action="store_true")
+    parser.add_argument("--rivals", choices=["all", "eager", "none"], default="all", help="eager: no compiled ones")
     parser.add_argument("--depths", default="100,1000,10000")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     if given.what == "step":
-        rows = measure_step(given.device, given.steps, not given.no_rivals)
+        rows = measure_step(given.device, given.steps, given.rivals)
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
     else:

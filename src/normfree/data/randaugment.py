@@ -69,8 +69,17 @@ def randaugment(images: Tensor, operations: Tensor, signs: Tensor, magnitude: in
     return images
 
 
+@torch.library.custom_op(
+    "normfree::randaugment",
+    mutates_args=(),
+    schema="(Tensor images, Tensor operation, Tensor sign, int magnitude) -> Tensor",
+)
 def apply(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
-    """One operation on each sample: `operation` and `sign` are (B,); the sign matters to those that have one."""
+    """One operation on each sample: `operation` and `sign` are (B,); the sign matters to those that have one.
+
+    An operator of its own, which a compiler leaves as it is: fused with the one before it, the compiler of torch 2.11
+    gave wrong pixels on a GPU.
+    """
     operation, sign = operation[:, None, None, None], sign[:, None, None, None]
     moved = _moved(images, operation, sign, magnitude).to(torch.int32)
     changed = _blended(moved, operation, sign, magnitude)
@@ -81,6 +90,11 @@ def apply(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Te
     changed = torch.where(operation == Operation.AUTO_CONTRAST, _stretched(moved), changed)
     changed = torch.where(operation == Operation.EQUALIZE, _equalized(moved), changed)
     return changed.to(torch.uint8)
+
+
+@apply.register_fake
+def _(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
+    return torch.empty_like(images, memory_format=torch.contiguous_format)
 
 
 def _moved(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
@@ -109,23 +123,10 @@ def _moved(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> T
     near_x, near_y = source_x.clamp(0, width - 1), source_y.clamp(0, height - 1)
     outside = (near_x != source_x) | (near_y != source_y)
     place = (near_y * width + near_x).flatten(1)
-    moved: Tensor = _pick(images.flatten(2), place)
+    channels = images.shape[1]
+    moved = images.flatten(2).gather(2, place[:, None].expand(-1, channels, -1))
     return moved.view_as(images).masked_fill(outside, 0)
 
-
-@torch.library.custom_op("normfree::pick", mutates_args=(), schema="(Tensor pixels, Tensor place) -> Tensor")
-def _pick(pixels: Tensor, place: Tensor) -> Tensor:
-    """Pixels (n, C, HW) from the places (n, HW) of their image.
-
-    An operator of its own, so that a compiler finishes the image before pixels are picked from it: as a plain gather,
-    three operations in a row, compiled for a GPU by torch 2.11, gave wrong pixels, and others every time.
-    """
-    return pixels.gather(2, place[:, None].expand(-1, pixels.shape[1], -1))
-
-
-@_pick.register_fake
-def _(pixels: Tensor, place: Tensor) -> Tensor:
-    return pixels.new_empty(pixels.shape)
 
 
 def _blended(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:

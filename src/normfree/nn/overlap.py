@@ -38,9 +38,10 @@ class _Lane:
         return done
 
     def join(self) -> None:
-        """Let the current stream wait for all of it."""
-        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        self._under_way.clear()
+        """Let the current stream wait for all of it, if there is any: a capture knows no stream that was not used."""
+        if self._under_way:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self._under_way.clear()
 
 
 _open: dict[torch.device, _Lane] = {}  # the backward pass runs in a thread of its own, so no context variable would do
