@@ -83,6 +83,8 @@ def test_torchvision_and_timm_are_built_with_random_weights() -> None:
         first, second = create("torchvision:resnet18"), create("torchvision:resnet18")
         assert not torch.equal(first.get_parameter("conv1.weight"), second.get_parameter("conv1.weight"))
         assert isinstance(create("timm:test_resnet"), nn.Module)
+        for name in ("torchvision:resnet18", "timm:test_resnet"):
+            assert create(name, classes=7).eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
 
 
 @pytest.mark.parametrize(

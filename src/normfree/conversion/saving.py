@@ -122,13 +122,13 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     return model.eval(), plan
 
 
-def original(factory: Factory) -> nn.Module:
-    """The model that a factory gives; its draws come from a generator of its own."""
+def original(factory: Factory, classes: int | None = None) -> nn.Module:
+    """The model that a factory gives, or `create` by name; its draws come from a generator of its own."""
     if isinstance(factory, nn.Module):
         return copy.deepcopy(factory)
     with torch.random.fork_rng(devices=[]):  # constructors draw from the global generator
         torch.manual_seed(0)
-        model = create(factory) if isinstance(factory, str) else factory()
+        model = create(factory, classes=classes) if isinstance(factory, str) else factory()
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected the factory to give a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -21,26 +21,29 @@ def is_foreign(name: str) -> bool:
     return ":" in name
 
 
-def create(name: str) -> nn.Module:
+def create(name: str, *, classes: int | None = None) -> nn.Module:
     """Build a model with random weights from torchvision, timm, or a factory without arguments of any module.
+
+    One of torchvision or timm has as many `classes` as are asked for, else its own number; a factory decides itself.
 
     Raises `ValueError` when the package, module or name is not found, or when what it gives is no model.
     """
     source, _, target = name.partition(":")
     if not source or not target:
         raise ValueError(f"expected a model such as 'torchvision:resnet50' or 'package.module:factory', got '{name}'")
+    asked = {} if classes is None else {"num_classes": classes}
     if source == "torchvision":
         library = _import("torchvision.models", name, "install normfree[vision]")
         known = library.list_models()
         if target not in known:
             raise unknown("model of torchvision", target, known)
-        model = library.get_model(target, weights=None)
+        model = library.get_model(target, weights=None, **asked)
     elif source == "timm":
         library = _import("timm", name, "install normfree[vision]")
         known = library.list_models()
         if target not in known:
             raise unknown("model of timm", target, known)
-        model = library.create_model(target, pretrained=False)
+        model = library.create_model(target, pretrained=False, **asked)
     else:
         factory = named_object(name)
         model = factory if isinstance(factory, nn.Module) else _call(factory, name)

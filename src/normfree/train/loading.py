@@ -78,7 +78,7 @@ def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fac
                 example=torch.zeros(2, *state["input_shape"]),
                 device="meta",
             ).to_empty(device="cpu")
-    made = original(config.model if factory is None else factory)
+    made = original(config.model if factory is None else factory, len(state["classes"]))
     if not (folder / PLAN).exists():
         return made
     noise = torch.randn(2, *state["input_shape"], generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
 from normfree.data.folder import Folder
 from normfree.methods import get
-from normfree.models import Network, build
+from normfree.models import Stated, build
 from normfree.models.foreign import create, is_foreign
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan
@@ -38,7 +38,7 @@ def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> tup
             generator=generator,
         )
         return network, None
-    model = create(config.model)
+    model = create(config.model, classes=class_count(data))
     if config.method == AS_BUILT:
         return model, None
     few = example_of(config, data, 64 if get(config.method).needs_example else 16)
@@ -62,7 +62,7 @@ def as_given(
     The method of a given model is the one that its plan says it was converted by, else the one that comes with a plan.
     """
     given: dict[str, Any] = {}
-    if isinstance(model, Network):
+    if isinstance(model, Stated):
         given = {"model": model.name, "method": model.method.spec, "form": model.form}
     elif model is not None:
         given = {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": AS_BUILT}
@@ -92,12 +92,12 @@ def require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
 
 def branch_count(model: nn.Module) -> int:
     """The number of residual branches that a model states."""
-    return len(model.plan.branches) if isinstance(model, Network) else 0
+    return len(model.plan.branches) if isinstance(model, Stated) else 0
 
 
 def groups_of(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
     """The groups that the model's method asks for; of a model without a method, one of all its parameters."""
-    if isinstance(model, Network):
+    if isinstance(model, Stated):
         return param_groups(model, lr=config.lr, weight_decay=config.weight_decay)
     if plan is not None and config.method != AS_BUILT:
         rates = {"lr": config.lr, "weight_decay": config.weight_decay}
