@@ -33,9 +33,10 @@ def test_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert commit().endswith("+dirty")
 
 
-def test_commit_outside_of_git_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+def test_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NORMFREE_COMMIT", "0123abcd")
+    assert commit() == "0123abcd"  # though there is a repository
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
     assert commit() == "0123abcd"
 
 

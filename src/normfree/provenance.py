@@ -15,8 +15,11 @@ from normfree import __version__
 def commit() -> str:
     """The commit of the package's source, with '+dirty' where it was changed since.
 
-    Outside of git (a copy of the source on another machine) it is what NORMFREE_COMMIT says, or 'none'.
+    NORMFREE_COMMIT, where it is set, knows better: a copy on another machine may carry an older repository, or none, and
+    then it is 'none'.
     """
+    if told := os.environ.get("NORMFREE_COMMIT"):
+        return told
     package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -27,7 +30,7 @@ def commit() -> str:
         git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it
         return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("NORMFREE_COMMIT", "none")
+        return "none"
 
 
 def versions() -> dict[str, str]:
