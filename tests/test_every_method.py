@@ -151,7 +151,7 @@ def test_meta_device_gives_the_same_shapes(method: str, model: str) -> None:
     assert shadow(batch()[0].to("meta")).shape == (8, CLASSES)
 
 
-@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("method", [name for name in names() if "residual" in get(name).skips])
 def test_preactivation_resnet_builds_on_the_meta_device(method: str) -> None:
     shadow = build("preact_resnet18", method, device="meta")
     assert shadow(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 10)

@@ -15,6 +15,7 @@ from normfree.plan import ResidualPlan
 
 VARIANTS = ("fixup:bias=false", "convshort:reads=raw", "isograd:shortcut=conv", "selu:dropout=0.05", "nf:beta=1")
 MODELS = ("resnet8", "wrn-10-2", "resmlp-3-8", "mlp-4-8", "cnn-4-8", "dense-7-4", "highway-4-8")
+SEQUENCES = ("transformer-1-2-8-16-2", "encoder-2-8-16-2", "decoder-2-8-16-2")
 LARGE = (
     "resnet14",
     "resnet18",
@@ -32,18 +33,25 @@ def forms_of(method: str, model: str) -> tuple[Form | None, ...]:
     record, family = get(method), find(model)[0]
     if family.skip not in record.skips or (record.spatial_only and not family.spatial):
         return ()
+    if family.reads_tokens:
+        return tuple(form for form in record.forms if form != "linear")
     return record.forms if family.skip == "residual" else (None,)
 
 
 CASES = [
     *[
         (model, method, form)
-        for model in MODELS
+        for model in (*MODELS, *SEQUENCES)
         for method in (*names(), *VARIANTS)
         for form in forms_of(method, model)
     ],
     *[(model, method, None) for model in LARGE for method in ("he_in", "fixup", "batchnorm", "convshort", "wn", "nf")],
 ]
+
+
+def tokens(model: str) -> tuple[Tensor, ...]:
+    """As many sequences as a model reads, of different lengths."""
+    return tuple(torch.empty(2, 5 + i, dtype=torch.int64, device="meta") for i in range(find(model)[0].inputs))
 
 
 def images(size: int = 32) -> Tensor:
@@ -53,14 +61,14 @@ def images(size: int = 32) -> Tensor:
 @pytest.mark.parametrize(("model", "method", "form"), CASES)
 def test_discovered_plan_equals_the_stated_one(model: str, method: str, form: Form | None) -> None:
     network = build(model, method, form=form, size=32, device="meta")
-    assert discover(network, images()) == network.plan
+    assert discover(network, tokens(model) if model in SEQUENCES else images()) == network.plan
 
 
 def test_cases_cover_every_method_form_and_family() -> None:
     assert {method for _, method, _ in CASES} >= set(names())
     assert {form for _, _, form in CASES} >= {"post", "pre", "linear"}
     regexes = {find(model)[0].regex for model, _, _ in CASES}
-    assert len(regexes) == 9
+    assert len(regexes) == 12
 
 
 def test_discovered_plan_of_a_thousand_layers_equals_the_stated_one() -> None:

@@ -102,9 +102,9 @@ KNOWN = {
         ),
         images(32), [4, 2] * 3, (6,), aside=2,
     ),
-    "t5": Known(t5, T5_EXAMPLE, [4, 2] * 2 + [4, 4, 2] * 2, (10,), aside=2),
-    "t5, 3 layers": Known(lambda: t5(3), T5_EXAMPLE, [4, 2] * 3 + [4, 4, 2] * 3, (15,), aside=2),
-    "t5, gated": Known(lambda: t5(2, "gated-gelu"), T5_EXAMPLE, [4, 3] * 2 + [4, 4, 3] * 2, (10,), aside=2),
+    "t5": Known(t5, T5_EXAMPLE, [4, 2] * 2 + [4, 4, 2] * 2, (4, 6), aside=2),
+    "t5, 3 layers": Known(lambda: t5(3), T5_EXAMPLE, [4, 2] * 3 + [4, 4, 2] * 3, (6, 9), aside=2),
+    "t5, gated": Known(lambda: t5(2, "gated-gelu"), T5_EXAMPLE, [4, 3] * 2 + [4, 4, 3] * 2, (4, 6), aside=2),
     "llama": Known(llama, IDS, [4, 3] * 3, (6,), aside=1),
     "llama with mask": Known(llama, PAIRS["mask"], [4, 3] * 3, (6,), aside=1),
     "torch's encoder": Known(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from normfree.diagnostics.diagnosis import Diagnosis
+    from normfree.methods import Batch
 
 STATUSES = ("linear", "vanishing", "exploding", "dead branch")
 
@@ -25,8 +26,10 @@ def diagnose_model(
         list[str] | None,
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
     ] = None,
-    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
+    shape: Annotated[
+        str, typer.Option("--input", help="Shape of one input, such as 3x224x224, or the length of a sequence.")
+    ] = "",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise or random words.")] = 8,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="A real batch: .safetensors with 'inputs' (and 'targets'), or .npy inputs."),
@@ -82,7 +85,7 @@ def diagnose_model(
                 built.train(not evaluate)
                 built.to(device)
                 generator = torch.Generator().manual_seed(seed)
-                moved = inputs.to(device), None if targets is None else targets.to(device)
+                moved = _moved(inputs, device), None if targets is None else targets.to(device)
                 found.append(room.diagnose(built, *moved, name=label, generator=generator))
             except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
                 raise ValueError(
@@ -112,7 +115,7 @@ def _check(device: str) -> None:
         raise ValueError(f"expected --device to be one of this machine, got '{device}': {error}") from error
 
 
-def network(model: str, method: str, inputs: Tensor | None, checkpoint: Path | None, seed: int) -> nn.Module:
+def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | None, seed: int) -> nn.Module:
     """The model, built here or by others, with the checkpoint's weights."""
     import torch
 
@@ -131,18 +134,34 @@ def network(model: str, method: str, inputs: Tensor | None, checkpoint: Path | N
     return built
 
 
-def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Tensor, Tensor | None]:
+def _moved(inputs: Batch, device: str) -> Batch:
+    return tuple(t.to(device) for t in inputs) if isinstance(inputs, tuple) else inputs.to(device)
+
+
+def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Batch, Tensor | None]:
     """A real batch from a file, or noise."""
-    return _read(data) if data is not None else (noise(model, shape, batch, seed), None)
+    return _read(data, model) if data is not None else (noise(model, shape, batch, seed), None)
 
 
-def noise(model: str, shape: str, batch: int, seed: int) -> Tensor:
-    """N(0, 1) numbers in a shape such as 3x32x32; where none is given, in that of the images the model is for."""
+def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
+    """N(0, 1) numbers in a shape such as 3x32x32; where none is given, in that of the images the model is for.
+
+    A model of sequences gets random words of its default vocabulary, in sequences of the given length.
+    """
     import torch
 
     from normfree.models import find
     from normfree.models.foreign import is_foreign
+    from normfree.models.tokens import SPECIAL, VOCABULARY
 
+    generator = torch.Generator().manual_seed(seed)
+    if not is_foreign(model) and find(model)[0].reads_tokens:
+        family = find(model)[0]
+        if shape and not (shape.isdigit() and int(shape) > 0):
+            raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
+        size = (batch, int(shape or family.size))
+        drawn = [torch.randint(SPECIAL, VOCABULARY, size, generator=generator) for _ in range(family.inputs)]
+        return drawn[0] if len(drawn) == 1 else tuple(drawn)
     if shape:
         parts: list[Any] = shape.lower().split("x")
         if not all(part.isdigit() and int(part) > 0 for part in parts):
@@ -152,10 +171,25 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Tensor:
         sizes = [3, 224, 224]
     else:
         sizes = [3, find(model)[0].size, find(model)[0].size]
-    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(batch, *sizes, generator=generator)
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor | None]:
+def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
+    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'."""
+    from normfree.models import find
+    from normfree.models.foreign import is_foreign
+
+    family = None if not model or is_foreign(model) else find(model)[0]
+    tensors = _tensors(path)
+    wanted = ["inputs", "decoder_inputs"] if family is not None and family.inputs == 2 else ["inputs"]
+    for name in wanted:
+        if name not in tensors:
+            raise ValueError(f"expected a tensor '{name}' in '{path}', got {', '.join(tensors) or 'nothing'}")
+    found = [tensors[name].long() if family is not None and family.reads_tokens else tensors[name] for name in wanted]
+    return found[0] if len(found) == 1 else tuple(found), tensors.get("targets")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     import numpy as np
     import torch
     from safetensors import SafetensorError
@@ -165,15 +199,12 @@ def _read(path: Path) -> tuple[Tensor, Tensor | None]:
         raise ValueError(f"expected a batch at '{path}', found none")
     if path.suffix == ".npy":
         try:
-            return torch.from_numpy(np.load(path, allow_pickle=False)).float(), None
+            return {"inputs": torch.from_numpy(np.load(path, allow_pickle=False)).float()}
         except (ValueError, TypeError) as error:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":
         raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
-    if "inputs" not in tensors:
-        raise ValueError(f"expected a tensor 'inputs' in '{path}', got {', '.join(tensors) or 'nothing'}")
-    return tensors["inputs"], tensors.get("targets")

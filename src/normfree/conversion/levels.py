@@ -52,7 +52,7 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
     added: list[Added] = []
     done: set[int] = set()
     for group in groups.values():
-        factor = sum(e.weight.square().mean().item() for _, e in group) ** -0.5
+        factor = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group) ** -0.5
         if 0.7 < factor < 1.4:
             continue
         for name, embedding in group:
@@ -64,6 +64,11 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
                 scaled.append(Scaled(f"{name}.weight", factor))
             done.add(id(embedding.weight))
     return scaled, added
+
+
+def _scale(embedding: nn.Embedding) -> float:
+    """What an embedding multiplies its rows by, as ours and many others call it."""
+    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
 
 
 def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:

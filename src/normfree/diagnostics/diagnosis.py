@@ -32,6 +32,7 @@ CARD_STATUS: dict[Status, Literal["good", "warn", "bad"]] = {
 INJECTED = {
     "output": "no targets were given: a random gradient was put on the output",
     "features": "the classifier is zero and lets no gradient through: a random gradient was put on its input",
+    "memory": "the attentions over the encoder's output put out zero: a random gradient was put on it, too",
 }
 
 
@@ -94,7 +95,7 @@ def summary(diagnosis: Diagnosis) -> str:
     verdict = diagnosis.verdict
     lines = [f"{diagnosis.name}: {verdict.status}", f"  {verdict.sentence}", f"  {verdict.recommendation}"]
     if diagnosis.signal.injected:
-        lines.append(f"  ({INJECTED[diagnosis.signal.injected]})")
+        lines += [f"  ({INJECTED[place]})" for place in diagnosis.signal.injected.split(", ")]
     return "\n".join(lines)
 
 
@@ -187,9 +188,9 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
         for d in diagnoses
     )
     notes = tuple(
-        f"{', '.join(d.name for d in diagnoses if d.signal.injected == place)}: {note}."
+        f"{', '.join(d.name for d in diagnoses if place in d.signal.injected.split(', '))}: {note}."
         for place, note in INJECTED.items()
-        if any(d.signal.injected == place for d in diagnoses)
+        if any(place in d.signal.injected.split(", ") for d in diagnoses)
     )
     counts = sorted({len(d.signal.sums) for d in diagnoses})
     blocks = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

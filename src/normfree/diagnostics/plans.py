@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from normfree.graph import discover
-from normfree.models.network import Network
+from normfree.models import Stated
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan
 
@@ -21,11 +21,11 @@ def plan_of(
 ) -> ResidualPlan:
     """The plan that a model states, or else the one found by running it on an example without values.
 
-    One of our networks states its plan by looking at the names and types of its modules and at two settings of its
+    One of our models states its plan by looking at the names and types of its modules and at two settings of its
     residual ones; as long as these are the same, so is the plan, and it is not stated again. Discovery depends on code
     that nobody can compare: its plan is kept by whoever measures again, as `Monitor` does.
     """
-    if not isinstance(model, Network) or type(model).plan is not Network.plan:
+    if not isinstance(model, Stated):
         stated = getattr(model, "plan", None)
         return stated if isinstance(stated, ResidualPlan) else discover(model, *args, **kwargs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in modules.values() if isinstance(m, Residual)]

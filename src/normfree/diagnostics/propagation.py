@@ -47,7 +47,8 @@ class Signal:
     """Everything one forward and one backward pass showed.
 
     `injected` says where the gradient came from when it was not a loss: 'output' or 'features' (the input of a
-    classifier whose weight is zero, behind which no gradient would be left).
+    classifier whose weight is zero, behind which no gradient would be left), and 'memory' where it was put on what a
+    decoder reads of an encoder, too, because all that reads it puts out zero.
     """
 
     sums: tuple[SumSignal, ...]
@@ -85,8 +86,9 @@ def propagate(
     `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` the backward
     pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit gradient at the
     output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the start of Fixup,
-    the random gradient is put on its input instead, and `injected` says so. Frozen parameters get gradients too: the
-    signal is that of the network, whatever is trained.
+    the random gradient is put on its input instead, and `injected` says so; likewise on the memory that a decoder reads
+    where every attention over it puts out zero, so that nothing would reach the encoder. Frozen parameters get
+    gradients too: the signal is that of the network, whatever is trained.
 
     Hooks, modes, gradients, buffers, random state and memory are as before, also when the model raises. Only numbers
     are kept, so memory does not grow beyond one plain pass.
@@ -103,6 +105,8 @@ def propagate(
     plan.require_sums()
     taps = Taps(known.modules, plan)
     features: list[Tensor] = []
+    memories: list[Tensor] = []
+    readers = _memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -113,9 +117,16 @@ def propagate(
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
+        for layer in readers.values():
+            handle = known.modules[layer].register_forward_pre_hook(lambda _m, a: memories.extend(a[:1]))
+            stack.callback(handle.remove)
         sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
-        starts, injected, value = _start(output, features, targets, loss, generator)
+        source = generator or torch.Generator().manual_seed(0)
+        starts, injected, value = _start(output, features, targets, loss, source)
+        if memories and memories[0].requires_grad and taps.silent(readers):
+            starts[memories[0]] = _draw(memories[0], source)
+            injected = ", ".join(filter(None, [injected, "memory"]))
         torch.autograd.backward(list(starts), list(starts.values()))
     layers, gradients = _layer_signals(known, plan, sizes)
     alive = _learning(plan, gradients)
@@ -164,7 +175,7 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
 
 
 def _start(
-    output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, generator: torch.Generator | None
+    output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, source: torch.Generator
 ) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None]:
     """Where the backward pass starts and with which gradients, and the loss, still on its device."""
     value = None
@@ -176,15 +187,30 @@ def _start(
         if not features:
             return starts, "", value
     start = features[-1] if features else first_tensor(output)
-    source = generator or torch.Generator().manual_seed(0)
-    draw = torch.randn(start.shape, generator=source, device=source.device)
-    starts[start] = draw.to(start)
+    starts[start] = _draw(start, source)
     return starts, "features" if features else "output", value
 
 
+def _draw(start: Tensor, source: torch.Generator) -> Tensor:
+    """A random gradient with unit variance."""
+    return torch.randn(start.shape, generator=source, device=source.device).to(start)
+
+
+def _memory_readers(plan: ResidualPlan) -> dict[str, str]:
+    """The branches that attend over another sequence, each with the layer that makes the keys of it.
+
+    Of such an attention only the query reads the branch's input.
+    """
+    crossing = [b for b in plan.branches if b.depth == 4 and len(b.layers) == 4 and len(b.entries) == 1]
+    return {b.name: b.layers[1].name for b in crossing}
+
+
 def cross_entropy(output: Any, targets: Any) -> Tensor:
-    """The loss unless another is given."""
-    return nn.functional.cross_entropy(first_tensor(output), targets)
+    """The loss unless another is given; of a sequence (N, T, V) with targets (N, T), over all its positions."""
+    logits = first_tensor(output)
+    if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+    return nn.functional.cross_entropy(logits, targets)
 
 
 @contextmanager

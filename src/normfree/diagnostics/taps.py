@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -212,6 +212,11 @@ class Taps(TorchFunctionMode):
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
         inside = (m for home in self._own for m in self.modules[home].modules())
         return {names[id(m)]: m for m in inside}
+
+    def silent(self, branches: Iterable[str]) -> bool:
+        """Whether each of these branches put out exactly zero."""
+        seen = [self._moments.get((name, "branch")) for name in branches]
+        return all(r is not None and not r.mean.any() and not r.variance.any() for r in seen)
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """What was seen at every sum of the plan, and which branches learn."""

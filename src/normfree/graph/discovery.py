@@ -24,8 +24,8 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     One argument may be the whole example: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
 
     A sum is residual when its operands meet again at a latest common ancestor; it is classed as identity, subsample,
-    projection or parallel. A stage ends where the resolution or width of the sums changes. The model is left as it was,
-    and nothing is computed, unless it looks at values: shapes come from meta tensors.
+    projection or parallel. A stage ends where the resolution or width of the sums changes, or another stream begins.
+    The model is left as it was, and nothing is computed, unless it looks at values: shapes come from meta tensors.
 
     >>> from normfree.models import build
     >>> import torch
@@ -141,19 +141,33 @@ def _names(sums: Sequence[Meeting]) -> list[str]:
 
 
 def _stages(sums: Sequence[Meeting]) -> list[int]:
-    """The number of sums of each stage: neighbours of one resolution and width.
+    """The number of sums of each stage: neighbours of one stream, resolution and width.
 
-    The length of a sequence is no resolution: encoder and decoder of a transformer are one stage.
+    The length of a sequence is no resolution; but a decoder, whose stream starts anew, is another stage than its
+    encoder.
     """
     sizes: list[int] = []
     previous: Meeting | None = None
     for m in sums:
-        if previous and _resolution(previous, m) == _resolution(m, previous):
+        if previous and _resolution(previous, m) == _resolution(m, previous) and _follows(m.node, previous.node):
             sizes[-1] += 1
         else:
             sizes.append(1)
         previous = m
     return sizes
+
+
+def _follows(node: Node, earlier: Node) -> bool:
+    """Whether a node depends on an earlier one; the walk back ends there, so that its cost is what lies between."""
+    seen, stack = {node}, [node]
+    while stack:
+        for source in stack.pop().inputs:
+            if source is earlier:
+                return True
+            if source.index > earlier.index and source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return False
 
 
 def _resolution(m: Meeting, other: Meeting) -> tuple[int, ...]:

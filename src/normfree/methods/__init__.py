@@ -13,18 +13,36 @@ from normfree.methods import (  # noqa: I001  (the order is the table's)
     weightnorm,
     normalizer_free,
     dyt,
+    tfixup,
+    deepnorm,
+    admin,
     normalized,
 )
 from normfree.methods.initialize import initialize_
 from normfree.methods.record import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
 from normfree.methods.registry import get, names, register, unknown, unregister
-from normfree.methods.site import Site
+from normfree.methods.site import Batch, Site
 
-FAMILIES = (plain, shortcut, isograd, scaled, fixup, data_driven, weightnorm, normalizer_free, dyt, normalized)
+FAMILIES = (
+    plain,
+    shortcut,
+    isograd,
+    scaled,
+    fixup,
+    data_driven,
+    weightnorm,
+    normalizer_free,
+    dyt,
+    tfixup,
+    deepnorm,
+    admin,
+    normalized,
+)
 
 __all__ = [
     "FAMILIES",
     "FORMS",
+    "Batch",
     "Form",
     "Law",
     "Method",

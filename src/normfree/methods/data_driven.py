@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
 
@@ -32,19 +32,12 @@ def calibrate_(site: Site, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> 
     `calibrate(module, output)` changes the module and returns the output it has now, so that what follows already
     sees the calibrated signal: one pass sets any depth. Modes, hooks and the random state are left as they were.
     """
-    if site.example is None:
-        raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
     hooks = [module.register_forward_hook(_Once(calibrate)) for _, module in site.each(site.plan.hidden())]
-    modes = {module: module.training for module in site.model.modules()}
-    parameter = next(site.model.parameters())
     try:
-        site.model.eval()  # no dropout, hence no draw from the global generator
-        site.model(site.example.to(parameter.device, parameter.dtype))
+        site.run()
     finally:
         for hook in hooks:
             hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _lsuv_(site: Site) -> None:
@@ -77,6 +70,6 @@ def lsuv() -> Method:
         h="identity",
         weights="plain; orthogonal, then unit variance on a batch",
         initializer=_lsuv_,
-        skips=EVERY_SKIP,
+        skips=WITH_SEQUENCES,
         needs_example=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normfree.methods.plain import he_fan_in_
-from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
 from normfree.nn.dynamic_tanh import DynamicTanh
@@ -36,6 +36,6 @@ def dyt(*, alpha: float = 0.5) -> Method:
         h="identity",
         weights="plain; He fan-in, dynamic tanh for the normalizer",
         initializer=lambda site: _dyt_(site, alpha),
-        skips=EVERY_SKIP,
+        skips=WITH_SEQUENCES,
         norm="tanh",
     )

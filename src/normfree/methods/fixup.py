@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normfree import theory
-from normfree.methods.record import NONE, ONE, Law, Method, Rule, ScalarRate
+from normfree.methods.record import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
 from normfree.methods.registry import register
 from normfree.methods.site import Site, gain
+from normfree.methods.stacks import ATTENTION, linear_part
 from normfree.plan import Layer
 
 
-def _fixup_(site: Site, scale: float) -> None:
+def _fixup_(site: Site, scale: float, *, bounded: bool = False) -> None:
     """Rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, the last layers and the classifier 0.
 
     What the paper's networks do not have, a second layer in the stem, layers between stages and bounded gates, gets He
-    fan-out without the factor, as shortcuts do.
+    fan-out without the factor, as shortcuts do. `bounded` takes the softmax of an attention for such a gate, too.
     """
     plan = site.plan
 
@@ -30,6 +33,10 @@ def _fixup_(site: Site, scale: float) -> None:
         for layer in branch.layers:
             if layer in branch.ends:
                 site.zero_(layer)
+            elif bounded and branch.depth == ATTENTION:
+                weight = site.normal(layer, gain(layer) / site.fans(layer)[1])
+                linear_part(branch, layer, weight).mul_(scale * theory.fixup_scale(len(plan.branches), 2))
+                site.set_(layer, weight)
             else:
                 he_(layer, 1.0 if layer.gate else scale * theory.fixup_scale(len(plan.branches), branch.depth))
     for layer in plan.body:
@@ -46,6 +53,8 @@ def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scala
     `scalar_lr` is the learning rate of the scalars as a multiple of the weights': a tenth in the paper; `1/L` at
     thousands of layers, where the biases, which all move together, would change the output by Θ(ηL).
 
+    An attention counts as four layers, as in the authors' code; see `fixup_bounded`.
+
     Reference: fixup, section 3, rules 1 to 3 and equation 5; appendix C.1 for the ablations.
     """
     if not scale > 0:
@@ -59,7 +68,31 @@ def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scala
         weights="plain; He fan-out × L^(-1/(2m-2)), last and classifier 0, scalar biases",
         rule=Rule(beta=Law(1.0, learnable=True) if branches else ONE, delta=Law(0.0, learnable=True) if bias else NONE),
         initializer=lambda site: _fixup_(site, scale),
+        skips=RESIDUAL_SUMS,
         scalar_biases=bias,
         remove_branches=not branches,
         scalar_rate=ScalarRate.parse(scalar_lr),
+    )
+
+
+@register
+def fixup_bounded(*, scalar_lr: str = "0.1") -> Method:
+    """`fixup` with m = 2 for attention: values × L^(-1/2), queries and keys without a factor.
+
+    Fixup wants the branch's input to its last layer to shrink as L^(-1/2). With m = 4, query, key and value × L^(-1/6)
+    give that only if they were multiplied with one another; but the softmax is bounded, the output layer sees the
+    values' scale alone, and one step changes the function by Θ(η·L^(2/3)).
+
+    Reference: none; it completes fixup, section 3, equation 5, for bounded factors.
+    """
+    return replace(
+        fixup(scalar_lr=scalar_lr),
+        name="fixup_bounded",
+        summary="fixup that counts an attention as two layers, since its softmax is bounded: Θ(η) for Transformers",
+        paper="none",
+        reference="ours; docs/design.md",
+        h="identity",
+        weights="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
+        initializer=lambda site: _fixup_(site, 1.0, bounded=True),
+        skips=("sequence",),
     )

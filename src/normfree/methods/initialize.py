@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from normfree.methods.record import Method
 from normfree.methods.registry import get
-from normfree.methods.site import Site
+from normfree.methods.site import Batch, Site
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -21,13 +21,13 @@ def initialize_(
     method: str | Method,
     plan: ResidualPlan | None = None,
     *,
-    example: Tensor | None = None,
+    example: Batch | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
     """Initialize `model` by `method` in place, on the branches that `plan` names (default: the model's own plan).
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
-    Embeddings, and layers that share their weight, are left alone.
+    Embeddings of others, and layers that share their weight, are left alone; our own are drawn.
     Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
     data-driven methods.
 
@@ -56,6 +56,7 @@ def initialize_(
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
     site.zero_biases_()
+    site.embed_()
     method.initializer(site)
     return model
 
@@ -69,11 +70,13 @@ def _check(site: Site, method: Method) -> None:
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
         )
     if method.needs_example and site.example is not None:
-        values = site.example.double()
+        given = (site.example,) if isinstance(site.example, Tensor) else site.example
+        values = torch.cat([t.double().flatten() for t in given])
         if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
+            shapes = " and ".join(str(tuple(t.shape)) for t in given)
             raise ValueError(
                 f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
-                f"shape {tuple(values.shape)} without them; pass example=a batch of the training data"
+                f"shape {shapes} without them; pass example=a batch of the training data"
             )
     for layer, held in site.each(site.plan.layers()):  # raises for a layer that the model does not have
         if method.needs_example and not isinstance(held, WEIGHT_LAYERS):

@@ -92,7 +92,7 @@ def _spatial_sizes(site: Site) -> dict[str, tuple[tuple[int, int], tuple[int, in
         spatial = (shape_in[2:], shape_out[2:]) if len(shape_in) == 4 else ((1, 1), (1, 1))
         sizes[name] = ((spatial[0][0], spatial[0][1]), (spatial[1][0], spatial[1][1]))
 
-    if site.example is not None:
+    if isinstance(site.example, torch.Tensor):
         shape: tuple[int, ...] = tuple(site.example.shape[1:])
     else:
         shape = getattr(site.model, "input_shape", ())

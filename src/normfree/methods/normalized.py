@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree.methods.plain import draw_normal_, he_fan_in_
-from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.record import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
 from normfree.nn.normalizers import SURVEY
@@ -58,7 +58,23 @@ def batchnorm_convshort() -> Method:
 @register
 def layernorm() -> Method:
     """Layer normalization. Reference: normdead, section 2.2; Ba 2016."""
-    return _method("layernorm", "statistics over all features of a sample", "normdead, section 2.2; Ba 2016")
+    method = _method("layernorm", "statistics over all features of a sample", "normdead, section 2.2; Ba 2016")
+    return replace(method, skips=WITH_SEQUENCES)
+
+
+@register
+def rmsnorm() -> Method:
+    """Division by the root mean square of a position's features. Reference: Zhang & Sennrich 2019, equation 4."""
+    return replace(
+        layernorm(),
+        name="rmsnorm",
+        summary="division by the root mean square of the features of each position of a sequence",
+        paper="none",
+        reference="Zhang & Sennrich 2019, equation 4",
+        weights="rmsnorm for comparison; He fan-in",
+        norm="rms",
+        skips=("sequence",),
+    )
 
 
 @register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from normfree.methods.record import EVERY_SKIP, Method
+from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site, gain
 from normfree.plan import Layer
@@ -50,7 +50,7 @@ def he_in() -> Method:
         kind="initialization",
         weights="plain; N(0, 2/fan_in)",
         initializer=he_fan_in_,
-        skips=EVERY_SKIP,
+        skips=WITH_SEQUENCES,
     )
 
 

@@ -18,9 +18,12 @@ Form = Literal["post", "pre", "linear"]
 """Where the activation of a residual block stands: after the sum, before the branch, or only inside the branch."""
 FORMS: tuple[Form, ...] = ("post", "pre", "linear")
 
-Skip = Literal["residual", "none", "dense", "highway"]
-"""What a network adds to its layers: residual sums, nothing, concatenation, or gates."""
+Skip = Literal["residual", "none", "dense", "highway", "sequence"]
+"""What a network adds to its layers: residual sums, nothing, concatenation, or gates; or residual sums around the
+attention and feed-forward layers of a sequence."""
 EVERY_SKIP: tuple[Skip, ...] = ("residual", "none", "dense", "highway")
+WITH_SEQUENCES: tuple[Skip, ...] = (*EVERY_SKIP, "sequence")
+RESIDUAL_SUMS: tuple[Skip, ...] = ("residual", "sequence")
 
 Kind = Literal["initialization", "norm-free", "normalized"]
 
@@ -29,12 +32,14 @@ Kind = Literal["initialization", "norm-free", "normalized"]
 class Law:
     """One scalar of the residual equation: a number, or a function of the branch's position.
 
-    A function may answer None where the scalar is absent. `text` is how the table of methods prints it.
+    A function may answer None where the scalar is absent. `text` is how the table of methods prints it. `written` says
+    that the method's initializer writes the number, which depends on the whole plan or on data.
     """
 
     value: float | Callable[[Position], float | None]
     text: str = ""
     learnable: bool = False
+    written: bool = False
 
     def __post_init__(self) -> None:
         if not self.text:

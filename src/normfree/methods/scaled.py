@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree.methods.plain import he_fan_in_
-from normfree.methods.record import SQRT_HALF, Law, Method, Rule
+from normfree.methods.record import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site
 from normfree.plan import Position
@@ -26,6 +26,7 @@ def sqrt_half() -> Method:
         weights="plain; He fan-in",
         rule=Rule(c=SQRT_HALF),
         initializer=he_fan_in_,
+        skips=RESIDUAL_SUMS,
     )
 
 

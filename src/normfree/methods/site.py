@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from normfree import theory
+from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
+
+Batch = Tensor | tuple[Tensor, ...]
+"""A batch of inputs: one tensor, or several that are the model's arguments."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Site:
     model: nn.Module
     plan: ResidualPlan
     generator: torch.Generator | None = None
-    example: Tensor | None = None
+    example: Batch | None = None
     modules: dict[str, nn.Module] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +98,28 @@ class Site:
         """Give the classifier the framework's default weight; its bias stays 0."""
         for layer in self.plan.classifier:
             self.default_(layer)
+
+    def embed_(self, factor: float = 1.0) -> None:
+        """Draw the embeddings of our own from N(0, 1/width), times a factor; those of others are left alone."""
+        for module in self.model.modules():
+            if isinstance(module, TokenEmbedding):
+                draw = self._empty(tuple(module.weight.shape)).normal_(generator=self.generator)
+                module.weight.copy_(draw.mul_(factor * module.embedding_dim**-0.5))
+
+    def run(self) -> None:
+        """Send the batch through the model in evaluation mode: no dropout, hence no draw from the global generator."""
+        if self.example is None:
+            raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
+        like = next(self.model.parameters())
+        given = (self.example,) if isinstance(self.example, Tensor) else self.example
+        args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in given]
+        modes = {module: module.training for module in self.model.modules()}
+        try:
+            self.model.eval()
+            self.model(*args)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     def zero_biases_(self) -> None:
         """Make the bias of every weight layer 0."""

@@ -1,6 +1,21 @@
 """The models that the papers were tested on, by name."""
 
+from normfree.models.layers import Cache, Memory
 from normfree.models.network import Network
 from normfree.models.registry import Family, build, catalog, find
+from normfree.models.stated import Stated
+from normfree.models.transformer import Decoder, Encoder, Transformer
 
-__all__ = ["Family", "Network", "build", "catalog", "find"]
+__all__ = [
+    "Cache",
+    "Decoder",
+    "Encoder",
+    "Family",
+    "Memory",
+    "Network",
+    "Stated",
+    "Transformer",
+    "build",
+    "catalog",
+    "find",
+]

@@ -41,12 +41,13 @@ def chain(parts: Named) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Kit:
-    """A method's parts, for images (`spatial`) or vectors, in one block form."""
+    """A method's parts, for images (`spatial`), vectors or sequences (`tokens`), in one block form."""
 
     method: Method
     form: Form
     spatial: bool = True
     padding_mode: Padding = "zeros"
+    tokens: bool = False
 
     def layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Module:
         """A weight layer of the method's kind; of vectors the kernel and stride do not matter."""
@@ -61,7 +62,7 @@ class Kit:
         """The method's normalizer, where it has one."""
         if self.method.norm is None:
             return []
-        return [("norm", normalizer(self.method.norm, channels, spatial=self.spatial))]
+        return [("norm", normalizer(self.method.norm, channels, spatial=self.spatial, tokens=self.tokens))]
 
     def bias(self) -> Named:
         """A learnable scalar bias, where the method has them."""
@@ -72,9 +73,9 @@ class Kit:
         return [*self.bias(), ("act", activation(self.method.activation, dropout=self.method.dropout))]
 
     def scalar(self, law: Law, position: Position) -> ScalarMultiplier | None:
-        """The multiplier that a law asks for at a position; None where it is absent or neutral and fixed."""
+        """The multiplier that a law asks for at a position; None where it is absent, or neutral and stays so."""
         value = law.at(position)
-        if value is None or (value == 1.0 and not law.learnable):
+        if value is None or (value == 1.0 and not law.learnable and not law.written):
             return None
         return ScalarMultiplier(value, learnable=law.learnable)
 
@@ -118,7 +119,7 @@ class Kit:
         `option_a` is the model's own choice for changes of shape: subsampling and zero channels instead of a
         convolution.
         """
-        method, rule = self.method, self.method.rule
+        method = self.method
         entry: Named = [*self.norm(widths[0]), *self.activation()] if self.form == "pre" else []
         entry += self.bias()
         parts: Named = []
@@ -132,17 +133,38 @@ class Kit:
         reads_entry = shortcut is not None and method.shortcut_reads == "entry"
         if method.remove_branches and not reads_entry:
             entry = []  # nothing reads it, so its parameters would never learn
-        return Residual(
+        return self.sum(
             None if method.remove_branches else chain(parts),
+            position,
+            shortcut,
+            entry=entry,
+            exit=self._exit() if self.form == "post" else [],
+            shortcut_reads_entry=reads_entry,
+        )
+
+    def sum(
+        self,
+        branch: nn.Module | None,
+        position: Position,
+        shortcut: nn.Module | None = None,
+        *,
+        entry: Named,
+        exit: Named,
+        shortcut_reads_entry: bool = False,
+    ) -> Residual:
+        """A residual sum with the scalars that the method has at a position."""
+        rule = self.method.rule
+        return Residual(
+            branch,
             shortcut,
             entry=chain(entry) if entry else None,
-            exit=chain(self._exit()) if self.form == "post" else None,
+            exit=chain(exit) if exit else None,
             c=self.scalar(rule.c, position),
             a=self.scalar(rule.a, position),
             alpha=self.scalar(rule.alpha, position),
             beta=self.scalar(rule.beta, position),
             delta=None if rule.delta.at(position) is None else ScalarBias(learnable=rule.delta.learnable),
-            shortcut_reads_entry=reads_entry,
+            shortcut_reads_entry=shortcut_reads_entry,
             transition=position.transition,
         )
 

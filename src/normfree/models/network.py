@@ -1,46 +1,28 @@
-"""What all our models share: stem, body, head and classifier, the method they were built with, their stated plan."""
+"""What our models of images and vectors share: stem, body, head and classifier, and how their plan is stated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from normfree.methods import Form, Method, Skip
-from normfree.models.kit import Padding
+from normfree.models.stated import Request as Request
+from normfree.models.stated import Stated
 from normfree.nn.normalizers import ACTIVATION_TYPES
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.weight import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan, ShortcutKind, positions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a model is built from besides its own shape; `input_shape` is (C, H, W) or (features,)."""
-
-    name: str
-    method: Method
-    form: Form
-    input_shape: tuple[int, ...]
-    num_classes: int
-    padding_mode: Padding = "zeros"
-
-
-class Network(nn.Module):
+class Network(Stated):
     """stem → body → head → linear classifier of `width` features."""
 
-    skip: Skip = "residual"
-
     def __init__(self, stem: nn.Module, body: nn.Sequential, head: nn.Module, width: int, request: Request) -> None:
-        super().__init__()
+        super().__init__(request)
         self.stem = stem
         self.body = body
         self.head = head
         self.classifier = nn.Linear(width, request.num_classes)
-        self.name = request.name
-        self.method = request.method
-        self.form = request.form
         self.input_shape = request.input_shape
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,14 +36,10 @@ class Network(nn.Module):
 
     def _outside(self, body: tuple[Layer, ...], *, stem_activated_out: bool, activated: bool) -> ResidualPlan:
         """A plan without branches around a body that ends (un)activated."""
-        stem, _ = _walk("stem", self.stem, False, after=stem_activated_out)
-        _, activated = _walk("head", self.head, activated)
-        classifier, _ = _walk("classifier", self.classifier, activated)
+        stem, _ = walk("stem", self.stem, False, after=stem_activated_out)
+        _, activated = walk("head", self.head, activated)
+        classifier, _ = walk("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
-
-    def extra_repr(self) -> str:
-        """Name, method and form."""
-        return f"{self.name}, method={self.method.spec}, form={self.form}"
 
 
 def state_plan(model: Network) -> ResidualPlan:
@@ -73,29 +51,29 @@ def state_plan(model: Network) -> ResidualPlan:
     if not residuals:
         return _plain_plan(model)
     first_entry_only = residuals[0][1].shortcut_reads_entry and _has_activation(residuals[0][1].entry)
-    stem, activated = _walk("stem", model.stem, False, after=first_entry_only)
+    stem, activated = walk("stem", model.stem, False, after=first_entry_only)
     stages = _stages(residuals)
     branches = []
     for (name, block), position in zip(
         residuals, positions(stages, [block.transition for _, block in residuals]), strict=True
     ):
-        _, entered = _walk(f"{name}.entry", block.entry, activated)
+        _, entered = walk(f"{name}.entry", block.entry, activated)
         source = entered if block.shortcut_reads_entry else activated
-        shortcut, _ = _walk(f"{name}.shortcut", block.shortcut, source)
+        shortcut, _ = walk(f"{name}.shortcut", block.shortcut, source)
         layers: tuple[Layer, ...] = ()
         if block.branch is not None:
-            layers, _ = _walk(f"{name}.branch", block.branch, entered)
+            layers, _ = walk(f"{name}.branch", block.branch, entered)
         branches.append(Branch(name, position, layers, _kind(block), shortcut, home=name))
         activated = _has_activation(block.exit)
-    _, activated = _walk("head", model.head, activated)
-    classifier, _ = _walk("classifier", model.classifier, activated)
+    _, activated = walk("head", model.head, activated)
+    classifier, _ = walk("classifier", model.classifier, activated)
     return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
 
 
 def _plain_plan(model: Network) -> ResidualPlan:
     """The plan of a network whose layers follow one another."""
-    _, activated = _walk("stem", model.stem, False)
-    body, activated = _walk("body", model.body, activated, after=_has_activation(model.head))
+    _, activated = walk("stem", model.stem, False)
+    body, activated = walk("body", model.body, activated, after=_has_activation(model.head))
     return model._outside(body, stem_activated_out=False, activated=activated)
 
 
@@ -111,7 +89,7 @@ def weight_layer_names(prefix: str, module: nn.Module) -> Iterator[str]:
     return (name for name, leaf in _leaves(prefix, module) if isinstance(leaf, WEIGHT_LAYERS))
 
 
-def _walk(prefix: str, module: nn.Module, activated: bool, *, after: bool = False) -> tuple[tuple[Layer, ...], bool]:
+def walk(prefix: str, module: nn.Module, activated: bool, *, after: bool = False) -> tuple[tuple[Layer, ...], bool]:
     """The weight layers of a sequence that starts with an (un)activated signal, and whether it ends activated.
 
     `after` says whether what follows the sequence begins with an activation.

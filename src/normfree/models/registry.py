@@ -9,19 +9,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from normfree.methods import FORMS, Form, Method, Skip, get, initialize_, unknown
-from normfree.models import plain, resnet, skips
+from normfree.methods import FORMS, Batch, Form, Method, Skip, get, initialize_, unknown
+from normfree.models import plain, resnet, skips, transformer
 from normfree.models.kit import Padding
-from normfree.models.network import Network, Request
+from normfree.models.network import Network
+from normfree.models.stated import Request, Stated
+from normfree.models.tokens import VOCABULARY, Reads
 
-Builder = Callable[[Request], Network]
+Builder = Callable[[Request], Stated]
+CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: how its names look, what they mean, and how one is built."""
+    """A family of models: how its names look, what they mean, and how one is built.
+
+    `size` is the side of the images, or the length of the sequences, that it is meant for. Of sequences, a model reads
+    as many as it has `inputs`, and `predicts_tokens` says that its classes are the tokens themselves.
+    """
 
     pattern: str
     regex: str
@@ -33,6 +39,13 @@ class Family:
     parse: Callable[..., Builder]
     size: int = 32
     spatial: bool = True
+    inputs: int = 1
+    predicts_tokens: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether sequences of tokens come in."""
+        return self.skip == "sequence"
 
     def to_json(self) -> dict[str, Any]:
         """The family as plain data."""
@@ -75,6 +88,23 @@ def _residual_mlp(name: str, blocks: int, width: int, layers: int | None = None)
     if layers < 2:
         raise ValueError(f"model '{name}' expects at least 2 layers a branch, got {layers}")
     return resnet.residual_mlp(blocks, width, layers).build
+
+
+def _sequences(encoder: bool, decoder: bool) -> Callable[..., Builder]:
+    def parse(name: str, *numbers: int) -> Builder:
+        *layers, width, inner, heads = numbers
+        if width % heads:
+            raise ValueError(f"model '{name}' expects a width that its heads divide, got {width} and {heads} heads")
+        counts = iter(layers)
+        return transformer.Shape(
+            width=width,
+            inner=inner,
+            heads=heads,
+            encoder=next(counts) if encoder else 0,
+            decoder=next(counts) if decoder else 0,
+        ).build
+
+    return parse
 
 
 def _two_numbers(build: Callable[..., Network], step: int, rest: int, least: int) -> Callable[[str, int, int], Builder]:
@@ -183,6 +213,42 @@ FAMILIES: tuple[Family, ...] = (
         size=28,
         spatial=False,
     ),
+    Family(
+        "transformer-E-D-W-I-H",
+        r"transformer-(\d+)-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer: E encoder and D decoder layers, width W, inner width I, H heads; translates",
+        ("transformer-6-6-512-1024-4",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(True, True),
+        spatial=False,
+        inputs=2,
+        predicts_tokens=True,
+    ),
+    Family(
+        "encoder-N-W-I-H",
+        r"encoder-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer encoder: N layers, width W, inner width I, H heads; classifies a sequence",
+        ("encoder-6-512-2048-8",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(True, False),
+        spatial=False,
+    ),
+    Family(
+        "decoder-N-W-I-H",
+        r"decoder-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer decoder: N layers, width W, inner width I, H heads; a language model",
+        ("decoder-12-768-3072-12",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(False, True),
+        spatial=False,
+        predicts_tokens=True,
+    ),
 )
 
 
@@ -208,22 +274,28 @@ def build(
     name: str,
     method: str | Method = "fixup",
     *,
-    num_classes: int = 10,
+    num_classes: int | None = None,
     in_channels: int = 3,
     size: int | None = None,
     form: Form | None = None,
     padding_mode: Padding = "zeros",
-    example: Tensor | None = None,
+    vocabulary: int | None = None,
+    dropout: float | None = None,
+    example: Batch | None = None,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-) -> Network:
-    """Build and initialize a model by name, with a method by name.
+) -> Network | Any:
+    """Build and initialize a model by name, with a method by name: a `Network`, or one of the Transformers.
 
     The block form is the method's, else the model's, unless `form` is given. `size` is the side of the input images
     (default: the family's); only networks of vectors and `isograd` depend on it. `example`, a batch of inputs, is
     needed by data-driven methods and sets `in_channels` and `size`. On `device="meta"` nothing is initialized; call
     `to_empty` and `initialize_` later.
+
+    Of models of sequences, `vocabulary` is the number of tokens that come in and `dropout` the probability (default:
+    0.1). A translator or language model predicts `num_classes` tokens (default: 1000), and those that come in are the
+    same, in one matrix, unless a translator's `vocabulary` is another number. Otherwise there are 10 classes.
 
     >>> model = build("resnet20", method="fixup", num_classes=10)
     >>> len(model.plan.branches)
@@ -235,17 +307,24 @@ def build(
     method = get(method)
     chosen = form or method.form or family.form
     _check_fit(family, name, method, chosen, form)
-    if num_classes < 1 or in_channels < 1:
-        raise ValueError(f"expected positive num_classes and in_channels, got {num_classes} and {in_channels}")
+    classes = num_classes
+    if classes is None:
+        classes = VOCABULARY if family.predicts_tokens else CLASSES
+    if classes < 1 or in_channels < 1:
+        raise ValueError(f"expected positive num_classes and in_channels, got {classes} and {in_channels}")
+    reads = Reads(family.inputs if family.reads_tokens else 0, family.predicts_tokens)
+    words, dropped = reads.settings(name, classes, vocabulary, dropout, example)
     if size is not None and size < 1:
         raise ValueError(f"expected a positive size, got {size}; leave it out for the default, {family.size}")
     request = Request(
         name=name,
         method=method,
-        form=chosen if family.skip == "residual" else family.form,
-        input_shape=_input_shape(family, in_channels, size, example),
-        num_classes=num_classes,
+        form=chosen if family.skip in ("residual", "sequence") else family.form,
+        input_shape=() if family.reads_tokens else _input_shape(family, in_channels, size, example),
+        num_classes=classes,
         padding_mode=padding_mode,
+        vocabulary=words,
+        dropout=dropped,
     )
     with torch.device("meta"):  # no memory yet, and no draw from the global generator
         model = builder(request)
@@ -269,18 +348,24 @@ def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: F
         )
     if method.spatial_only and not family.spatial:
         raise ValueError(f"method '{method.name}' expects images, but model '{name}' works on vectors; use 'layernorm'")
-    if given is not None and family.skip != "residual" and given != family.form:
+    if family.reads_tokens and chosen == "linear":
+        raise ValueError(
+            f"model '{name}' has the forms 'pre' and 'post', got 'linear'; without a normalizer they are the same"
+        )
+    if given is not None and family.skip not in ("residual", "sequence") and given != family.form:
         raise ValueError(
             f"model '{name}' has no residual blocks, so no block form to choose; got '{given}', leave form out"
         )
-    if given is not None and family.skip == "residual" and given not in method.forms:
+    if given is not None and family.skip in ("residual", "sequence") and given not in method.forms:
         raise ValueError(
             f"method '{method.name}' does not admit the block form '{given}'; expected {' or '.join(method.forms)}"
         )
 
 
-def _input_shape(family: Family, in_channels: int, size: int | None, example: Tensor | None) -> tuple[int, ...]:
+def _input_shape(family: Family, in_channels: int, size: int | None, example: Batch | None) -> tuple[int, ...]:
     """(C, H, W) of images, (features,) of vectors."""
+    if isinstance(example, tuple):
+        raise ValueError(f"expected an example of one tensor, got {len(example)}; only Transformers read two")
     side = family.size if size is None else size
     shape = (in_channels, side, side) if example is None else tuple(example.shape[1:])
     if family.spatial and len(shape) != 3:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.weight import WeightKind
 
-NormName = Literal["batch", "layer", "group", "instance", "tanh"]
+NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
 
 NORM_TYPES = (
@@ -28,13 +28,17 @@ NORM_TYPES = (
 )
 
 
-def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Module:
+def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: bool = False) -> nn.Module:
     """The activation normalizer `name` over (N, channels, H, W) when `spatial`, else over (N, channels).
+
+    Of `tokens`, (N, T, channels), each position is normalized alone: by layer norm, RMS norm or dynamic tanh.
 
     Group norm takes the most groups, at most 32, that leave at least four channels a group; layer norm of images is
     group norm with one group, so that all but instance norm work in both cases. `tanh` is dynamic tanh, which takes no
     statistics.
     """
+    if tokens:
+        return _token_normalizer(name, channels)
     match name:
         case "batch":
             return nn.BatchNorm2d(channels) if spatial else nn.BatchNorm1d(channels)
@@ -52,7 +56,22 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True) -> nn.Mod
                 "instance norm expects images (N, C, H, W), got vectors (N, C), of which it would leave only zeros; "
                 "use layer or group norm"
             )
+        case "rms":
+            raise ValueError("RMS norm expects tokens (N, T, C), got images or vectors; use layer or group norm")
     raise ValueError(f"expected a normalizer, got '{name}'; use one of batch, layer, group, instance, tanh")
+
+
+def _token_normalizer(name: NormName, channels: int) -> nn.Module:
+    match name:
+        case "layer":
+            return nn.LayerNorm(channels)
+        case "rms":
+            return nn.RMSNorm(channels)
+        case "tanh":
+            return DynamicTanh(channels)
+    raise ValueError(
+        f"expected a normalizer of tokens, got '{name}', which mixes positions; use one of layer, rms, tanh"
+    )
 
 
 class NormPropReLU(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,10 @@ class Residual(nn.Module):
 
     `branch` is f and `shortcut` h. `entry` e stands before the branch (the pre-activation, or Fixup's first bias) and
     the shortcut reads s = e(α · x) when `shortcut_reads_entry`, else s = x. `exit` is p. A scalar that is left out is
-    neutral and costs nothing; a branch that is left out adds nothing.
+    neutral and costs nothing; a branch that is left out adds nothing. What else a branch reads (a memory, masks, a
+    cache) is its context.
 
-    Shapes: x is (N, C, …); branch and shortcut must agree on theirs.
+    Shapes: x is (N, C, …) or (N, T, C); branch and shortcut must agree on theirs.
 
     The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
     is already in the weight of the branch's last layer; see `Masters`.
@@ -59,8 +60,8 @@ class Residual(nn.Module):
         self.transition = transition
         self._shortcut_has_weights = any(True for _ in self.shortcut.parameters())
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of shortcut and branch."""
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        """The sum of shortcut and branch, which is handed the context."""
         # Rounding before the entry instead of after it leaves half as much to keep for the backward pass; but a
         # shortcut that reads the entry is part of the stream.
         early = self.branch_dtype is not None and not self.shortcut_reads_entry
@@ -69,11 +70,12 @@ class Residual(nn.Module):
         if self.branch_dtype is not None:
             entered = entered.to(self.branch_dtype)
             source = source.to(self.branch_dtype) if self._shortcut_has_weights else source
+            context = tuple(_lowered(part, self.branch_dtype) for part in context)
         total = self.a(self.shortcut(source))
         if self.stream_dtype is not None:
             total = total.to(self.stream_dtype)
         if self.branch is not None:
-            branch = self.branch(entered)
+            branch = self.branch(entered, *context)
             total = total + (branch if self.beta_in_weight else self.beta(branch))
         out: Tensor = self.exit(self.c(self.delta(total)))
         return out
@@ -101,6 +103,11 @@ class Residual(nn.Module):
     def extra_repr(self) -> str:
         """What the shortcut reads."""
         return f"shortcut_reads_entry={self.shortcut_reads_entry}, transition={self.transition}"
+
+
+def _lowered(part: Any, dtype: torch.dtype) -> Any:
+    """A signal in another type; masks, caches and what is absent stay as they are."""
+    return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
 
 
 class SubsamplePad(nn.Module):
@@ -144,7 +151,8 @@ def set_precision_(
             module.stream_dtype = stream
             module.branch_dtype = branch
             if branch is not None:
-                for part in (module.branch, module.shortcut):
+                # An entry that only the branch reads runs in the branch's type, and so does a normalizer in it.
+                for part in (module.branch, module.shortcut, None if module.shortcut_reads_entry else module.entry):
                     if part is not None:
                         lower_(part, branch)
     return model

@@ -113,7 +113,7 @@ def add_scalar_(module: nn.Module, name: ScalarName, value: float, *, learnable:
 
     >>> layer = nn.Linear(1, 1)
     >>> add_scalar_(layer, "beta", 0.0, learnable=True)
-    >>> layer(torch.ones(1, 1)).item(), sorted(layer.state_dict())
+    >>> abs(layer(torch.ones(1, 1)).item()), sorted(layer.state_dict())
     (0.0, ['beta', 'bias', 'weight'])
 
     Raises `ValueError` when the module cannot be given one, or has it already.

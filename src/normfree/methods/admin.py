@@ -1,0 +1,77 @@
+"""Admin: layer norm after a sum whose shortcut is scaled by a profile of the branches. It keeps layer norm."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from normfree.methods.deepnorm import shortcut_scalar
+from normfree.methods.record import Law, Method, Rule
+from normfree.methods.registry import register
+from normfree.methods.site import Site
+from normfree.methods.stacks import outside_, stacks, xavier_
+from normfree.nn.scalars import ScalarMultiplier
+
+
+class _Profile:
+    """Sets ω of each branch on the way, from the variance of those before it."""
+
+    def __init__(self) -> None:
+        self.variance = 1.0  # of what comes in
+
+    def before(self, omega: ScalarMultiplier) -> None:
+        """Write ω before a sum is made."""
+        omega.set_(self.variance**0.5)
+
+    def after(self, out: Tensor) -> None:
+        """Count the branch."""
+        self.variance += out.double().var(unbiased=False).item()
+
+
+def _admin_(site: Site) -> None:
+    found = stacks(site.plan, "admin")
+    outside_(site, (*site.plan.stem, *site.plan.body))
+    for branch in site.plan.branches:
+        xavier_(site, branch, 1.0)
+    site.default_classifier_()
+    hooks = []
+    for branches in (found.encoder, found.decoder):
+        profile = _Profile()
+        for branch in branches:
+            omega = shortcut_scalar(site, branch, "admin")
+            residual = site.modules[branch.place]
+            hooks += [
+                residual.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.before(omega)),
+                residual.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.after(out)),  # type: ignore[union-attr]
+            ]
+    try:
+        site.run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@register
+def admin() -> Method:
+    """x' = LN(ω·x + f(x)), ω learnable, ω_i² = 1 + Σ_{j<i} Var[f_j(x_{j-1})] as one batch shows it.
+
+    The sum starts anew in a decoder. The pass that profiles the branches has the ω of all branches before already.
+
+    Reference: Liu, Liu, Gao, Chen & Han 2020, section 4.2; the 1, for the input, is from the authors' code.
+    Differs: ω is one number a branch, where the authors have a vector of equal ones.
+    """
+    return Method(
+        name="admin",
+        summary="layer norm after each sum, its shortcut scaled by the variance of the branches before it on a batch",
+        paper="none",
+        reference="Liu et al. 2020, section 4.2",
+        kind="normalized",
+        h="ω·x, learnable, √(1 + Σ Var[f]) on a batch",
+        weights="layernorm kept; Xavier",
+        rule=Rule(a=Law(1.0, text="learnable, √(1 + Σ Var[f]) on a batch", learnable=True, written=True)),
+        initializer=_admin_,
+        form="post",
+        forms=("post",),
+        skips=("sequence",),
+        norm="layer",
+        needs_example=True,
+    )
