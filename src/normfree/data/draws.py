@@ -31,6 +31,7 @@ class Purpose:
     SIGN = 10
     AREA = 11
     ASPECT = 12
+    BATCH_ORDER = 13
 
 
 def key(seed: int | Tensor, *counters: int | Tensor) -> Tensor:

@@ -128,7 +128,6 @@ def _moved(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> T
     return moved.view_as(images).masked_fill(outside, 0)
 
 
-
 def _blended(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
     """Brightness, colour, contrast and sharpness: (1 + r)·image - r·plain, r = ±3m/100, cut to 0 … 255.
 
