@@ -95,7 +95,7 @@ def measure_step(device: str, steps: int, rivals: str) -> list[dict[str, Any]]:
     rows = []
     for method in ("fixup", "batchnorm"):
         found = engine("resnet110", method, 128, steps, device=device)
-        rows.append(_row(f"engine, {method}, whole step", found.images_per_second, found.setup_seconds))
+        rows.append(_row(f"engine, {method}, whole step", found.throughput, found.setup_seconds))
     for method in ("fixup", "batchnorm") if rivals != "none" else ():
         for name, short, compiled in (
             ("PyTorch, float32", False, False),
@@ -127,7 +127,7 @@ def measure_width(device: str, steps: int, model: str = "wrn-40-10", batch: int 
     rows = []
     for method in ("fixup", "batchnorm"):
         found = engine(model, method, batch, steps, device=device)
-        speed = found.images_per_second
+        speed = found.throughput
         rows.append(
             {
                 "what": f"{model}, {method}, batch {batch}",
@@ -144,7 +144,7 @@ def measure_depth(device: str, steps: int, depths: list[int]) -> list[dict[str, 
     rows: list[dict[str, Any]] = []
     for depth in depths:
         found = engine(f"wrn-{depth}-1", "fixup:scalar_lr=10/L", 64, max(10, steps * 100 // depth), device=device)
-        seconds = 64 / found.images_per_second
+        seconds = 64 / found.throughput
         rows.append(
             {
                 "what": f"wrn-{depth}-1",

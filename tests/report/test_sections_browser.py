@@ -91,3 +91,39 @@ def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
     assert "10 ×" in tab.locator("#tooltip").inner_text()
     tab.locator(".entry").nth(1).click()
     assert chart.locator("g.curve").count() == 1
+
+
+def test_many_curves_have_a_legend_a_section(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+    groups = [["shared", *(f"curve {first + i}" for i in range(20))] for first in (0, 100)]
+    parts = tuple(
+        Section(str(n), panels=(Panel("p", tuple(Curve(name, (1.0, 2.0 + k)) for k, name in enumerate(group))),))
+        for n, group in enumerate(groups)
+    )
+    write_page(Page("Many", cards=(Card("shared", "info", "x"),), sections=parts), tmp_path / "many.html")
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = browser.new_page(viewport={"width": 1200, "height": 900})
+        opened.on("console", lambda message: wrong.append(message.text))
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.goto((tmp_path / "many.html").as_uri())
+        sections = [opened.locator(".part").nth(n) for n in (0, 1)]
+        assert [part.locator(".legend .entry").all_inner_texts() for part in sections] == groups
+        looks = [part.locator(".entry").evaluate_all("all => all.map(e => e.className)") for part in sections]
+        assert looks[0] == looks[1]
+        assert len(set(looks[0])) == 21
+        shown = "all => all.filter(g => g.querySelector('path')).length"
+        sections[0].locator(".entry").first.click()
+        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
+        assert [part.locator(".all").is_visible() for part in sections] == [True, False]
+        sections[1].locator(".entry").nth(3).click(modifiers=["Shift"])
+        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 1]
+        sections[1].locator(".all").click()
+        assert [part.locator("g.curve").evaluate_all(shown) for part in sections] == [20, 21]
+        browser.close()
+    assert wrong == []

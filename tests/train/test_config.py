@@ -28,6 +28,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": texts,
     "method": texts,
     "form": st.sampled_from([None, *FORMS]),
+    "dropout": below_1,
     "data": texts,
     "data_dir": texts,
     "validation": below_1,
@@ -40,6 +41,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "batch_size": count,
     "accumulate": st.just(1),
     "eval_batch_size": count,
+    "block": count,
+    "beam": count,
+    "length_penalty": st.floats(-1e6, 1e6),
     "optimizer": st.sampled_from(["sgd", "adam", "adamw"]),
     "lr": positive,
     "momentum": below_1,
@@ -56,6 +60,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "decay": st.floats(0, 1, exclude_min=True),
     "cosine_by": st.sampled_from(["step", "epoch"]),
     "warmup": at_least_0,
+    "warmup_in": st.sampled_from(["epochs", "steps"]),
     "warmup_shape": st.sampled_from(get_args(WarmupShape)),
     "precision": st.sampled_from(["auto", "float32", "bf16", "mixed"]),
     "channels_last": st.none() | st.booleans(),
@@ -278,11 +283,11 @@ def test_folder_may_be_a_path() -> None:
 
 
 CHANGED: dict[str, Any] = {
-    "model": "resnet26", "method": "batchnorm", "form": "pre", "data": "mnist", "validation": 0.2, "crop": 1,
+    "model": "resnet26", "method": "batchnorm", "form": "pre", "dropout": 0.1, "data": "mnist", "validation": 0.2, "crop": 1,
     "flip": True, "cutout": 1, "mixup": 0.5, "randaugment": (1, 1), "epochs": 11, "batch_size": 64, "accumulate": 2,
-    "eval_batch_size": 10, "optimizer": "adam", "lr": 0.2, "momentum": 0.8, "nesterov": True, "betas": (0.8, 0.9),
+    "eval_batch_size": 10, "block": 64, "beam": 4, "length_penalty": 0.6, "optimizer": "adam", "lr": 0.2, "momentum": 0.8, "nesterov": True, "betas": (0.8, 0.9),
     "eps": 1e-6, "weight_decay": 0.0, "label_smoothing": 0.1, "clip": "agc", "clip_at": 0.1, "ema": 0.9,
-    "schedule": "step", "milestones": (0.1,), "decay": 0.2, "cosine_by": "epoch", "warmup": 1.0,
+    "schedule": "step", "milestones": (0.1,), "decay": 0.2, "cosine_by": "epoch", "warmup": 1.0, "warmup_in": "steps",
     "warmup_shape": "quadratic", "precision": "bf16", "channels_last": True, "compile": True, "graph": True,
     "region": 2, "recompute": 3, "seed": 1, "loss_limit": 10.0,
 }  # fmt: skip

@@ -189,7 +189,7 @@ def test_precision_shortens_weights_only(method: str, name: str, precision: str)
         id(layer)
         for block in model.modules()
         if isinstance(block, Residual)
-        for part in (block.branch, block.shortcut)
+        for part in (block.branch, block.shortcut, None if block.shortcut_reads_entry else block.entry)
         for layer in (part.modules() if part is not None else ())
     }
     shortened = 0

@@ -9,7 +9,7 @@ from normfree.data import ImageSet, load
 from normfree.data.folder import Folder
 from normfree.train import TrainConfig
 from normfree.train.distributed import Processes
-from normfree.train.inputs import Images, Inputs, example_of, inputs_of, is_folder, open_data
+from normfree.train.inputs import Inputs, Judged, example_of, inputs_of, is_folder, open_data
 from tiny_images import tiny_images
 
 
@@ -19,7 +19,7 @@ def inputs(data: ImageSet | tuple[Folder, Folder], rank: int = 0, world: int = 1
     return inputs_of(config, data, **layout, processes=Processes(rank, world))
 
 
-def pictures(images: Images | None) -> list[bytes]:
+def pictures(images: Judged | None) -> list[bytes]:
     assert images is not None
     return [image.numpy().tobytes() for batch, _ in images() for image in batch]
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> tuple[Folder, Folder]:
 def test_validation_is_no_part_of_training() -> None:
     data = tiny_images()
     found = inputs(data, validation=0.25, batch_size=60)
-    assert found.images == 60
+    assert found.feed.steps == 1
     held = pictures(found.validation)
     trained = [image.numpy().tobytes() for image in found.feed.batch(torch.tensor(0)).inputs]
     everything = pictures(inputs(ImageSet("x", data.classes, data.train, data.train, data.mean, data.std)).test)
@@ -60,7 +60,7 @@ def test_processes_share_the_images_that_are_scored() -> None:
 
 def test_folder_is_parted_like_a_set(folder: tuple[Folder, Folder]) -> None:
     found = inputs(folder, validation=0.2, batch_size=8)
-    assert (found.images, found.classes, found.feed.steps) == (8, ("a", "b"), 1)
+    assert (found.per_step, found.classes, found.feed.steps) == (8, ("a", "b"), 1)
     assert len(pictures(found.validation)) == 2
     assert len(pictures(found.test)) == 4
     assert [len(pictures(inputs(folder, rank, 8).test)) for rank in range(8)] == [1, 1, 1, 1, 0, 0, 0, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from normfree.experiments.claims import Claim, Judgement, Row, Scale, Settings
+    from normfree.experiments.claims import Claim, Judgement, Scale, Settings
 
 
 class Training(NamedTuple):
@@ -22,6 +21,7 @@ class Training(NamedTuple):
 
 
 WORK = Path("runs/claims")  # runs under way, with their checkpoints
+_SHOWN = 5  # runs that are named where more are missing
 _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
 
 
@@ -40,8 +40,12 @@ def reproduce_claims(
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the runs that are kept.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
+    write: Annotated[
+        list[Path] | None,
+        typer.Option("--write", metavar="FILE", help="Write all claims with their results: .md or .html."),
+    ] = None,
 ) -> None:
-    """Run claims of the papers and judge them, or list them all.
+    """Run claims of the papers and judge them, or list them all, or write them into one file.
 
     A stored result is judged again without a run, and a training run that is kept below the results is not made again:
     a reproduction can be stopped and gone on with. The exit status is 1 when a claim fails, and 0 when all hold, be it
@@ -50,24 +54,39 @@ def reproduce_claims(
     For example: normfree reproduce robust/fig2 normdead/fig4
     """
     from normfree.experiments.claims import get
+    from normfree.experiments.ledger import require_kind
 
-    if listing or not claims:
-        if not listing:
-            raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
-        if claims:
-            raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
+    files = [require_kind(path) for path in write or ()]
+    if listing and claims:
+        raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
+    if not (listing or claims or files):
+        raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
+    if listing:
         _list(out, as_json)
-        return
-    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims)]  # all names are checked before any is run
+    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     trained = Training((), jobs) if kept else Training(only or None, jobs)
     scale: Scale = "quick" if quick else "full"
     judged = [_run(claim, scale, seeds, data, out, device, again, as_json, trained) for claim in wanted]
-    if as_json:
+    if as_json and judged:
         import json
 
         typer.echo(json.dumps([_plain(*one) for one in judged], indent=1, ensure_ascii=False))
+    for path in files:
+        _write(path, out)
+    runs = [name for _, result, _ in judged for name in result.get("runs", ())]
+    for part in only or ():
+        if not any(part in name for name in runs):
+            raise ValueError(f"expected a part of a run's name in --only, got {part!r}; there are: {'; '.join(runs)}")
     if any(judgement.status == "fails" for _, _, judgement in judged):
         raise typer.Exit(1)
+
+
+def _write(path: Path, out: Path) -> None:
+    from normfree.experiments.ledger import write_ledger
+    from normfree.report import open_console
+
+    write_ledger(path, out)
+    open_console(stderr=True).print(f"wrote {path}", markup=False)
 
 
 def _run(
@@ -120,6 +139,7 @@ def _run(
 def _print(
     claim: Claim, settings: Settings, result: dict[str, Any], judgement: Judgement, out: Path, *, is_stored: bool
 ) -> None:
+    from normfree.experiments.ledger_entries import cells, duration, unmade_of
     from normfree.experiments.results import result_path
     from normfree.report import Column, Table, open_console, print_table
 
@@ -131,13 +151,18 @@ def _print(
         Column("measured", "right"),
         Column("verdict"),
     )
-    rows = tuple(_row(row) for row in judgement.rows)
+    rows = tuple(cells(row) for row in judgement.rows)
     console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
     print_table(Table("", columns, rows), console)
     for note in result.get("notes", []):
         console.print(f"note: {note}", markup=False, style="dim")
     for erratum in dict.fromkeys(row.check.erratum for row in judgement.rows if row.verdict == "paper errs"):
         console.print(f"error in the paper: {erratum}", markup=False)
+    if unmade := unmade_of(result):
+        names = [f"{name} ({duration(seconds)})" for name, seconds in unmade.items()]
+        names[_SHOWN:] = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+        count, time = f"{len(unmade)} of {len(result['runs'])}", duration(sum(unmade.values()))
+        console.print(f"{count} training runs are missing, {time} on one H200: {'; '.join(names)}", markup=False)
     ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}, {result['seconds']:g} s"
     when = f", stored {result['date'][:10]}" if is_stored else ""
     console.print(f"{judgement.status}: {judgement.summary} ({ran}{when})", style=_STYLES[judgement.status])
@@ -149,53 +174,27 @@ def _print(
             console.print("no picture: it needs matplotlib; run: pip install 'normfree[plots]'", markup=False)
 
 
-def _row(row: Row) -> tuple[str, ...]:
-    paper = row.check.paper
-    shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
-    verdict = row.verdict if row.check.main or row.verdict != "fails" else "fails (aside)"
-    return row.check.statement, shown, row.check.expected, _number(row.measured, row.std), verdict
-
-
-def _number(value: float | None, std: float | None) -> str:
-    """A measured value with its spread.
-
-    >>> _number(0.951, 0.0123), _number(None, None)
-    ('0.951 ± 0.012', '')
-    """
-    if value is None:
-        return ""
-    if std is None or not math.isfinite(std):
-        return f"{value:.5g}"
-    return f"{value:.4g} ± {std:.2g}"
-
-
-def _latest(claim: Claim, out: Path) -> dict[str, Any] | None:
-    """The full result, else the quick one, else None."""
-    from normfree.experiments.results import stored
-
-    return stored(out, claim, "full") or stored(out, claim, "quick")
-
-
 def _headline(judgement: Judgement) -> str:
     """The first check's number, and how all came out."""
+    from normfree.experiments.ledger_entries import number
+
     first = judgement.rows[0]
-    return f"{first.check.name}: {_number(first.measured, first.std) or 'missing'}; {judgement.summary}"
+    return f"{first.check.name}: {number(first.measured, first.std) or 'missing'}; {judgement.summary}"
 
 
 def _list(out: Path, as_json: bool) -> None:
     import json
 
-    from normfree.experiments.claims import all_claims, judge
+    from normfree.experiments.ledger_entries import duration, entries
     from normfree.report import Column, Table, print_table
 
     rows, records = [], []
-    for claim in all_claims():
-        result = _latest(claim, out)
-        judgement = judge(claim, result)
-        records.append(_plain(claim, result, judgement))
-        measured = "" if result is None else _headline(judgement) + (" (quick)" if result["scale"] == "quick" else "")
-        cost = f"{_duration(claim.cost.quick_seconds)} / {_duration(claim.cost.full_seconds)} {claim.cost.device}"
-        rows.append((claim.id, claim.where, claim.statement, claim.paper_value, measured, judgement.status, cost))
+    for entry in entries(out):
+        claim = entry.claim
+        records.append(_plain(claim, entry.result, entry.judgement))
+        measured = "" if entry.status == "not run" else _headline(entry.judgement) + " (quick)" * entry.is_quick
+        cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
+        rows.append((claim.id, claim.where, claim.statement, claim.paper_value, measured, entry.status, cost))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
@@ -236,15 +235,3 @@ def _plain(claim: Claim, result: dict[str, Any] | None, judgement: Judgement) ->
         {**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin}
     )
     return plain
-
-
-def _duration(seconds: float) -> str:
-    """Seconds in the largest unit that gives a number above 1.
-
-    >>> _duration(40), _duration(240), _duration(7200)
-    ('40 s', '4 min', '2 h')
-    """
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

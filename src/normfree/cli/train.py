@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
+
 if TYPE_CHECKING:
     from normfree.train import RunResult, TrainConfig
 
@@ -32,23 +34,31 @@ def train_model(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, …; the best there is if not given.")
     ] = None,
+    source: Annotated[Path | None, SOURCE] = None,
+    target: Annotated[Path | None, TARGET] = None,
+    text: Annotated[Path | None, TEXT] = None,
+    vocabulary: Annotated[int, SIZE] = 8000,
     listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the configuration as TOML, and do not train.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a network on real images, without normalization layers or with them, and test it at the end.
+    """Train a network on images or text, without normalization layers or with them, and test it at the end.
 
     The exit status is 0 for a finished run, 3 for one that diverged, 130 after ctrl-C and 143 after SIGTERM; an
     interrupted run goes on with --resume.
 
-    For example: normfree train fashion --set lr=0.05 --set epochs=3
+    For example: normfree train fashion --set lr=0.05 --set epochs=3;
+    or: normfree train translation --source train.de --target train.en
     """
     if listing:
         _list_recipes(as_json)
         return
     if resume is not None and out is not None:
         raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
-    chosen = _configuration(recipe, changes or [], config, resume, device)
+    changes = list(changes or [])
+    if source is not None or target is not None or text is not None:
+        changes.append(f"data={prepared_name(source, target, text, vocabulary)}")
+    chosen = _configuration(recipe, changes, config, resume, device)
     if show:
         typer.echo(chosen.to_toml(), nl=False)
         return
@@ -66,9 +76,9 @@ def train_model(
                 out=folder,
                 resume=resume is not None,
                 progress=lambda s: update(
-                    s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput)
+                    s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
                 ),
-                command=_command(recipe, changes or [], config, out, resume, device),
+                command=_command(recipe, changes, config, out, resume, device),
             )
     except SharedError:
         if first:
@@ -88,19 +98,23 @@ def evaluate_run(
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score the model of a run on the test images.
+    """Score the model of a run on the test images or sentences.
 
     For example: normfree evaluate runs/fashion
     """
-    from normfree.train import evaluate, read_config
+    from normfree.train import evaluate, evaluate_translation, read_config
 
     config = read_config(run)
     found = evaluate(run, device=device, data_dir=data)
+    translated = evaluate_translation(run, device=device, data_dir=data)
     if as_json:
-        typer.echo(json.dumps(found._asdict()))
-    else:
-        what = f"{config.model} ({config.method}) on {config.data}"
-        typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
+        plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
+        typer.echo(json.dumps(plain))
+        return
+    what = f"{config.model} ({config.method}) on {config.data}"
+    typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
+    if translated is not None:
+        typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
 
 def _configuration(
@@ -174,7 +188,9 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
             console.print(f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}", markup=False)
     if result.linear_accuracy is not None:
         console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
-    speed = f"{result.images_per_second:,.0f} images/s, {duration(result.seconds)}"
+    if result.bleu is not None:
+        console.print(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})", markup=False)
+    speed = f"{result.throughput:,.0f} {result.unit}/s, {duration(result.seconds)}"
     console.print(f"{speed}, {folder}", markup=False, style="dim")
     if result.status == "diverged":
         console.print(

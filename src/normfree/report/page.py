@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -52,7 +53,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows, from top to bottom; a card and a curve of the same name share a colour."""
+    """What the page shows, from top to bottom; a card and a curve of the same name share a colour.
+
+    One legend stands above all charts; where there are more curves than colours and dashes can tell apart, each section
+    has its own, and its curves are coloured by their place in it.
+    """
 
     title: str
     subtitle: str = ""
@@ -99,6 +104,7 @@ def render_page(page: Page) -> str:
     except ImportError as error:
         raise ImportError("a page needs jinja2, which is not installed; run: pip install 'normfree[plots]'") from error
     names = curve_names(page.all_panels)
+    split = len(names) > len(COLOURS) * len(DASHES)
     script = _asset("page.js")
     style = _asset("page.css") + _palette()
     data = json.dumps(page_data(page), allow_nan=False, separators=(",", ":"))
@@ -108,7 +114,8 @@ def render_page(page: Page) -> str:
     return environment.from_string(_asset("page.html.jinja")).render(
         page=page,
         names=names,
-        looks={name: _look(index) for index, name in enumerate(names)},
+        split=split,
+        legend=lambda panels: _looks(panels if split else page.all_panels),
         marks={"good": "✓", "warn": "!", "bad": "✕", "info": "i"},
         gaps=describe_gaps,
         summary=_summary,
@@ -159,6 +166,11 @@ def _summary(curve: Curve) -> tuple[str, ...]:
     finite = [value for value in curve.values if math.isfinite(value)] or [math.nan]
     chosen = (curve.values[0], min(finite), max(finite), curve.values[-1])
     return (str(len(curve.values)), *(f"{value:.3g}" for value in chosen))
+
+
+def _looks(panels: Sequence[Panel]) -> dict[str, str]:
+    """The classes of every curve of a legend."""
+    return {name: _look(index) for index, name in enumerate(curve_names(panels))}
 
 
 def _look(index: int) -> str:

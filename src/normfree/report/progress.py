@@ -99,7 +99,9 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
         console.print(f"{what}: done after {duration(seconds)}", markup=False, soft_wrap=True)
 
 
-def numbers(*, loss: float | None = None, accuracy: float | None = None, throughput: float | None = None) -> str:
+def numbers(
+    *, loss: float | None = None, accuracy: float | None = None, throughput: float | None = None, unit: str = "images"
+) -> str:
     """What a training run says of itself in a line.
 
     >>> numbers(loss=1.23456, accuracy=0.4567, throughput=18123.4)
@@ -107,7 +109,7 @@ def numbers(*, loss: float | None = None, accuracy: float | None = None, through
     """
     texts = [f"loss {loss:.4g}"] if loss is not None else []
     texts += [f"accuracy {100 * accuracy:.1f} %"] if accuracy is not None else []
-    texts += [f"{throughput:,.0f} images/s"] if throughput is not None else []
+    texts += [f"{throughput:,.0f} {unit}/s"] if throughput is not None else []
     return ", ".join(texts)
 
 

@@ -13,6 +13,7 @@ _HOMES = {
     "Snapshot": "result",
     "TrainConfig": "config",
     "evaluate": "loading",
+    "evaluate_translation": "loading",
     "fit": "engine",
     "load": "loading",
     "read_config": "loading",
@@ -25,6 +26,7 @@ __all__ = [
     "Snapshot",
     "TrainConfig",
     "evaluate",
+    "evaluate_translation",
     "fit",
     "load",
     "read_config",
@@ -34,7 +36,7 @@ __all__ = [
 if TYPE_CHECKING:
     from normfree.train.config import TrainConfig
     from normfree.train.engine import fit
-    from normfree.train.loading import evaluate, load, read_config
+    from normfree.train.loading import evaluate, evaluate_translation, load, read_config
     from normfree.train.recipes import Recipe, recipe
     from normfree.train.result import RunResult, Snapshot
     from normfree.train.runs import RunFolder

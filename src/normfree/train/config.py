@@ -32,6 +32,7 @@ class TrainConfig:
     model: str = "resnet20"  # the model's name, see `normfree models`
     method: str = "fixup"  # the method's name and options, see `normfree methods`; 'as built' converts nothing
     form: Literal["post", "pre", "linear"] | None = None  # the block form; none for the method's or model's own
+    dropout: float = 0.0  # in Transformers: of embeddings, branches' ends and inside the feed-forward
 
     # On what
     data: str = "fashion14"  # the data's name, see `normfree data`
@@ -45,9 +46,12 @@ class TrainConfig:
 
     # How long, and how much at a time
     epochs: int = 10  # passes over the training data
-    batch_size: int = 128  # images a step, over all processes and micro-batches
+    batch_size: int = 128  # images a step, over all processes and micro-batches; of pairs, at most so many tokens
     accumulate: int = 1  # micro-batches that a step's batch is split into
     eval_batch_size: int = 1000  # images at a time in evaluation
+    block: int = 128  # tokens a block of running text, of which a batch has `batch_size`
+    beam: int = 5  # hypotheses of a sentence that is translated
+    length_penalty: float = 1.0  # of translations; 0 favours short ones
 
     # Optimizer
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # Adam adds weight decay to the gradient, AdamW does not
@@ -67,7 +71,8 @@ class TrainConfig:
     milestones: tuple[float, ...] = (0.5, 0.75)  # where a step schedule drops, as fractions of the run
     decay: float = 0.1  # what it multiplies the rate by
     cosine_by: Literal["step", "epoch"] = "step"  # how often a cosine falls
-    warmup: float = 0.0  # epochs of warm-up
+    warmup: float = 0.0  # epochs of warm-up, or steps
+    warmup_in: Literal["epochs", "steps"] = "epochs"  # what `warmup` counts
     warmup_shape: Literal["linear", "quadratic"] = "linear"  # in the step
 
     # Arithmetic and speed
@@ -178,9 +183,10 @@ class TrainConfig:
         Left out are where data lies, how often state is saved, how many processes read it and what is logged, which
         change no number, and the device: 'auto' does not say which it was, a run may be continued on another machine,
         and the result names the hardware. What changes only the rounding (compile, graph, channels_last, …) counts,
-        because a run that is continued must go on bit for bit.
+        because a run that is continued must go on bit for bit. A setting at its default does not count, so that one
+        that is added later changes no run that was made before.
         """
-        counted = {name: value for name, value in asdict(self).items() if name not in FREE}
+        counted = {name: value for name, value in asdict(self).items() if name not in FREE and value != _DEFAULTS[name]}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -194,6 +200,7 @@ class TrainConfig:
             decay=self.decay,
             by=self.cosine_by,
             warmup=self.warmup,
+            warmup_in=self.warmup_in,
             warmup_shape=self.warmup_shape,
         )
 
@@ -218,9 +225,11 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("not to be empty", bool, ("model", "method", "data", "data_dir", "device")),
     ("above 0", lambda x: x > 0, ("lr", "eps", "clip_at", "loss_limit")),
     ("above 0 and at most 1", lambda x: 0 < x <= 1, ("decay",)),
-    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("validation", "momentum", "label_smoothing", "ema")),
-    ("at least 1", lambda x: x >= 1, ("batch_size", "accumulate", "eval_batch_size", "region")),
+    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("validation", "momentum", "label_smoothing", "ema", "dropout")),
+    ("at least 1", lambda x: x >= 1, ("batch_size", "accumulate", "eval_batch_size", "region", "block", "beam")),
     ("at least 0", lambda x: x >= 0, ("epochs", "crop", "cutout", "mixup", "weight_decay", "warmup")),
     ("at least 0", lambda x: x >= 0, ("recompute", "checkpoint_minutes", "checkpoint_epochs", "workers")),
     ("at least 0 and below 2^63", lambda x: 0 <= x < 2**63, ("seed",)),
 )
+
+_DEFAULTS = asdict(TrainConfig())

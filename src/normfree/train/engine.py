@@ -20,7 +20,7 @@ from torch import nn
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
 from normfree.data.embedded import LINEAR_ACCURACY
-from normfree.data.folder import Folder
+from normfree.data.prepared import VOCABULARY, Prepared
 from normfree.files import explained, replacing, write_json
 from normfree.models.foreign import is_foreign
 from normfree.nn.overlap import overlap_
@@ -31,10 +31,10 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import FREE, TrainConfig
 from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import Processes, desynchronize_, joined, synchronize_
-from normfree.train.evaluation import Score, score
-from normfree.train.forward import apply_precision_, forward_of
+from normfree.train.evaluation import Score
+from normfree.train.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.hardware import InFlight, device_of, fast
-from normfree.train.inputs import Inputs, example_of, inputs_of, open_data, require_whole
+from normfree.train.inputs import Data, Inputs, Judged, example_of, inputs_of, open_data, require_whole
 from normfree.train.randomness import seeded_draws
 from normfree.train.result import RunResult, Snapshot
 from normfree.train.runs import RunFolder, Status, require_same
@@ -49,7 +49,10 @@ from normfree.train.subject import (
     model_of,
     require_scores,
 )
+from normfree.train.tokens import require_data, require_token_scores, translate_split, translates, vouched
+from normfree.train.translating import Bleu
 
+TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
 
@@ -58,7 +61,7 @@ def fit(
     config: TrainConfig,
     *,
     model: nn.Module | None = None,
-    data: ImageSet | None = None,
+    data: ImageSet | Prepared | None = None,
     plan: ResidualPlan | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -93,7 +96,10 @@ def fit(
             if plan is not None and model is None:
                 raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
             trained, plan = model_of(config, opened) if model is None else (model, plan)
-            if model is not None or is_foreign(config.model):
+            if isinstance(opened, Prepared):
+                if model is not None:
+                    require_token_scores(trained, config, opened)
+            elif model is not None or is_foreign(config.model):
                 require_scores(trained, example_of(config, opened, 2), class_count(opened))
             config = as_given(config, model, data, plan)
             config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
@@ -113,7 +119,7 @@ class _Run:
         config: TrainConfig,
         model: nn.Module,
         plan: ResidualPlan | None,
-        data: ImageSet | tuple[Folder, Folder],
+        data: Data,
         device: torch.device,
         processes: Processes,
         folder: RunFolder | None,
@@ -133,7 +139,7 @@ class _Run:
         self.parameters = sum(p.numel() for p in model.parameters())
         groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
-        self._shape = example_of(config, data, 1).shape[1:]
+        self._data, self._shapes = data, _shapes_of(config, data, self.inputs)
         self.step = Step(
             model,
             forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
@@ -155,6 +161,7 @@ class _Run:
                 ema=config.ema,
                 loss_limit=config.loss_limit,
             ),
+            loss=self.inputs.loss,
             reduce=processes.average_ if processes.world > 1 else None,
             compile=bool(config.compile),
         )
@@ -202,7 +209,8 @@ class _Run:
             self._release()
         if test is not None and not math.isfinite(test.loss):
             status = "diverged"  # by its last step, after which no loss was seen any more
-        result = self._result(status, train_loss, train_accuracy, test)
+        translated = self._translate() if status == "finished" else None
+        result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
         return result
 
@@ -224,7 +232,8 @@ class _Run:
                 if due or now - self._looked >= _LOOK:
                     loss, accuracy, alive = self._look()
                     if alive and progress is not None:
-                        progress(Snapshot(self.done, self.total, self.done / self.steps, loss, accuracy, self._speed()))
+                        seen = self.done, self.total, self.done / self.steps
+                        progress(Snapshot(*seen, loss, accuracy, self._speed(), self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((stop.requested or 0) if alive else _DEAD)
                 if ended == _DEAD:
@@ -253,7 +262,7 @@ class _Run:
             "train_accuracy": accuracy,
             "lr": self.config.lr * self._factors(epoch)[-1],
             "seconds": round(self.before + time.perf_counter() - self._begun, 3),
-            "images_per_second": round(self._speed(), 1),
+            f"{self.inputs.unit}_per_second": round(self._speed(), 1),
         }
         if self.validation is not None:
             record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
@@ -279,12 +288,26 @@ class _Run:
         return [schedule.factor(first + i, self.steps, config.epochs) for i in range(self.steps)]
 
     def _speed(self) -> float:
-        """Images a second since this process began to train."""
+        """Images or tokens a second since this process began to train."""
         seconds = time.perf_counter() - self._train_start
-        return (self.done - self._done_at_start) * self.config.batch_size / max(seconds, 1e-9)
+        return (self.done - self._done_at_start) * self.inputs.per_step / max(seconds, 1e-9)
 
-    def _score(self, images: Any) -> Score:
-        return score(self.model, images(), reduce=self.processes.average_)
+    def _score(self, judged: Judged | None) -> Score | None:
+        return None if judged is None else self.inputs.score(self.model, judged(), reduce=self.processes.average_)
+
+    def _translate(self) -> Bleu | None:
+        """Translate the test sentences, and keep what came out beside the result."""
+        data = self._data
+        if not isinstance(data, Prepared) or not translates(data) or "test" not in data.splits:
+            return None
+        if not self.processes.first:
+            return None
+        lines, found = translate_split(self.model, self.config, data, "test")
+        if self.folder is not None:
+            path = self.folder.path / TRANSLATIONS
+            with explained("the translations", path), replacing(path) as temporary:
+                temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return found
 
     # The folder
 
@@ -303,6 +326,10 @@ class _Run:
             path = self.folder.path / PLAN
             with explained("the plan", path):
                 write_json(path, describe(self._plan, source=self.config.model))
+        if isinstance(self._data, Prepared):
+            path = self.folder.path / VOCABULARY
+            with explained("the vocabulary", path), replacing(path) as temporary:
+                temporary.write_bytes(self._data.vocabulary().model)
 
     def _resume(self, folder: RunFolder) -> None:
         if folder.config_path.exists():
@@ -316,6 +343,8 @@ class _Run:
         found = folder.resume()
         if found is not None:
             tensors, state = found
+            if isinstance(self._data, Prepared):
+                require_data(self._data, state, folder.path)
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None
@@ -335,8 +364,7 @@ class _Run:
                 "step": self.done,
                 "seconds": self.before + time.perf_counter() - self._begun,
                 "validation": self.validation and list(self.validation),
-                "classes": list(self.inputs.classes),
-                "input_shape": list(self._shape),
+                **self._shapes,
             }
             self.folder.save(self.step.state(), state)
 
@@ -355,7 +383,9 @@ class _Run:
             if close is not None:
                 close()
 
-    def _result(self, status: Status, loss: float | None, accuracy: float | None, test: Score | None) -> RunResult:
+    def _result(
+        self, status: Status, loss: float | None, accuracy: float | None, test: Score | None, bleu: Bleu | None
+    ) -> RunResult:
         cuda = self.device.type == "cuda"
         steps = self.done - self._done_at_start
         return RunResult(
@@ -372,7 +402,9 @@ class _Run:
             parameters=self.parameters,
             seconds=self.before + time.perf_counter() - self._begun,
             setup_seconds=self.setup_seconds,
-            images_per_second=steps * self.config.batch_size / max(self.train_seconds, 1e-9),
+            throughput=steps * self.inputs.per_step / max(self.train_seconds, 1e-9),
+            unit=self.inputs.unit,
+            bleu=bleu,
             peak_gib=torch.cuda.max_memory_allocated(self.device) / 2**30 if cuda else None,
             signal=self.signal,
             command=self.command,
@@ -381,6 +413,14 @@ class _Run:
     def _release(self) -> None:
         """Leave the model as `load` gives it: with parameters of its own, in float32, and without other processes."""
         self.step.masters.release_()
+        uncompile_(self.model)
         desynchronize_(self.model)
         overlap_(reset_precision_(self.model), False)
         self.model.eval()
+
+
+def _shapes_of(config: TrainConfig, data: Data, inputs: Inputs) -> dict[str, Any]:
+    """What is needed to build a run's model again."""
+    if isinstance(data, Prepared):
+        return vouched(data)
+    return {"classes": list(inputs.classes), "input_shape": list(example_of(config, data, 1).shape[1:])}

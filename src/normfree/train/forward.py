@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normfree.models import Network
+from normfree.models.stated import Stated
 from normfree.nn.residual import Residual, set_precision_
 from normfree.nn.weight import lower_
 
 Region = tuple[nn.Module, ...]
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[..., Tensor]
 # A buffer that a weight gradient on the second stream still reads must not be written again; see `nn.overlap`.
 _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
@@ -28,12 +29,17 @@ _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": Fals
 def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
     """Give the weight layers the type that a precision says, in place, and return the type of the inputs.
 
-    "bf16" computes all weight layers in it; "mixed" only the residual branches, and keeps the stream in float32.
+    "bf16" computes all weight layers in it; "mixed" only the residual branches, and what turns tokens into vectors and
+    back, and keeps the stream in float32.
     """
     if precision == "float32":
         return torch.float32
     if precision == "mixed":
         set_precision_(model, stream=torch.float32, branch=torch.bfloat16)
+        if isinstance(model, Stated) and model.skip == "sequence":
+            for part in model.children():
+                if isinstance(part, nn.Linear | nn.Embedding):
+                    lower_(part, torch.bfloat16)
         return torch.float32
     lower_(model, torch.bfloat16)
     return torch.bfloat16
@@ -43,13 +49,18 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
     """The function that training calls in place of the model.
 
     With `compile`, `region` consecutive blocks are one compiled program; with `recompute`, that many regions keep only
-    their input and are computed again in the backward pass. A model that is not ours is compiled whole.
+    their input and are computed again in the backward pass. The layers of a Transformer are compiled one by one for any
+    length; `uncompile_` undoes it. A model that is not ours is compiled whole.
 
     Raises `ValueError` when segments are asked for of a model without a sequence of blocks.
     """
     if not isinstance(model, Network):
         if recompute:
             raise ValueError(f"expected a model of ours to recompute segments of, got {type(model).__name__}; use 0")
+        if isinstance(model, Stated):
+            for layer in _layers(model) if compile else ():
+                layer.compile(dynamic=True)
+            return model
         return torch.compile(model, dynamic=False, options=_OPTIONS) if compile else model
     regions = list(_regions(model, region if compile else 1))
     run: Callable[[Region, Tensor], Tensor] = _run
@@ -74,6 +85,17 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
         return model.classifier(model.head(x))  # type: ignore[no-any-return]
 
     return forward
+
+
+def uncompile_(model: nn.Module) -> None:
+    """Let the layers of a Transformer run as they are written again."""
+    for layer in _layers(model) if isinstance(model, Stated) else ():
+        layer._compiled_call_impl = None
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a Transformer, encoder and decoder."""
+    return [layer for stack in model.children() if isinstance(stack, nn.ModuleList) for layer in stack]
 
 
 def _run(blocks: Region, x: Tensor) -> Tensor:

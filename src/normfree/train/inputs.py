@@ -1,4 +1,4 @@
-"""What a run is fed: training batches, and the images that it is judged by, from memory or from a folder."""
+"""What a run is fed: training batches, and what it is judged by: images from memory or a folder, or tokens."""
 
 from __future__ import annotations
 
@@ -15,24 +15,36 @@ from normfree.data.batches import Batches, in_order
 from normfree.data.draws import order
 from normfree.data.folder import Folder, read_folder
 from normfree.data.images import Split
+from normfree.data.prepared import Prepared
 from normfree.data.stream import FolderBatches, folder_in_order
+from normfree.data.token_batches import TokenBatches
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
-from normfree.train.step import Feed
+from normfree.train.evaluation import Score, score
+from normfree.train.step import Feed, Loss, ShapedFeed, image_loss
+from normfree.train.tokens import is_tokens, open_tokens, require_bleu, token_batches, token_loss, token_score
 
-Images = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+Data = ImageSet | tuple[Folder, Folder] | Prepared
+Judged = Callable[[], Iterator[Any]]
+"""What a model is scored on: batches, each image, pair or block once."""
 FOLDER_SIZE = 224  # the side that the images of a folder are brought to
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The feed of a run, and the images of its validation and its test, each process with its part."""
+    """The feed of a run, and what it is judged by in validation and test, each process with its part.
 
-    classes: tuple[str, ...]
-    images: int
-    feed: Feed
-    validation: Images | None
-    test: Images
+    A step has `per_step` of a `unit` on average, which is how throughput is told. `classes` are those of images.
+    """
+
+    classes: tuple[str, ...] = ()
+    feed: Feed | ShapedFeed
+    validation: Judged | None
+    test: Judged | None
+    unit: str = "images"
+    per_step: float
+    loss: Loss = image_loss
+    score: Callable[..., Score] = score
 
 
 def is_folder(name: str) -> bool:
@@ -40,8 +52,10 @@ def is_folder(name: str) -> bool:
     return name.startswith("folder:")
 
 
-def open_data(config: TrainConfig) -> ImageSet | tuple[Folder, Folder]:
-    """The data that a configuration names: a set in memory, or the training and test parts of a folder."""
+def open_data(config: TrainConfig) -> Data:
+    """The data that a configuration names: a set in memory, the two parts of a folder, or a prepared folder of text."""
+    if is_tokens(config.data):
+        return open_tokens(config.data)
     if not is_folder(config.data):
         return load(config.data, config.data_dir)
     root = config.data.removeprefix("folder:")
@@ -49,11 +63,13 @@ def open_data(config: TrainConfig) -> ImageSet | tuple[Folder, Folder]:
     return train, read_folder(root, "val", train.classes)
 
 
-def require_whole(data: ImageSet | tuple[Folder, Folder]) -> None:
-    """Raise `ValueError` for data without training or test images, or with a label that has no class.
+def require_whole(data: Data) -> None:
+    """Raise `ValueError` for data without training or test images, with a label that has no class, or not to be scored.
 
-    `read_folder` makes sure of it for a folder.
+    `read_folder` makes sure of it for a folder, and `open_tokens` for text.
     """
+    if isinstance(data, Prepared):
+        require_bleu(data)
     if not isinstance(data, ImageSet):
         return
     for part, split in (("training", data.train), ("test", data.test)):
@@ -78,17 +94,19 @@ def example_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder], coun
 
 def inputs_of(
     config: TrainConfig,
-    data: ImageSet | tuple[Folder, Folder],
+    data: Data,
     *,
     device: torch.device,
     dtype: torch.dtype,
     channels_last: bool,
     processes: Processes,
 ) -> Inputs:
-    """Batches of the training images less those held out, and these and the test images for scoring.
+    """Batches of the training images less those held out, and these and the test images for scoring; or of tokens.
 
     Raises `ValueError` when nothing would be left to train on, or the processes cannot share a batch evenly.
     """
+    if isinstance(data, Prepared):
+        return _token_inputs(config, data, device, processes)
     layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": channels_last}
     shared: dict[str, Any] = {
         "batch_size": config.batch_size,
@@ -107,15 +125,15 @@ def inputs_of(
         train, held = data.hold_out(round(config.validation * len(data.train)), config.seed)
         colours: dict[str, Any] = {"mean": data.mean, "std": data.std}
 
-        def scored(split: Split) -> Images:
+        def scored(split: Split) -> Judged:
             part = split.take(mine)
             return partial(in_order, part, batch_size=config.eval_batch_size, **colours, **layout) if part else _none
 
         feed: Feed = Batches(train, **shared, **colours, **layout)
         return Inputs(
             classes=data.classes,
-            images=len(train),
             feed=feed,
+            per_step=config.batch_size,
             validation=scored(held) if len(held) else None,
             test=scored(data.test),
         )
@@ -130,16 +148,39 @@ def inputs_of(
         **layout,
     }
 
-    def streamed(folder: Folder) -> Images:
+    def streamed(folder: Folder) -> Judged:
         part = _part(folder, range(len(folder))[mine])
         return partial(folder_in_order, part, **reading) if part else _none
 
     return Inputs(
         classes=whole.classes,
-        images=len(kept),
+        per_step=config.batch_size,
         feed=FolderBatches(kept, **shared, **layout, size=FOLDER_SIZE, workers=config.workers),
         validation=streamed(held_out) if count else None,
         test=streamed(test),
+    )
+
+
+def _token_inputs(config: TrainConfig, data: Prepared, device: torch.device, processes: Processes) -> Inputs:
+    """Batches of token pairs or running text, and each pair or block once for scoring."""
+    if config.accumulate > 1:
+        raise ValueError(f"expected accumulate=1 for tokens, got {config.accumulate}; make batch_size smaller")
+
+    def batches(split: str) -> Any:
+        return token_batches(config, data, split, device=device, processes=processes)
+
+    def judged(split: str) -> Judged | None:
+        return batches(split).once if split in data.splits else None
+
+    feed = batches("train")
+    return Inputs(
+        feed=feed,
+        validation=judged("valid"),
+        test=judged("test"),
+        unit="tokens",
+        per_step=feed.mean_tokens if isinstance(feed, TokenBatches) else config.batch_size * config.block,
+        loss=partial(token_loss, world=processes.world),
+        score=partial(token_score, world=processes.world),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.saving import PLAN, Factory, convert_again, is_converted, load_converted, original, read_plan
+from normfree.data.prepared import VOCABULARY, Prepared
+from normfree.data.vocabulary import Vocabulary
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import checkpoint
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
-from normfree.train.evaluation import Score, score
+from normfree.train.evaluation import Score
 from normfree.train.forward import apply_precision_
 from normfree.train.hardware import device_of
-from normfree.train.inputs import inputs_of, open_data
+from normfree.train.inputs import Data, inputs_of, open_data
 from normfree.train.runs import RunFolder
+from normfree.train.tokens import is_tokens, require_data, translate_split, translates
+from normfree.train.translating import Bleu
 
 
 def read_config(run: str | Path) -> TrainConfig:
@@ -68,6 +73,10 @@ def load(
 
 def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
     """The model of a run, of which only the structure matters."""
+    if "vocabulary" in state:
+        settings = {"num_classes": state["vocabulary"], "dropout": config.dropout, "form": config.form}
+        made: nn.Module = build(config.model, config.method, **settings, device="meta").to_empty(device="cpu")
+        return made
     if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
             return build(
@@ -99,25 +108,72 @@ def _fill_(model: nn.Module, weights: dict[str, Tensor], run: str | Path) -> Non
         tensor.copy_(weights[name])
 
 
+def load_vocabulary(run: str | Path) -> Vocabulary:
+    """The vocabulary of a run on text, as it was when the run began.
+
+    Raises `ValueError` when it is missing or damaged.
+    """
+    path = Path(run) / VOCABULARY
+    found = Vocabulary.load(path)
+    known = checkpoint.load(run)[1].get("vocabulary_sha256")
+    if known not in (None, hashlib.sha256(found.model).hexdigest()):
+        raise ValueError(f"expected '{path}' as it was written, got one that was altered; copy it from the data again")
+    return found
+
+
 def evaluate(run: str | Path, *, device: str = "cpu", data_dir: str | None = None) -> Score:
     """The test score of a run's model; on a GPU in the precision that it was trained in.
 
-    Raises `ValueError` when the folder holds no run, or its data is not there.
+    `data_dir` is where the data lies now, if it moved: the folder of data sets, or the prepared folder of text.
+
+    Raises `ValueError` when the folder holds no run, or its data is not there or other than it was.
     """
-    config = read_config(run)
-    if data_dir is not None:
-        config = replace(config, data_dir=data_dir)
+    config = _moved(read_config(run), data_dir)
     place = device_of(device)
+    data = _data_of(run, config)
     model = load(run, device=device)
     precision = config.precision if place.type == "cuda" else "float32"
     dtype = apply_precision_(model, precision)
     layout = bool(config.channels_last)
     inputs = inputs_of(
         config,
-        open_data(config),
+        data,
         device=place,
         dtype=dtype,
         channels_last=layout,
         processes=Processes(),
     )
-    return score(model, inputs.test())
+    if inputs.test is None:
+        raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
+    return inputs.score(model, inputs.test())
+
+
+def evaluate_translation(run: str | Path, *, device: str = "cpu", data_dir: str | None = None) -> Bleu | None:
+    """BLEU of a run's model on the test sentences, by the run's beam; None where it does not translate any.
+
+    Arguments and errors are those of `evaluate`.
+    """
+    config = _moved(read_config(run), data_dir)
+    if not is_tokens(config.data):
+        return None
+    data = _data_of(run, config)
+    if not isinstance(data, Prepared) or not translates(data) or "test" not in data.splits:
+        return None
+    return translate_split(load(run, device=str(device_of(device))), config, data, "test")[1]
+
+
+def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:
+    """The configuration with data that lies elsewhere now."""
+    if folder is None:
+        return config
+    if is_tokens(config.data):
+        return replace(config, data=f"{config.data.partition(':')[0]}:{folder}")
+    return replace(config, data_dir=folder)
+
+
+def _data_of(run: str | Path, config: TrainConfig) -> Data:
+    """The data of a run, refused where its tokens mean other words than those that the model learnt."""
+    data = open_data(config)
+    if isinstance(data, Prepared):
+        require_data(data, checkpoint.load(run)[1], run, whole=False)
+    return data

@@ -10,10 +10,14 @@ from torch import nn
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import Score
 from normfree.train.runs import Status
+from normfree.train.translating import Bleu
 
 
 class Snapshot(NamedTuple):
-    """How far a run is: steps done and in all, epochs done, mean training loss and accuracy of the epoch, images/s."""
+    """How far a run is: steps done and in all, epochs done, mean training loss and accuracy of the epoch, speed.
+
+    `throughput` counts a `unit` a second: images, or target tokens.
+    """
 
     done: int
     total: int
@@ -21,11 +25,15 @@ class Snapshot(NamedTuple):
     loss: float
     accuracy: float
     throughput: float
+    unit: str = "images"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode."""
+    """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode.
+
+    `throughput` counts a `unit` a second: images, or target tokens. `bleu` is of the test sentences of a translation.
+    """
 
     status: Status
     config: TrainConfig
@@ -40,14 +48,20 @@ class RunResult:
     parameters: int
     seconds: float
     setup_seconds: float
-    images_per_second: float
-    peak_gib: float | None
+    throughput: float
+    unit: str = "images"
+    bleu: Bleu | None = None
+    peak_gib: float | None = None
     signal: int | None = None
     command: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data, without the model."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("model", "config")}
-        for name in ("validation", "test"):
+        told = ("model", "config", "throughput", "unit")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in told}
+        for name in ("validation", "test", "bleu"):
             plain[name] = plain[name] and plain[name]._asdict()
+        if self.bleu is None:
+            del plain["bleu"]
+        plain[f"{self.unit}_per_second"] = self.throughput
         return {**plain, "seed": self.config.seed, "config": asdict(self.config)}

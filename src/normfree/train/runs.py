@@ -24,7 +24,8 @@ from normfree.train import checkpoint
 from normfree.train.lock import locked
 
 Status = Literal["finished", "interrupted", "diverged", "failed"]
-_PATH = re.compile(r"(?<![\w:/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text
+_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; an address has two slashes
+_NAMED = re.compile(r"[a-z]+:(?!//)")  # data by kind and folder, such as 'pairs:.data/multi30k'
 _SHOWN = 5  # differing fields that are named
 
 
@@ -277,6 +278,8 @@ def _without_folders(value: Any) -> Any:
 
     >>> _without_folders({"data": "/home/me/.data", "why": "no room in '/home/me/run'", "speed": "9 images/s"})
     {'data': '.data', 'why': "no room in 'run'", 'speed': '9 images/s'}
+    >>> _without_folders(["pairs:/home/me and you/de-en", "--set data=text:/home/me/a", "https://a.org/b/c"])
+    ['pairs:de-en', '--set data=text:a', 'https://a.org/b/c']
     """
     if isinstance(value, Mapping):
         return {key: _without_folders(item) for key, item in value.items()}
@@ -286,6 +289,8 @@ def _without_folders(value: Any) -> Any:
         value = str(value)
     if not isinstance(value, str):
         return value
-    if PurePath(value).is_absolute():
-        return PurePath(value).name
+    named = _NAMED.match(value)
+    kind = named[0] if named else ""
+    if PurePath(value.removeprefix(kind)).is_absolute():
+        return kind + PurePath(value).name
     return _PATH.sub(lambda match: match[0].rpartition("/")[2], value)

@@ -10,13 +10,17 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def hints(settings: type) -> dict[str, Any]:
+def hints(settings: Any) -> dict[str, Any]:
     """The type of every field, by name."""
-    return get_type_hints(settings)
+    return _hints(settings)
+
+
+_hints = cache(get_type_hints)
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +37,33 @@ class Feed(Protocol):
         """Make ready the batches of an epoch."""
         ...
 
-    def batch(self, step: Tensor) -> Batch:
+    def batch(self, step: Tensor) -> Any:
         """The batch of a step of the epoch."""
         ...
+
+
+@runtime_checkable
+class ShapedFeed(Protocol):
+    """A feed whose batches have one of a few shapes, which the host knows beforehand; see `TokenBatches`."""
+
+    steps: int
+    shapes: Sequence[Any]
+
+    def start_epoch(self, epoch: int) -> None:
+        """Make ready the batches of an epoch."""
+        ...
+
+    def shape_of(self, step: int) -> int:
+        """The number of the shape of a step's batch."""
+        ...
+
+    def gather(self, shape: int, step: Tensor) -> Any:
+        """The batch of a step that has this shape, a function of device tensors."""
+        ...
+
+
+Loss = Callable[[Callable[..., Tensor], Any, float], tuple[Tensor, Tensor]]
+"""A mean loss and the share of hits, from what runs the model, a batch, and label smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +89,15 @@ def loss_of(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     return losses.mean()
 
 
-def _pieces(batch: Batch, parts: int) -> list[Batch]:
-    """A batch as micro-batches; the share of mixup is one number and the same in all."""
+def image_loss(forward: Callable[..., Tensor], batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy of a batch of images, and the share of those that are recognized."""
+    logits = forward(batch.inputs)
+    loss = loss_of(logits, batch, label_smoothing)
+    return loss, (logits.detach().argmax(1) == batch.labels).float().mean()
+
+
+def _pieces(batch: Any, parts: int) -> list[Any]:
+    """A batch of images as micro-batches; the share of mixup is one number and the same in all."""
     if parts == 1:
         return [batch]
     # Every parts-th sample, so that the micro-batches of several processes together are those of one process.
@@ -82,9 +113,10 @@ def _pieces(batch: Batch, parts: int) -> list[Batch]:
 class Step:
     """Trains `model` by one batch of `feed` at every call.
 
-    `forward` stands in for the model (compiled, or recomputed in segments), `masters` hold its parameters. `reduce`
-    averages a tensor over all processes, in place. A loss or gradient that is not finite, or a loss above the limit,
-    makes the run not alive: from then on nothing changes, so its last good state is kept until the host looks.
+    `forward` stands in for the model (compiled, or recomputed in segments), `masters` hold its parameters, `loss` says
+    what is made small. `reduce` averages a tensor over all processes, in place. A loss or gradient that is not finite,
+    or a loss above the limit, makes the run not alive: from then on nothing changes, so its last good state is kept
+    until the host looks.
     """
 
     def __init__(
@@ -93,15 +125,16 @@ class Step:
         forward: Forward,
         masters: Masters,
         rule: UpdateRule,
-        feed: Feed,
+        feed: Feed | ShapedFeed,
         settings: StepSettings,
         *,
+        loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
         compile: bool = False,
     ) -> None:
-        self.model, self.masters, self.feed, self.settings, self.rule = model, masters, feed, settings, rule
-        self._forward, self._reduce = forward, reduce
-        self._batch = torch.compile(feed.batch, dynamic=False) if compile and feed.capturable else feed.batch
+        self.model, self.masters, self.settings, self.rule = model, masters, settings, rule
+        self._forward, self._loss, self._reduce = forward, loss, reduce
+        self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else _OneShape(feed, compile=compile)
         self._update = torch.compile(rule.update_, dynamic=False) if compile else rule.update_
         self._clipped = [name for name in masters.parameters if name not in settings.unclipped]
         device = masters.values.device
@@ -115,8 +148,8 @@ class Step:
         self.average = masters.values.clone() if settings.ema else None
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.dim() > 0]
         self._good = self._statistics()
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._held: Batch | None = None
+        self._step_on_host = 0
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def start_epoch(self, epoch: int, factors: Sequence[float], step: int = 0) -> None:
         """Make ready for step `step` of an epoch, whose steps multiply the learning rates by `factors`."""
@@ -125,6 +158,7 @@ class Step:
         self.feed.start_epoch(epoch)
         self.factors.copy_(torch.tensor(factors))
         self.number.fill_(step)
+        self._step_on_host = step
 
     def clear_metrics(self) -> None:
         """Start new sums of loss and hits."""
@@ -133,12 +167,13 @@ class Step:
 
     def __call__(self) -> None:
         """Train on the next batch; it may still be running on the device when this returns."""
-        if not self.feed.capturable:
-            self._hold(self.feed.batch(self.number))
-        if self._graph is None:
-            self._step()
+        shape = self.feed.shape_of(self._step_on_host)
+        self._fetch()
+        self._step_on_host += 1
+        if shape in self._graphs:
+            self._graphs[shape].replay()
         else:
-            self._graph.replay()
+            self._step(shape)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the run consists of, to be saved, and to be written in place when it is resumed.
@@ -200,8 +235,13 @@ class Step:
         self.masters.values.copy_(values)
         self.masters.publish_()
 
-    def _step(self) -> None:
-        batch = self._held if self._held is not None else self._batch(self.number)
+    def _fetch(self) -> None:
+        """Bring a batch from the host to where a captured step reads it."""
+        if isinstance(self.feed, _OneShape):
+            self.feed.fetch(self.number)
+
+    def _step(self, shape: int) -> None:
+        batch = self.feed.gather(shape, self.number)
         loss, correct = self._backward(batch)
         with torch.no_grad():
             if self._reduce is not None:
@@ -232,18 +272,18 @@ class Step:
             self.correct.add_(correct)
             self.number.add_(1)
 
-    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _backward(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The gradient into the masters' vector; the mean loss and the share of hits of the batch."""
         parts = self.settings.accumulate
         losses, hits = [], []
         for i, piece in enumerate(_pieces(batch, parts)):
-            logits = self._forward(piece.inputs)
-            loss = loss_of(logits, piece, self.settings.label_smoothing) / parts
+            loss, hit = self._loss(self._forward, piece, self.settings.label_smoothing)
+            loss = loss / parts
             with overlapping(self.masters.values.device):
                 loss.backward()
             self.masters.collect_(add=i > 0)
             losses.append(loss.detach())
-            hits.append((logits.detach().argmax(1) == piece.labels).float().mean() / parts)
+            hits.append(hit / parts)
         self.masters.finish_()
         return torch.stack(losses).sum(), torch.stack(hits).sum()
 
@@ -269,32 +309,64 @@ class Step:
         if self._buffers:
             self._good.copy_(torch.where(alive, self._statistics(), self._good))
 
-    def _hold(self, batch: Batch) -> None:
-        """Put a batch from the host where a captured step reads it."""
+    def capture(self) -> None:
+        """Record the step as a CUDA graph for each shape of batch; the model and the run's state are as before.
+
+        No epoch is started by it.
+        """
+        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        self._fetch()
+        shapes = range(len(self.feed.shapes))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for shape in shapes:
+                for _ in range(_WARM_UP):
+                    self.alive.fill_(False)  # a step that is not alive leaves the weights as they are
+                    self.number.zero_()
+                    self._step(shape)
+        torch.cuda.current_stream().wait_stream(stream)
+        gc.collect()
+        torch.cuda.empty_cache()  # what the warm-up held, the graphs' own pool needs
+        pool = torch.cuda.graph_pool_handle()  # one for all, since never two of them run at a time
+        for shape in shapes:
+            self._graphs[shape] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[shape], pool=pool):
+                self._step(shape)
+        self.restore_(before)
+        self.number.zero_()
+
+
+class _OneShape:
+    """A feed of batches of one shape; one that reads on the host puts them where a captured step finds them."""
+
+    shapes: Sequence[Any] = (None,)
+
+    def __init__(self, feed: Feed, *, compile: bool) -> None:
+        self._feed, self.steps = feed, feed.steps
+        self._batch = torch.compile(feed.batch, dynamic=False) if compile and feed.capturable else feed.batch
+        self._held: Any = None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Make ready the batches of an epoch."""
+        self._feed.start_epoch(epoch)
+
+    def shape_of(self, step: int) -> int:
+        """The only one."""
+        return 0
+
+    def gather(self, shape: int, step: Tensor) -> Any:
+        """The batch of a step, or the one that was fetched."""
+        return self._held if self._held is not None else self._batch(step)
+
+    def fetch(self, step: Tensor) -> None:
+        """Get the batch of a step from the host, where it is made there."""
+        if self._feed.capturable:
+            return
+        batch = self._feed.batch(step)
         if self._held is None:
             self._held = batch
             return
         for into, fresh in zip(self._held, batch, strict=True):
             if into is not None and fresh is not None:
                 into.copy_(fresh, non_blocking=True)
-
-    def capture(self) -> None:
-        """Record the step as a CUDA graph; the model and the run's state are as before, and no epoch is started."""
-        before = {name: tensor.clone() for name, tensor in self.state().items()}
-        if not self.feed.capturable:
-            self._hold(self.feed.batch(self.number))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.alive.fill_(False)  # a step that is not alive leaves the weights as they are
-                self.number.zero_()
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        gc.collect()
-        torch.cuda.empty_cache()  # what the warm-up held, the graph's own pool needs
-        with torch.cuda.graph(self._graph):
-            self._step()
-        self.restore_(before)
-        self.number.zero_()

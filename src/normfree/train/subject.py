@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
-from normfree.data.folder import Folder
+from normfree.data.prepared import Prepared
 from normfree.methods import get
 from normfree.models import Stated, build
 from normfree.models.foreign import create, is_foreign
@@ -17,17 +17,20 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import evaluating
-from normfree.train.inputs import example_of
+from normfree.train.inputs import Data, example_of
+from normfree.train.tokens import PAIRS, TEXT, token_model, translates
 
 AS_BUILT = "as built"  # the method of a model that no method of ours made
 
 
-def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> tuple[nn.Module, ResidualPlan | None]:
+def model_of(config: TrainConfig, data: Data) -> tuple[nn.Module, ResidualPlan | None]:
     """The model that a configuration names, initialized from its seed, and its plan where it was converted.
 
     A model of others is converted by the method, or left as it is where the method is 'as built'.
     """
     generator = torch.Generator().manual_seed(config.seed)
+    if isinstance(data, Prepared):
+        return token_model(config, data, generator), None
     if not is_foreign(config.model):
         network = build(
             config.model,
@@ -49,13 +52,15 @@ def model_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder]) -> tup
         raise ValueError(f"{error}; or train it without a method, with method='{AS_BUILT}'") from error
 
 
-def class_count(data: ImageSet | tuple[Folder, Folder]) -> int:
-    """The number of classes of the data."""
+def class_count(data: Data) -> int:
+    """The number of classes of the data; of text, that of its tokens."""
+    if isinstance(data, Prepared):
+        return data.vocabulary_size
     return len(data.classes if isinstance(data, ImageSet) else data[0].classes)
 
 
 def as_given(
-    config: TrainConfig, model: nn.Module | None, data: ImageSet | None, plan: ResidualPlan | None = None
+    config: TrainConfig, model: nn.Module | None, data: ImageSet | Prepared | None, plan: ResidualPlan | None = None
 ) -> TrainConfig:
     """The configuration with the names of the model and the data that were given in the place of those in it.
 
@@ -70,7 +75,10 @@ def as_given(
             given["method"] = plan.changes.method
         elif plan is not None and plan.changes is None:
             given["method"] = config.method
-    return config.with_changes(**given, **({"data": data.name} if data is not None else {}))
+    if data is not None:
+        kind = PAIRS if isinstance(data, Prepared) and translates(data) else TEXT
+        given["data"] = data.name if isinstance(data, ImageSet) else f"{kind}{data.folder}"
+    return config.with_changes(**given)
 
 
 @torch.no_grad()

@@ -5,8 +5,7 @@
   const tooltip = find("tooltip");
   const panels = [...data.panels, ...data.sections.flatMap((section) => section.panels)];
   const names = [...new Set(panels.flatMap((panel) => panel.curves.map((curve) => curve.name)))];
-  const entries = [...document.querySelectorAll(".entry")];
-  const hidden = new Set();
+  const legends = [...document.querySelectorAll(".legend")].map(makeLegend);
   const charts = [];
 
   // ---- numbers -------------------------------------------------------------------------------------------------
@@ -103,13 +102,12 @@
     return node;
   }
 
-  // The classes of the legend's entry hold the colour and the dash.
-  const look = (name) => [...entries[names.indexOf(name)].classList].filter((word) => word !== "entry").join(" ");
-  const shown = (curve) => !hidden.has(curve.name);
   const range = (list) => list.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 
   function makeChart(figure) {
     const panel = panels[figure.dataset.panel];
+    const legend = legendOf(figure);
+    const shown = (curve) => !legend.hidden.has(curve.name);
     const box = figure.querySelector(".chart");
     const svg = box.querySelector("svg");
     const curves = panel.curves.map((curve) => ({
@@ -201,7 +199,7 @@
       heights.forEach((v, i) => {
         if (!Number.isNaN(v)) points.push({ i, x: toX(curve.x[i]), y: toY(v) });
       });
-      const style = look(curve.name);
+      const style = legend.look(curve.name);
       const spot = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
       const joined = (k, l) => points[k] && points[l] && points[l].i - points[k].i === 1;
       const line = points.map((point, k) => (joined(k - 1, k) ? "L" : "M") + spot(point)).join("");
@@ -310,7 +308,7 @@
     svg.addEventListener("blur", leave);
     figure.querySelectorAll(".scale button").forEach((button) => button.addEventListener("click", rescale));
     figure.querySelectorAll("[hidden]:not(.gaps)").forEach((node) => { node.hidden = false; });
-    const self = { draw, leave, svg };
+    const self = { draw, leave, svg, legend };
     charts.push(self);
     new ResizeObserver(() => { leave(); draw(); }).observe(box);
     draw();
@@ -318,31 +316,50 @@
 
   // ---- legend, theme, download -----------------------------------------------------------------------------------
 
-  function update() {
-    entries.forEach((entry, i) => entry.setAttribute("aria-pressed", String(!hidden.has(names[i]))));
-    document.querySelectorAll(".gaps li").forEach((item) => { item.hidden = hidden.has(names[item.dataset.curve]); });
-    find("all").hidden = hidden.size === 0;
-    charts.forEach((chart) => { chart.leave(); chart.draw(); });
+  // One above all charts, or one a section, which hides the curves of that section alone.
+  function makeLegend(node) {
+    const entries = new Map([...node.querySelectorAll(".entry")].map((entry) => [names[entry.dataset.curve], entry]));
+    const hidden = new Set();
+    const all = node.querySelector(".all");
+
+    function update() {
+      entries.forEach((entry, name) => entry.setAttribute("aria-pressed", String(!hidden.has(name))));
+      document.querySelectorAll(".gaps li").forEach((item) => {
+        if (legendOf(item) === self) item.hidden = hidden.has(names[item.dataset.curve]);
+      });
+      all.hidden = hidden.size === 0;
+      charts.filter((chart) => chart.legend === self).forEach((chart) => { chart.leave(); chart.draw(); });
+    }
+
+    function isolate(name) {
+      const alone = !hidden.has(name) && hidden.size === entries.size - 1;
+      hidden.clear();
+      if (!alone) [...entries.keys()].filter((other) => other !== name).forEach((other) => hidden.add(other));
+      update();
+    }
+
+    function toggle(name) {
+      if (!hidden.delete(name)) hidden.add(name);
+      update();
+    }
+
+    entries.forEach((entry, name) => {
+      entry.addEventListener("click", (event) => (event.shiftKey ? isolate : toggle)(name));
+      entry.addEventListener("dblclick", (event) => event.shiftKey || isolate(name));
+    });
+    all.addEventListener("click", () => { hidden.clear(); update(); });
+    node.hidden = false;
+    // The classes of an entry hold the colour and the dash.
+    const look = (name) => [...entries.get(name).classList].filter((word) => word !== "entry").join(" ");
+    const self = { node, hidden, look };
+    return self;
   }
 
-  function isolate(name) {
-    const alone = !hidden.has(name) && hidden.size === names.length - 1;
-    hidden.clear();
-    if (!alone) names.filter((other) => other !== name).forEach((other) => hidden.add(other));
-    update();
+  function legendOf(node) {
+    const own = node.closest(".part")?.querySelector(".legend");
+    return legends.find((legend) => legend.node === own) ?? legends[0];
   }
 
-  function toggle(name) {
-    if (!hidden.delete(name)) hidden.add(name);
-    update();
-  }
-
-  entries.forEach((entry, i) => {
-    entry.addEventListener("click", (event) => (event.shiftKey ? isolate : toggle)(names[i]));
-    entry.addEventListener("dblclick", (event) => event.shiftKey || isolate(names[i]));
-  });
-  find("all")?.addEventListener("click", () => { hidden.clear(); update(); });
-  if (find("legend")) find("legend").hidden = false;
   document.querySelectorAll(".panel").forEach(makeChart);
   addEventListener("scroll", () => charts.forEach((chart) => chart.leave()), { passive: true });
   addEventListener("pointerdown", (event) => {

@@ -1,0 +1,128 @@
+"""`normfree data prepare`: text files become tokens; `normfree translate`: standard input in another language."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SOURCE = typer.Option("--source", metavar="FILE", help="Training sentences to translate; valid and test lie beside.")
+TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
+TEXT = typer.Option("--text", metavar="FILE", help="Training text of a language model, in the place of both.")
+SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
+_AT_ONCE = 512  # lines that are translated together
+
+
+def prepare_text_files(
+    source: Annotated[Path | None, SOURCE] = None,
+    target: Annotated[Path | None, TARGET] = None,
+    text: Annotated[Path | None, TEXT] = None,
+    vocabulary: Annotated[int, SIZE] = 8000,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; made up if not given.")] = None,
+) -> None:
+    """Turn text files into tokens, from which a machine without sentencepiece can train, too.
+
+    The files of validation and test are found by their names: train.de has valid.de and test.de beside it.
+
+    For example: normfree data prepare --source multi30k.train.de --target multi30k.train.en
+    """
+    typer.echo(prepared_name(source, target, text, vocabulary, out))
+
+
+def prepared_name(
+    source: Path | None, target: Path | None, text: Path | None, size: int, out: Path | None = None
+) -> str:
+    """The name of data that these files become, after preparing them unless they are."""
+    from normfree.data.preparing import prepare_pairs, prepare_text
+    from normfree.data.text import find_one, find_parallel
+    from normfree.report import open_console
+
+    if (source is None) != (target is None) or (source is None) == (text is None):
+        raise ValueError("expected --source and --target, or --text, got another mix; give both files, or the one")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "expected one process to prepare text, got several, which would write over each other; run normfree data "
+            "prepare first, and train with --set data=…, which it prints"
+        )
+    console = open_console(stderr=True)
+
+    def say(what: str) -> None:
+        console.print(what, markup=False, style="dim")
+
+    first = source or text
+    assert first is not None
+    folder = out or Path(".data") / f"{_stem(first)}-{size}"
+    if source is not None and target is not None:
+        prepared = prepare_pairs(folder, find_parallel(source, target), size=size, say=say)
+        kind = "pairs"
+    else:
+        prepared = prepare_text(folder, find_one(first), size=size, say=say)
+        kind = "text"
+    for sentence in prepared.report():
+        say(sentence)
+    return f"{kind}:{folder}"
+
+
+def _stem(path: Path) -> str:
+    """What a training file is called without its split, language and compression.
+
+    >>> _stem(Path("a/multi30k.train.de.xz")), _stem(Path("b/train.txt")), _stem(Path("notes.txt"))
+    ('multi30k', 'b', 'notes')
+    """
+    name = path.name.split(".train")[0] if ".train" in path.name else path.name.split(".")[0]
+    return name if name != "train" else path.resolve().parent.name
+
+
+def translate_lines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
+    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses a sentence; the run's own.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option("--length-penalty", help="0 favours short translations; the run's own.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+) -> None:
+    """Translate standard input line by line with the model of a run.
+
+    For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
+    """
+    from normfree.train import load, read_config
+    from normfree.train.hardware import device_of
+    from normfree.train.loading import load_vocabulary
+    from normfree.train.translating import translate
+
+    config = read_config(run)
+    if not config.data.startswith("pairs:"):
+        raise ValueError(f"expected a run on pairs of sentences in '{run}', got one on '{config.data}'")
+    place = device_of(device)
+    vocabulary = load_vocabulary(run)
+    model = load(run, device=str(place))
+    lines = _lines(sys.stdin.buffer)
+    # One by one for whoever types, many at once for a file.
+    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _AT_ONCE)):
+        found = translate(
+            model,  # type: ignore[arg-type]  # a Transformer, as the data says
+            vocabulary,
+            chunk,
+            beam=beam or config.beam,
+            length_penalty=config.length_penalty if length_penalty is None else length_penalty,
+        )
+        for line in found:
+            typer.echo(line)
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[str]:
+    r"""Lines of UTF-8 that end as those of files do: only "\n" and "\r\n" end one, in every locale."""
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"expected UTF-8 on standard input, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
+                f"line {number}; convert it, for example with iconv"
+            ) from error
+        yield text.removeprefix("\ufeff") if number == 1 else text
