@@ -53,6 +53,10 @@ FORCE:
 demo: $(STAMP) ## show what trains without normalization, on one page (two minutes)
 	@$(PY) -m normfree demo --out demo
 
+.PHONY: claims
+claims: $(STAMP) ## write docs/claims.md anew from the claims and the results
+	@$(PY) -m normfree reproduce --write docs/claims.md
+
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.
 .PHONY: test
@@ -61,7 +65,7 @@ test: $(STAMP) ## run the tests
 
 .PHONY: browser
 browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/experiments/test_ledger.py
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting and types

@@ -15,8 +15,8 @@ from normfree import __version__
 def commit() -> str:
     """The commit of the package's source, with '+dirty' where it was changed since.
 
-    NORMFREE_COMMIT, where it is set, knows better: a copy on another machine may carry an older repository, or none, and
-    then it is 'none'.
+    NORMFREE_COMMIT, where it is set, knows better: a copy on another machine may carry an older repository, or none,
+    and then it is 'none'.
     """
     if told := os.environ.get("NORMFREE_COMMIT"):
         return told

@@ -1,11 +1,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from normfree.experiments import claims
+from normfree.experiments import claims, runs
 from normfree.experiments.claims import Check, Claim, Cost, Measurement, Settings
 from normfree.report.panels import Curve, Panel
+from normfree.train import TrainConfig, fit
 
 Make = Callable[..., Claim]
 
@@ -52,3 +54,16 @@ def make() -> Iterator[Make]:
     yield add
     for claim in made:
         claims._CLAIMS.pop(claim.id)
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The configurations that were trained in this process."""
+    seen: list[TrainConfig] = []
+
+    def noted(config: TrainConfig, **options: Any) -> Any:
+        seen.append(config)
+        return fit(config, **options)
+
+    monkeypatch.setattr(runs, "fit", noted)
+    return seen

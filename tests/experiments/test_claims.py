@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -41,9 +43,11 @@ def result(scale: str = "full", **values: object) -> dict[str, object]:
         ((MAIN,), {"main": math.nan}, "fails"),
         ((MAIN,), {"main": "nan"}, "fails"),  # as a file has it
         ((ASIDE,), {"aside": "inf"}, "holds"),
-        ((MAIN,), {}, "partly"),
-        ((MAIN,), {"main": None}, "partly"),
-        ((MAIN,), {"main": {"mean": None}}, "partly"),
+        ((MAIN,), {}, "not run"),
+        ((MAIN,), {"main": None}, "not run"),
+        ((MAIN,), {"main": {"mean": None}}, "not run"),
+        ((MAIN,), {"other": 1.5}, "not run"),  # a number that no check names
+        ((MAIN, ASIDE), {"main": 1.5}, "partly"),
         ((MAIN, ASIDE), {"main": 1.5, "aside": 3.5}, "holds"),
         ((MAIN, ASIDE), {"main": 1.5, "aside": 2.5}, "partly"),
         ((MAIN, ASIDE), {"main": 2.5, "aside": 3.5}, "fails"),
@@ -64,6 +68,7 @@ def test_judge_of_no_result_is_not_run():
     judgement = judge(claim(MAIN, ASIDE), None)
     assert judgement.status == "not run"
     assert [row.verdict for row in judgement.rows] == ["missing", "missing"]
+    assert judge(claim(MAIN, ASIDE), result()) == judgement
 
 
 def test_judge_names_a_verdict_for_every_check():
@@ -74,13 +79,14 @@ def test_judge_names_a_verdict_for_every_check():
 
 def test_judge_summary_counts():
     judgement = judge(claim(MAIN, ASIDE, WRONG, LATE), result(main=1.5, aside=0.0, wrong=7.0))
-    assert judgement.summary == "1 of 4 checks hold, 1 fail, 1 not measured, 1 errors in the paper"
+    assert judgement.summary == "1 of 4 checks hold, 1 fails, 1 not measured, 1 error in the paper"
 
 
 def test_judge_leaves_out_checks_of_the_other_scale():
     assert judge(claim(MAIN, LATE), result("quick", main=1.5)).status == "holds"
     assert judge(claim(MAIN, LATE), result("full", main=1.5)).status == "partly"
     assert judge(claim(MAIN, LATE), result("full", main=1.5, late=1.0)).status == "fails"
+    assert judge(claim(MAIN, LATE), result("quick", late=1.0)).status == "not run"
 
 
 def test_check_wants_a_range_and_a_reason():
@@ -124,3 +130,12 @@ def test_claims_stand_in_the_order_of_the_papers():
     papers = [one.paper for one in all_claims()]
     assert list(dict.fromkeys(papers)) == list(PAPERS)
     assert papers == sorted(papers, key=list(PAPERS).index)
+
+
+def test_claims_stand_in_one_order_whatever_is_imported_first():
+    code = "import normfree.experiments.{}, normfree.experiments as e; print([one.id for one in e.all_claims()])"
+    printed = [
+        subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
+        for name in ("fixup_absent", "normdead_pieces")
+    ]
+    assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2

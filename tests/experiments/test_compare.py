@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from normfree.data.embedded import LINEAR_ACCURACY
-from normfree.experiments import compare as room
 from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Run, page, panel, save, table
 from normfree.experiments.runs import Task, folder_name
@@ -58,19 +57,6 @@ def made(*runs: Run, lrs: tuple[float, ...] = (0.1, 0.01), seeds: tuple[int, ...
 def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture of a run takes longer than these runs."""
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
-
-
-@pytest.fixture
-def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
-    """The configurations that were trained in this process."""
-    seen: list[TrainConfig] = []
-
-    def noted(config: TrainConfig, **options: Any) -> Any:
-        seen.append(config)
-        return fit(config, **options)
-
-    monkeypatch.setattr(room, "fit", noted)
-    return seen
 
 
 def test_compare_is_what_single_runs_give(tmp_path: Path, fitted: list[TrainConfig]) -> None:

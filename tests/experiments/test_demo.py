@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from normfree.experiments import compare as compare_room
 from normfree.experiments import demo as room
+from normfree.experiments import runs
 from normfree.experiments.demo import Demo, DemoSettings, page, run_demo, save
 from normfree.train import engine
 
@@ -40,7 +40,7 @@ def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("expected nothing to be computed again")
 
-    monkeypatch.setattr(compare_room, "fit", refuse)
+    monkeypatch.setattr(runs, "fit", refuse)
     monkeypatch.setattr(room, "measure_signal", refuse)
     told: list[tuple[int, int]] = []
     assert run_demo(folder, TINY, progress=lambda done, total, _: told.append((done, total))) == demo

@@ -96,8 +96,29 @@ def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(ma
         with pytest.raises(KeyboardInterrupt):
             reproduce("fixup/fake", FULL, tmp_path, again=True)
     assert (tmp_path / "fixup" / "fake.json").read_bytes() == before
-    assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+    assert names(tmp_path) == ["fixup/fake.json"]  # whose picture is drawn again
     assert reproduce("fixup/fake", FULL, tmp_path)[1].status == "holds"
+    assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+
+
+def test_picture_is_never_that_of_other_numbers(make, monkeypatch, tmp_path):
+    claim = make()
+    reproduce("fixup/fake", FULL, tmp_path)
+    picture = result_path(tmp_path, claim, "full", ".png")
+    old = picture.read_bytes()
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("normfree.experiments.reproduction.draw", stop)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce("fixup/fake", Settings(seeds=(0, 1)), tmp_path)
+    reproduce("fixup/fake", Settings(seeds=(0, 1)), tmp_path)
+    stopped = picture.read_bytes()
+    picture.unlink()
+    reproduce("fixup/fake", Settings(seeds=(0, 1)), tmp_path, again=True)
+    assert stopped == picture.read_bytes() != old
 
 
 def test_reproduce_without_matplotlib_keeps_the_numbers(make, monkeypatch, tmp_path):
@@ -174,6 +195,26 @@ def test_unknown_claim_is_refused_before_any_is_run(make, run, counted, tmp_path
     make(measure=counted)
     assert run("fixup/fake", "fixup/fkae", "--out", str(tmp_path))[0] == 2
     assert counted.runs == 0
+
+
+def test_only_that_names_no_run_is_told(make, run, tmp_path):
+    make()
+    status, _, err = run("fixup/fake", "--only", "fixpu", "--out", str(tmp_path))
+    assert status == 2
+    assert "expected a part of a run's name in --only, got 'fixpu'" in err
+
+
+def test_claim_without_its_runs_is_not_run_wherever_it_is_shown(run, tmp_path):
+    out = ("--out", str(tmp_path))
+    status, said, _ = run("fixup/table4", "--kept", *out)
+    assert status == 0
+    assert "2 of 2 training runs are missing, 42 min on one H200: Fixup, seed 0 (21 min)" in said
+    assert "not run: 0 of 3 checks hold, 3 not measured" in said
+    assert names(tmp_path) == ["fixup/table4.json"]
+    assert json.loads(run("fixup/table4", "--kept", "--json", *out)[1])[0]["status"] == "not run"
+    records = {record["id"]: record for record in json.loads(run("--list", "--json", *out)[1])}
+    assert records["fixup/table4"]["status"] == "not run"
+    assert run("--list", *out)[1].count("not run") == len(all_claims())
 
 
 def test_damaged_result_is_one_line_and_again_mends_it(make, run, tmp_path):

@@ -17,8 +17,11 @@ from normfree.experiments.results import (
     result_path,
     stored,
     summarize,
+    tables_of,
 )
 from normfree.files import plain_json, write_json
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.tables import Column, Table
 
 SETTINGS = Settings(scale="quick", seeds=(0, 1, 2), data=Path(".data"))
 
@@ -38,6 +41,18 @@ def test_result_comes_back_as_it_was(result, tmp_path):
     assert math.isnan(back["values"]["three"]["values"][1])
     assert math.isnan(panels_of(back)[0].curves[1].values[0])
     assert panels_of(back)[0].curves[0] == panels_of(result)[0].curves[0]
+
+
+def test_panels_and_tables_come_back_whole(fake, tmp_path):
+    curve = Curve("one", (1.0, math.inf), (10.0, 100.0), spread=(0.5, 0.0), crossed=(1,))
+    panel = Panel("p", (curve,), log_x=True, levels=(Level("chance", 0.1),), stages=(20,), point_names=("a", "nan"))
+    table = Table("t", (Column("a"), Column("b", "right")), (("1", "nan"),))
+    write_json(
+        tmp_path / "one.json", collect(fake, SETTINGS, Measurement(values={}, panels=(panel,), tables=(table,)), 0)
+    )
+    back = read_result(tmp_path / "one.json")
+    assert panels_of(back) == (panel,)
+    assert [(t.title, [c.name for c in t.columns], t.rows) for t in tables_of(back)] == [("t", ["a", "b"], table.rows)]
 
 
 def test_texts_that_look_like_numbers_stay_texts(result, tmp_path):

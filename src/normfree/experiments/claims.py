@@ -8,6 +8,7 @@ or from a file.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -35,7 +36,29 @@ PAPERS = {
     "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
     "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
 }
-MODULES = ("fixup", "fixup_updates", "wninit_theorems", "wninit", "robust", "normdead")  # where the claims are written
+MODULES = (  # where the claims are written, in the order of each paper
+    "fixup",
+    "fixup_updates",
+    "fixup_depth",
+    "fixup_training",
+    "fixup_absent",
+    "wninit_theorems",
+    "wninit",
+    "wninit_training",
+    "wninit_warmup",
+    "robust",
+    "robust_training",
+    "normdead_statements",
+    "normdead_batchnorm",
+    "normdead_invariances",
+    "normdead_moments",
+    "normdead_skips",
+    "normdead_rules",
+    "normdead",
+    "normdead_imitation",
+    "normdead_limits",
+    "normdead_pieces",
+)
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -220,12 +243,12 @@ class Judgement:
     @property
     def summary(self) -> str:
         """How many checks came out how, in words."""
-        counts = {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in ("holds", "fails")}
-        parts = [f"{counts['holds']} of {len(self.rows)} checks hold"]
-        parts += [f"{counts['fails']} fail"] if counts["fails"] else []
-        for verdict, text in (("missing", "not measured"), ("paper errs", "errors in the paper")):
-            count = sum(row.verdict == verdict for row in self.rows)
-            parts += [f"{count} {text}"] if count else []
+        count = Counter(row.verdict for row in self.rows)
+        parts = [f"{count['holds']} of {len(self.rows)} checks hold"]
+        parts += [f"{count['fails']} fail{'s' if count['fails'] == 1 else ''}"] if count["fails"] else []
+        parts += [f"{count['missing']} not measured"] if count["missing"] else []
+        errors = count["paper errs"]
+        parts += [f"{errors} error{'s' if errors > 1 else ''} in the paper"] if errors else []
         return ", ".join(parts)
 
 
@@ -233,15 +256,13 @@ def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
     """Judge a result, as a run gives it or as it is read from a file; None means that there is none.
 
     A claim *fails* when a main check fails. It *holds* when every check does. In between it holds *partly*: a side
-    remark fails, a number is missing, or one that the paper prints was found to be wrong.
+    remark fails, a number is missing, or one that the paper prints was found to be wrong. Where no check has a number
+    it was *not run*, be there a result or not: all training runs behind it may be missing.
     """
-    if result is None:
-        scale: Scale = "full"
-    else:
-        scale = result.get("scale", "full")
-    values = {} if result is None else result.get("values", {})
+    given: Mapping[str, Any] = {} if result is None else result
+    values, scale = given.get("values", {}), given.get("scale", "full")
     rows = tuple(_row(check, values.get(check.name)) for check in claim.checks_at(scale))
-    if result is None:
+    if all(row.verdict == "missing" for row in rows):
         return Judgement("not run", rows)
     if any(row.verdict == "fails" and row.check.main for row in rows):
         return Judgement("fails", rows)
@@ -261,10 +282,11 @@ def _row(check: Check, value: Any) -> Row:
 # The registry
 
 _CLAIMS: dict[str, Claim] = {}
+_WRITTEN: dict[str, str] = {}  # the module of each
 
 
-def register(claim: Claim) -> Claim:
-    """Add a claim.
+def register(claim: Claim, module: str = "") -> Claim:
+    """Add a claim; the name of the module that it is written in gives it its place among the others.
 
     Raises `ValueError` when its id is taken, or its paper unknown.
     """
@@ -272,7 +294,7 @@ def register(claim: Claim) -> Claim:
         raise unknown("paper of a claim", claim.paper, PAPERS)
     if claim.id in _CLAIMS:
         raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
-    _CLAIMS[claim.id] = claim
+    _CLAIMS[claim.id], _WRITTEN[claim.id] = claim, module
     return claim
 
 
@@ -280,17 +302,21 @@ def claim(**fields: Any) -> Callable[[Callable[[Settings], Measurement]], Callab
     """Register the decorated function as the measurement of a claim with these fields."""
 
     def add(measure: Callable[[Settings], Measurement]) -> Callable[[Settings], Measurement]:
-        register(Claim(measure=measure, **fields))
+        register(Claim(measure=measure, **fields), measure.__module__)
         return measure
 
     return add
 
 
 def all_claims() -> tuple[Claim, ...]:
-    """Every claim, by paper and in the order of the paper."""
-    for module in MODULES:
-        import_module(f"normfree.experiments.{module}")
-    return tuple(sorted(_CLAIMS.values(), key=lambda claim: list(PAPERS).index(claim.paper)))
+    """Every claim, by paper and in the order of the paper, whichever module was imported first."""
+    modules = [import_module(f"normfree.experiments.{name}").__name__ for name in MODULES]
+
+    def place(claim: Claim) -> tuple[int, int]:
+        written = _WRITTEN[claim.id]
+        return list(PAPERS).index(claim.paper), modules.index(written) if written in modules else len(modules)
+
+    return tuple(sorted(_CLAIMS.values(), key=place))
 
 
 def get(claim_id: str) -> Claim:

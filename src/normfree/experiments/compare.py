@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from normfree.data import ImageSet
 from normfree.data.embedded import LINEAR_ACCURACY
-from normfree.data.folder import Folder
+from normfree.data.prepared import Prepared
 from normfree.experiments.comparison import Comparison, Run
 from normfree.experiments.runs import Task, ended, folder_name, train
 from normfree.experiments.workers import run_tasks
@@ -22,9 +21,9 @@ from normfree.models.foreign import is_foreign
 from normfree.plan import ResidualPlan
 from normfree.train import TrainConfig
 from normfree.train.config import FREE
-from normfree.train.inputs import example_of, open_data
+from normfree.train.inputs import Data, example_of, open_data
 from normfree.train.signals import Stop
-from normfree.train.subject import model_of
+from normfree.train.subject import class_count, model_of
 
 Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
@@ -87,7 +86,7 @@ def compare(
         methods=specs,
         lrs=rates,
         seeds=tuple(dict.fromkeys(seeds)),
-        chance=1 / len(data.classes if isinstance(data, ImageSet) else data[0].classes),
+        chance=1 / class_count(data),
         linear_accuracy=LINEAR_ACCURACY if base.data == "fashion14" else None,
         signal=signal,
     )
@@ -101,10 +100,14 @@ def layers(plan: ResidualPlan) -> int:
     return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
 
 
-def _depths(
-    base: TrainConfig, data: ImageSet | tuple[Folder, Folder], methods: Sequence[str], models: Sequence[str]
-) -> dict[str, int]:
+def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
     """The depth of every model; refuses one that a method does not admit."""
+    if isinstance(data, Prepared):
+        return {
+            model: layers(build(model, get(method), form=base.form, device="meta").plan)
+            for model in models
+            for method in methods
+        }
     example = torch.zeros_like(example_of(base, data, 2))
     depths = {}
     for model in models:

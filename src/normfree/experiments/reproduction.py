@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
 from normfree.experiments.results import Result, collect, is_whole, panels_of, result_path, stored
-from normfree.files import replacing, write_json
+from normfree.files import plain_json, replacing, write_json
 
 RESULTS = Path("results")
 
@@ -19,20 +20,31 @@ def reproduce(
 
     A stored result is taken instead of a new run when it is of this measurement and has the seeds that are asked for;
     `again` runs it all the same; so does a stored one for which runs are missing, since there may be more of them now.
-    An interrupted run leaves what was there before.
+    An interrupted run leaves the numbers that were there before; a picture that is missing is drawn the next time.
 
     Raises `ValueError` for an unknown claim, one that cannot be run here, and a stored file that is no result.
     """
     claim = get(claim_id)
     settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
-    result = None if again else stored(out, claim, settings.scale)
-    if result is None or tuple(result["seeds"]) != settings.seeds or not is_whole(result):
-        result = run(claim, settings)
+    before = None if again else stored(out, claim, settings.scale)
+    if before is not None and tuple(before["seeds"]) != settings.seeds:
+        before = None
+    result = before if before is not None and is_whole(before) else run(claim, settings)
+    if before is not None and _numbers(before) == _numbers(result):
+        result = before  # no run has come to it, so that date and commit stay
+    if result is not before:
+        # First, so that no moment leaves the picture of other numbers: one that is missing is drawn.
+        picture_path(out, claim, settings.scale).unlink(missing_ok=True)
         write_json(result_path(out, claim, settings.scale), result)
         draw(claim, result, out)
     elif not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)
     return result, judge(claim, result)
+
+
+def _numbers(result: Result) -> Any:
+    """What a result says, without when and where it was found."""
+    return plain_json([result.get(key) for key in ("values", "panels", "tables", "notes", "runs")])
 
 
 def run(claim: Claim, settings: Settings) -> Result:

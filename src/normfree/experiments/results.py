@@ -24,7 +24,8 @@ from normfree.experiments.claims import Claim, Measurement, Scale, Settings
 from normfree.experiments.runs import folder_name, gpu_seconds
 from normfree.files import NOT_FINITE
 from normfree.provenance import commit, hardware, versions
-from normfree.report.panels import Curve, Panel
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.tables import Column, Table
 
 Result = dict[str, Any]
 _NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number
@@ -91,12 +92,23 @@ def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
     """The panels that a result holds, ready to be drawn."""
     panels = []
     for plain in result["panels"]:
-        curves = tuple(
-            Curve(curve["name"], tuple(curve["values"]), tuple(curve.get("x", ()))) for curve in plain["curves"]
-        )
-        rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items() if k != "curves"}
-        panels.append(Panel(curves=curves, **rest))
+        fields = _tuples(plain)
+        fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
+        fields["levels"] = tuple(Level(**level) for level in plain.get("levels", ()))
+        panels.append(Panel(**fields))
     return tuple(panels)
+
+
+def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
+    """The tables that a result holds."""
+    return tuple(
+        Table(t["title"], tuple(map(Column, t["columns"])), tuple(tuple(map(str, row)) for row in t["rows"]))
+        for t in result.get("tables", ())
+    )
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
 
 
 # Files

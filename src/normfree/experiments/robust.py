@@ -417,5 +417,6 @@ for _number, _depth, _quick, _full in ((2, 50, 12, 65), (4, 18, 6, 16), (5, 101,
             cost=Cost(quick_seconds=_quick, full_seconds=_full),
             checks=_figure_checks(_depth),
             measure=partial(_figure, _depth),
-        )
+        ),
+        __name__,
     )

@@ -9,15 +9,14 @@ part, a run that is not kept comes back as None, and the claim leaves out the nu
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normfree.experiments.runs import Task, ended, folder_name, train
 from normfree.experiments.workers import run_tasks
-from normfree.files import replacing
+from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.signals import Stop
 
@@ -52,7 +51,8 @@ class Trained:
 class Trainings:
     """Trains what is asked for unless it is kept in `kept`; `asked` and `missing` tell what was, by name.
 
-    With `only`, no run is trained but those whose name contains it; with an empty tuple, none.
+    With `only`, no run is trained but those of these names, or with one of these texts in their name where no run is
+    called so; with an empty tuple, none.
     """
 
     def __init__(
@@ -77,15 +77,14 @@ class Trainings:
 
         Raises:
             StoppedError: after SIGINT or SIGTERM; the same call goes on from there.
-            ValueError: for a run that cannot be trained.
+            ValueError: for a run that cannot be trained, and a name that was given to another one.
         """
+        for name, config in wanted.items():
+            if self.asked.get(name, config) != config:
+                raise ValueError(f"expected one run of the name {name!r}, got two that differ; rename one")
         self.asked |= wanted
-        left = {
-            name: config
-            for name, config in wanted.items()
-            if self._read(config) is None and (self._only is None or any(part in name for part in self._only))
-        }
-        self._train(left)
+        chosen = wanted if self._only is None else _chosen(wanted, self._only)
+        self._train({name: wanted[name] for name in chosen if self._read(wanted[name]) is None})
         found = {name: self._read(config) for name, config in wanted.items()}
         self.missing |= {name: wanted[name] for name, trained in found.items() if trained is None}
         return found
@@ -103,29 +102,50 @@ class Trainings:
         tasks = {folder_name(config): config for config in wanted.values()}
         names = {folder_name(config): name for name, config in wanted.items()}
         left = [Task(config.with_changes(**self._place), self.work / folder) for folder, config in tasks.items()]
-        done = 0
+        done, signal = 0, None
         self._tell(0, len(left), "")
         with Stop() as stop:
             for number, result in run_tasks(train, left, jobs=self._jobs, stop=stop):
                 if result["status"] == "interrupted":
-                    raise StoppedError(result["signal"])
+                    signal = result["signal"]
+                    if self._jobs == 1:
+                        break
+                    continue  # another process may have ended its run meanwhile
                 self._keep(left[number].folder)
                 done += 1
                 self._tell(done, len(left), names[left[number].folder.name])
-            if stop.requested:
-                raise StoppedError(stop.requested)
+            signal = stop.requested or signal
+        if signal is not None:
+            raise StoppedError(signal)
 
     def _keep(self, folder: Path) -> None:
-        """Copy what is small; result.json comes last, since it says that the run has ended."""
+        """Copy what is small and names no folder; result.json comes last, since it says that the run has ended."""
         run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
-        target.path.mkdir(parents=True, exist_ok=True)
-        config = TrainConfig.from_toml(run.config_path).with_changes(data_dir=TrainConfig.data_dir)  # names no folder
-        with replacing(target.config_path) as temporary:
-            temporary.write_text(config.to_toml(), encoding="utf-8")
-        for source, copy in ((run.metrics_path, target.metrics_path), (run.result_path, target.result_path)):
-            with replacing(copy) as temporary:
-                shutil.copyfile(source, temporary)
+        here = {"data_dir": TrainConfig.data_dir}
+        config = TrainConfig.from_toml(run.config_path).with_changes(**here)
+        with explained("the run", target.path):
+            target.path.mkdir(parents=True, exist_ok=True)
+            for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
+                left.unlink(missing_ok=True)
+            with replacing(target.config_path) as temporary:
+                temporary.write_text(config.to_toml(), encoding="utf-8")
+            with replacing(target.metrics_path) as temporary:  # empty where a run diverged in its first epoch
+                temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
+            result = run.read_result()
+            write_json(target.result_path, {**result, "config": {**result["config"], **here}})
 
     def _tell(self, done: int, total: int, what: str) -> None:
         if self._progress is not None and total:
             self._progress(done, total, what)
+
+
+def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The names that are meant: one that is given whole means itself, and no other that contains it.
+
+    >>> _chosen(["fixup, seed 1", "fixup, seed 10", "he, seed 1"], ["fixup, seed 1"])
+    ['fixup, seed 1']
+    >>> _chosen(["fixup, seed 1", "fixup, seed 10", "he, seed 1"], ["fixup"])
+    ['fixup, seed 1', 'fixup, seed 10']
+    """
+    known = list(names)
+    return [name for name in known if any(part == name or (part not in known and part in name) for part in only)]

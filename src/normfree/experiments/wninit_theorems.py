@@ -288,5 +288,6 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
                     ),
                 )
             ),
-        )
+        ),
+        __name__,
     )

@@ -1,0 +1,295 @@
+"""The ledger: every claim beside what was measured, as Markdown and as one HTML page, made from results alone.
+
+From each number a reader finds the JSON that holds it, the configurations of the training runs behind it, and the
+command that makes it again. Nothing in it depends on when or where it is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from normfree.experiments.claims import PAPERS, Claim, Row, Scale, Status
+from normfree.experiments.ledger_entries import (
+    RUN_COLUMNS,
+    Entry,
+    cells,
+    command_of,
+    counts_of,
+    duration,
+    entries,
+    left_of,
+    origin_of,
+    run_cells,
+    runs_of,
+)
+from normfree.experiments.results import Result, panels_of, result_path, tables_of
+from normfree.files import explained, replacing
+from normfree.report import Column, Table, to_markdown
+from normfree.report.page import Card, Page, Section, write_page
+
+_COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
+    "holds": "good",
+    "partly": "warn",
+    "fails": "bad",
+    "not run": "info",
+}
+_CHECKS = ("check", "paper", "expected", "measured", "verdict")
+_LONG = 12  # rows of a table that stands open
+_FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
+
+
+def write_ledger(path: str | Path, out: str | Path) -> None:
+    """Write the ledger of the results below `out`, as Markdown or as one HTML page by the suffix of the path.
+
+    Raises `ValueError` for another suffix or a stored file that is no result, `OSError` where it cannot be written.
+    """
+    path = require_kind(path)
+    if not Path(out).is_dir():
+        raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
+    found = entries(out)
+    with explained("the claims", path), replacing(path) as temporary:
+        if path.suffix == ".html":
+            write_page(page(found, out), temporary)
+        else:
+            temporary.write_text(markdown(found, out, path.parent), encoding="utf-8")
+
+
+def require_kind(path: str | Path) -> Path:
+    """The path of a ledger. Raises `ValueError` where its suffix is not one that can be written."""
+    path = Path(path)
+    if path.suffix not in (".md", ".html"):
+        raise ValueError(f"expected a file that ends in .md or .html to write the claims to, got '{path}'; rename it")
+    return path
+
+
+# Markdown
+
+
+def markdown(found: Sequence[Entry], out: str | Path, folder: str | Path) -> str:
+    """The ledger as Markdown for a file in `folder`, whose links lead to the results below `out`."""
+    writer = _Writer(Path(out), Path(folder))
+    return "\n\n".join(writer.lines(found)) + "\n"
+
+
+def escape(text: str) -> str:
+    """A text of one line that Markdown shows as it is.
+
+    >>> escape("a*b < c_d _e_ [f]")
+    'a\\\\*b &lt; c_d \\\\_e\\\\_ \\\\[f\\\\]'
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]~$])", r"\\\1", text)
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+
+
+def code(text: str) -> str:
+    """A text as code in a line, whatever is in it.
+
+    >>> code("a `b`")
+    '`` a `b` ``'
+    """
+    text = " ".join(text.split())
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    space = " " if longest else ""
+    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
+
+
+def _anchor(claim: Claim) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", claim.id)
+
+
+class _Writer:
+    """Writes the blocks of the Markdown, links from one folder to another."""
+
+    def __init__(self, out: Path, folder: Path) -> None:
+        self._out, self._folder = out, folder
+
+    def _link(self, text: str, path: Path) -> str:
+        return f"[{escape(text)}]({quote(Path(os.path.relpath(path, self._folder)).as_posix())})"
+
+    def lines(self, found: Sequence[Entry]) -> Iterable[str]:
+        yield "# The claims of the papers, run and judged"
+        yield (
+            "Made by `make claims` from the claims in `src/normfree/experiments` and what was measured in `results`; "
+            "not to be edited by hand."
+        )
+        yield (
+            f"{counts_of(found)}. A claim *holds* when all its checks do, and *fails* when a main one does; it holds "
+            "*in part* when an aside of the paper fails, a number was not measured, or one that the paper prints is "
+            "wrong. A *small stand-in* is a quick run on a CPU and says little about the paper's."
+        )
+        papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
+        papers = {paper: of for paper, of in papers.items() if of}
+        yield "## Contents"
+        for paper, of in papers.items():
+            yield f"**[{paper}](#{paper})**: {escape(PAPERS[paper])}"
+            yield self._contents(of)
+        yield "[What was not run](#not-run)"
+        for paper, of in papers.items():
+            yield f'<a id="{paper}"></a>'
+            yield f"## {paper}: {escape(PAPERS[paper])}"
+            for entry in of:
+                yield from self._claim(entry)
+        yield '<a id="not-run"></a>'
+        yield "## What was not run"
+        yield self._not_run(found)
+
+    def _contents(self, found: Sequence[Entry]) -> str:
+        rows = tuple(
+            (
+                f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})",
+                escape(entry.claim.where),
+                escape(entry.claim.statement),
+                escape(entry.standing),
+                "" if entry.status == "not run" else escape(entry.judgement.summary),
+            )
+            for entry in found
+        )
+        return to_markdown(Table("", tuple(map(Column, ("claim", "where", "it says", "status", "checks"))), rows))
+
+    def _claim(self, entry: Entry) -> Iterable[str]:
+        claim, result = entry.claim, entry.result
+        yield f'<a id="{_anchor(claim)}"></a>'
+        yield f"### {escape(claim.id)}: {escape(claim.where)}"
+        yield f"**{escape(entry.standing)}**: {escape(claim.statement)}"
+        yield f"*The paper:* {escape(claim.paper_value)}" if claim.paper_value else "*The paper* gives no number."
+        yield f"*Measured:* {escape(claim.how)}"
+        if left := left_of(entry):
+            yield self._remedy(entry, *left)
+        if result is None:
+            return
+        yield to_markdown(self._checks(entry.judgement.rows))
+        errata = dict.fromkeys(row.check.erratum for row in entry.judgement.rows if row.verdict == "paper errs")
+        yield from (f"*Error in the paper:* {escape(text)}" for text in errata)
+        yield from (f"*Note:* {escape(text)}" for text in result.get("notes", []))
+        picture = result_path(self._out, claim, result["scale"], ".png")
+        if picture.exists():
+            yield "!" + self._link(f"{claim.id}, {claim.where}, measured", picture)
+        for table in tables_of(result):
+            yield _folded(table.title or "Table", _escaped(table))
+        yield from self._runs(entry)
+        yield self._provenance(entry, result)
+
+    def _checks(self, rows: Sequence[Row]) -> Table:
+        columns = (Column(_CHECKS[0]), *(Column(name, "right") for name in _CHECKS[1:4]), Column(_CHECKS[4]))
+        return Table("", columns, tuple(tuple(map(escape, cells(row))) for row in rows))
+
+    def _remedy(self, entry: Entry, what: str, time: str) -> str:
+        if not time:
+            return f"*Not run:* {escape(what)}."
+        return f"*Not run:* {escape(what)}, about {time}: {code(command_of(entry.claim))}"
+
+    def _runs(self, entry: Entry) -> Iterable[str]:
+        rows = []
+        for name, folder, result in runs_of(entry, self._out):
+            files = [(text, folder / file) for text, file in _FILES.items() if result is not None]
+            links = " ".join(self._link(text, path) for text, path in files if path.exists())
+            rows.append((*map(escape, run_cells(name, result)), links))
+        if rows:
+            title = f"{len(rows)} training runs" if len(rows) > 1 else "The training run"
+            yield _folded(title, Table("", tuple(map(Column, (*RUN_COLUMNS, "files"))), tuple(rows)))
+            command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
+            yield f"One is made again from its configuration by {code(command)}."
+        if entry.unmade:
+            scale: Scale = entry.planned["scale"]
+            rows = [
+                (escape(name), duration(seconds), code(command_of(entry.claim, scale, name)))
+                for name, seconds in entry.unmade.items()
+            ]
+            title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
+            yield _folded(title, Table("", (Column("run"), Column("about", "right"), Column("command")), tuple(rows)))
+
+    def _provenance(self, entry: Entry, result: Result) -> str:
+        origin = origin_of(result)
+        scale: Scale = result["scale"]
+        parts = [
+            self._link(result_path(self._out, entry.claim, scale).name, result_path(self._out, entry.claim, scale))
+        ]
+        parts += [code(origin.pop("command"))]
+        parts += [f"{name} {escape(text)}" for name, text in origin.items() if text]
+        quick = result_path(self._out, entry.claim, "quick")
+        parts += [self._link("its small stand-in", quick)] if scale == "full" and quick.exists() else []
+        why = Table(
+            "",
+            (Column("check"), Column("why this range")),
+            tuple((escape(row.check.statement), escape(row.check.why)) for row in entry.judgement.rows),
+        )
+        return "*From* " + " · ".join(parts) + "\n\n" + _details("Why these ranges", to_markdown(why))
+
+    def _not_run(self, found: Sequence[Entry]) -> str:
+        rows = []
+        for entry in found:
+            if (left := left_of(entry)) is not None:
+                name = f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
+                rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim)) if left[1] else ""))
+        if not rows:
+            return "Everything was run."
+        return to_markdown(Table("", tuple(map(Column, ("claim", "not run", "about", "command"))), tuple(rows)))
+
+
+def _escaped(table: Table) -> Table:
+    columns = tuple(Column(escape(column.name), column.justify) for column in table.columns)
+    return Table("", columns, tuple(tuple(map(escape, row)) for row in table.rows))
+
+
+def _folded(title: str, table: Table) -> str:
+    """A table of escaped cells under its title, folded where it is long."""
+    if len(table.rows) <= _LONG:
+        return f"**{escape(title)}**\n\n{to_markdown(table)}"
+    return _details(title, to_markdown(table))
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n\n{text}\n\n</details>"
+
+
+# One page
+
+
+def page(found: Sequence[Entry], out: str | Path) -> Page:
+    """The ledger as a page: a card a claim, then each with its figures, which answer to hover and click."""
+    sections = []
+    for paper, title in PAPERS.items():
+        of = [entry for entry in found if entry.claim.paper == paper]
+        if of:
+            sections.append(Section(title, (counts_of(of).capitalize() + ".",)))
+            sections += [_section(entry, Path(out)) for entry in of if entry.result is not None]
+    left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
+    rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim) if what[1] else "") for e, what in left)
+    columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
+    return Page(
+        "The claims of the papers, run and judged",
+        subtitle=f"{counts_of(found)}. Each with what was measured beside what the paper says.",
+        cards=tuple(_card(entry) for entry in found),
+        sections=tuple(sections),
+        tables=(Table("What was not run", columns, rows),) if rows else (),
+        notes=("Made from the results by: normfree reproduce --write claims.html",),
+    )
+
+
+def _card(entry: Entry) -> Card:
+    summary = entry.claim.where if entry.status == "not run" else f"{entry.claim.where}: {entry.judgement.summary}"
+    return Card(entry.claim.id, _COLOURS[entry.status], entry.standing[2:], summary)
+
+
+def _section(entry: Entry, out: Path) -> Section:
+    claim, result = entry.claim, entry.result
+    assert result is not None
+    text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
+    text += dict.fromkeys(f"Error in the paper: {r.check.erratum}" for r in entry.judgement.rows if r.check.erratum)
+    text += [f"Note: {note}" for note in result.get("notes", [])]
+    if left := left_of(entry):
+        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else ""))
+    text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
+    tables = [Table("Checks", tuple(map(Column, _CHECKS)), tuple(cells(row) for row in entry.judgement.rows))]
+    tables += tables_of(result)
+    runs = tuple((*run_cells(name, found), folder.name) for name, folder, found in runs_of(entry, out))
+    tables += [Table("Training runs", tuple(map(Column, (*RUN_COLUMNS, "folder"))), runs)] if runs else []
+    return Section(
+        f"{claim.id}, {claim.where}: {entry.standing}", tuple(filter(None, text)), panels_of(result), tuple(tables)
+    )

@@ -1,0 +1,53 @@
+"""Rows that are trained: named by row and seed, numbers by seed, panels of what is there."""
+
+import pytest
+
+from made_up_runs import MadeUpRuns
+from normfree.experiments import rows
+from normfree.experiments.claims import Settings
+from normfree.experiments.trainings import Trained
+from normfree.train import TrainConfig
+
+BASE = TrainConfig()
+ROWS = {"one": BASE, "two": BASE.with_changes(lr=0.01)}
+DIVERGED = Trained({"status": "diverged", "test": None}, [])
+
+
+def finished(accuracy: float) -> Trained:
+    return Trained({"status": "finished", "test": {"accuracy": accuracy}}, [{"train_accuracy": accuracy / 2}])
+
+
+def test_rows_are_trained_with_every_seed_and_what_is_missing_is_left_out():
+    runs = MadeUpRuns(lambda name, config: None if name == "two, seed 3" else finished(config.lr + config.seed / 10))
+    found = rows.train_rows(Settings(seeds=(0, 3), trainings=runs), ROWS)  # type: ignore[arg-type]
+    assert runs.asked == {f"{row}, seed {n}": ROWS[row].with_changes(seed=n) for row in ROWS for n in (0, 3)}
+    assert {row: list(seeds) for row, seeds in found.items()} == {"one": [0, 3], "two": [0]}
+    accuracies = {row: rows.each(seeds, rows.accuracy) for row, seeds in found.items()}
+    assert accuracies["one"] == pytest.approx({0: 10.0, 3: 40.0})
+    assert rows.minus(accuracies["one"], accuracies["two"]) == pytest.approx({0: 9.0})
+
+
+def test_diverged_run_counts_as_chance_unless_told_otherwise():
+    assert (rows.accuracy(DIVERGED), rows.error(DIVERGED), rows.fitted(DIVERGED)) == (10.0, 90.0, 10.0)
+    assert (rows.accuracy(DIVERGED, 0.0), rows.fitted(DIVERGED, 0.0)) == (0.0, 0.0)
+    assert (rows.accuracy(finished(0.5)), rows.error(finished(0.5)), rows.fitted(finished(0.5))) == (50.0, 50.0, 25.0)
+
+
+def test_learning_names_what_diverged_before_its_first_epoch():
+    (panel,) = rows.learning("training", {"one": {0: DIVERGED, 1: finished(0.5)}, "two": {0: DIVERGED}})
+    assert [(curve.name, curve.values) for curve in panel.curves] == [("one", (25.0,))]
+    assert panel.note == "diverged in the first epoch: one, two"
+    assert rows.learning("training", {"one": {0: DIVERGED}, "two": {}}) == ()
+
+
+def test_line_beside_the_paper_leads_from_what_is_printed_to_what_was_measured():
+    (panel,) = rows.beside_paper(
+        "error", {"one": {0: 1.0, 1: 3.0}, "two": {}, "three": {0: 5.0}}, {"one": 4.0, "two": 6.0}
+    )
+    assert [(curve.name, curve.x, curve.values) for curve in panel.curves] == [
+        ("one", (1.0, 2.0), (4.0, 2.0)),
+        ("two", (1.0,), (6.0,)),
+        ("three", (2.0,), (5.0,)),
+    ]
+    assert rows.beside_paper("error", {"one": {}}, {"one": 4.0}) == ()
+    assert rows.beside_paper("error", {"one": {0: 1.0}}, {}) == ()

@@ -1,0 +1,42 @@
+"""Training runs that end as a test tells them to, for claims that stand on runs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from normfree.experiments.claims import Claim, Judgement, Measurement, Settings, judge
+from normfree.experiments.results import collect, panels_of
+from normfree.experiments.trainings import Trained
+from normfree.train import TrainConfig
+
+Make = Callable[[str, TrainConfig], Trained | None]
+
+
+class MadeUpRuns:
+    """In the place of `Trainings`: gives what a function makes of a name and a configuration; None was not run."""
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.asked: dict[str, TrainConfig] = {}
+        self.missing: dict[str, TrainConfig] = {}
+
+    def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
+        self.asked |= wanted
+        found = {name: self.make(name, config) for name, config in wanted.items()}
+        self.missing |= {name: wanted[name] for name, run in found.items() if run is None}
+        return found
+
+
+def measure(claim: Claim, make: Make, **fields: Any) -> tuple[Measurement, Judgement, MadeUpRuns]:
+    """What a claim makes of such runs, how that is judged, and what was asked for."""
+    runs = MadeUpRuns(make)
+    settings = Settings(trainings=runs, **fields)  # type: ignore[arg-type]
+    assert claim.measure is not None
+    measurement = claim.measure(settings)
+    result = collect(claim, settings, measurement, 1.0)
+    assert panels_of(result) == measurement.panels
+    return measurement, judge(claim, result), runs
+
+
+def checks_that(judgement: Judgement, verdict: str) -> set[str]:
+    """The names of the checks with a verdict."""
+    return {row.check.name for row in judgement.rows if row.verdict == verdict}
