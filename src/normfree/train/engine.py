@@ -170,6 +170,7 @@ class _Run:
         self.done = 0
         self.before = 0.0  # seconds that earlier processes trained
         self.validation: Score | None = None
+        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
         self.signal: int | None = None
         self._log: EventLog | None = None
 
@@ -216,6 +217,8 @@ class _Run:
 
     def _loop(self, stop: Stop, progress: Callable[[Snapshot], None] | None) -> Status:
         config, flying = self.config, InFlight(self.device)
+        if self._owed and not self._end_epoch(self.done // self.steps - 1):
+            return "diverged"
         while self.done < self.total:
             epoch, first = divmod(self.done, self.steps)
             self.step.start_epoch(epoch, self._factors(epoch), first)
@@ -348,6 +351,8 @@ class _Run:
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None
+            ended = self.done > 0 and self.done % self.steps == 0
+            self._owed = ended and all(record["step"] != self.done for record in folder.read_metrics())
 
     def _share(self) -> None:
         """Let every process start from where the first is: from its weights, or the checkpoint that it read."""
@@ -355,7 +360,8 @@ class _Run:
             state = self.step.state()
             self.processes.share_(state.values())
             self.step.restore_(state)
-            self.done, self.before, self.validation = self.processes.tell((self.done, self.before, self.validation))
+            told = self.processes.tell((self.done, self.before, self.validation, self._owed))
+            self.done, self.before, self.validation, self._owed = told
 
     def _save(self) -> None:
         self._saved = time.perf_counter()

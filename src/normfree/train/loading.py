@@ -131,7 +131,7 @@ def evaluate(run: str | Path, *, device: str = "cpu", data_dir: str | None = Non
     config = _moved(read_config(run), data_dir)
     place = device_of(device)
     data = _data_of(run, config)
-    model = load(run, device=device)
+    model = load(run, device=str(place))
     precision = config.precision if place.type == "cuda" else "float32"
     dtype = apply_precision_(model, precision)
     layout = bool(config.channels_last)
