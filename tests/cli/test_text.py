@@ -452,8 +452,8 @@ def test_compare_gives_depths_as_layers(here: Run, monkeypatch: pytest.MonkeyPat
     assert status == 0, err
     found: dict[str, Any] = json.loads(out)
     depths = {run["model"]: run["depth"] for run in found["runs"]}
-    # Weight layers: four of each attention, of which a decoder layer has two, and two after it; and the output.
-    assert depths == {f"transformer-{n}-{n}-16-32-2": n * (4 + 2) + n * (4 + 4 + 2) + 1 for n in (1, 2)}
+    # As people count them: encoder and decoder layers, not the weight layers in them.
+    assert depths == {f"transformer-{n}-{n}-16-32-2": 2 * n for n in (1, 2)}
     assert {(run["method"], run["status"]) for run in found["runs"]} == {
         ("fixup", "finished"),
         ("layernorm", "finished"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -185,7 +186,8 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
         )
     for name, found in (("validation", result.validation), ("test", result.test)):
         if found is not None:
-            console.print(f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}", markup=False)
+            surprise = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
+            console.print(f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}{surprise}", markup=False)
     if result.linear_accuracy is not None:
         console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
     if result.bleu is not None:

@@ -18,6 +18,7 @@ from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.foreign import is_foreign
+from normfree.models.layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.train import TrainConfig
 from normfree.train.config import FREE
@@ -60,12 +61,13 @@ def compare(
             raise ValueError(f"expected at least one {what}, got none; name one")
     if jobs < 1:
         raise ValueError(f"expected at least 1 job, got {jobs}")
-    if len(rates) > 1 and not base.validation:
+    data = open_data(base)
+    held_out = base.validation or (isinstance(data, Prepared) and "valid" in data.splits)
+    if len(rates) > 1 and not held_out:
         raise ValueError(
             "expected a validation part to choose the learning rate by, got validation=0; set validation=0.1, or give "
             "one learning rate"
         )
-    data = open_data(base)
     specs = tuple(dict.fromkeys(methods))
     depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
     # The deepest first: the processes then end at about the same time, and the time left is not estimated too low.
@@ -103,11 +105,9 @@ def layers(plan: ResidualPlan) -> int:
 def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
     """The depth of every model; refuses one that a method does not admit."""
     if isinstance(data, Prepared):
-        return {
-            model: layers(build(model, get(method), form=base.form, device="meta").plan)
-            for model in models
-            for method in methods
-        }
+        tried = {m: [build(m, get(method), form=base.form, device="meta") for method in methods] for m in models}
+        kinds = (EncoderLayer, DecoderLayer)  # as people count them, not the weight layers inside
+        return {m: sum(isinstance(part, kinds) for part in alike[0].modules()) for m, alike in tried.items()}
     example = torch.zeros_like(example_of(base, data, 2))
     depths = {}
     for model in models:
