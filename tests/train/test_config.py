@@ -285,8 +285,8 @@ def test_folder_may_be_a_path() -> None:
 CHANGED: dict[str, Any] = {
     "model": "resnet26", "method": "batchnorm", "form": "pre", "dropout": 0.1, "data": "mnist", "validation": 0.2,
     "crop": 1, "flip": True, "cutout": 1, "mixup": 0.5, "randaugment": (1, 1), "epochs": 11, "batch_size": 64,
-    "accumulate": 2, "eval_batch_size": 10, "block": 64, "beam": 4, "length_penalty": 0.6, "optimizer": "adam", "lr": 0.2,
-    "momentum": 0.8, "nesterov": True, "betas": (0.8, 0.9),
+    "accumulate": 2, "eval_batch_size": 10, "block": 64, "beam": 4, "length_penalty": 0.6, "optimizer": "adam",
+    "lr": 0.2, "momentum": 0.8, "nesterov": True, "betas": (0.8, 0.9),
     "eps": 1e-6, "weight_decay": 0.0, "label_smoothing": 0.1, "clip": "agc", "clip_at": 0.1, "ema": 0.9,
     "schedule": "step", "milestones": (0.1,), "decay": 0.2, "cosine_by": "epoch", "warmup": 1.0, "warmup_in": "steps",
     "warmup_shape": "quadratic", "precision": "bf16", "channels_last": True, "compile": True, "graph": True,
