@@ -19,7 +19,7 @@ import torch
 import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.train import RunFolder, RunResult, checkpoint, curves, engine
-from normfree.train.step import Step
+from stopped_steps import stop_at
 from tiny_images import tiny_images
 
 # Everything that a run can forget: order, every augmentation, momentum, average, warm-up, running statistics.
@@ -105,20 +105,6 @@ def whole_by_command(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Pa
     runs.start("train", "--config", str(folder / "config.toml"), "--out", str(folder / "run"), prints=folder / "prints")
     assert runs.wait() == 0, (folder / "prints").read_text()
     return folder / "run"
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
-    """Send this process a signal in the middle of its `call`-th step from now."""
-    original, calls = Step.__call__, 0
-
-    def step(self: Step) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            os.kill(os.getpid(), number)
-        original(self)
-
-    monkeypatch.setattr(Step, "__call__", step)
 
 
 # kill -9

@@ -17,8 +17,8 @@ import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.data.prepared import Prepared
 from normfree.train import RunFolder, RunResult, checkpoint, engine
-from normfree.train.step import Step
 from normfree.train.tokens import token_batches
+from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text
 
 # Everything that a run can forget: order of pairs and batches, dropout, both memories of Adam, average, warm-up.
@@ -66,20 +66,6 @@ def differences(one: Path, two: Path) -> list[str]:
     if all(both["translations"]):
         both["translations"] = [(run / "translations.txt").read_bytes() for run in (one, two)]
     return wrong + [name for name, (x, y) in both.items() if x != y]
-
-
-def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
-    """Send this process a signal in the middle of its `call`-th step from now."""
-    original, calls = Step.__call__, 0
-
-    def step(self: Step) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            os.kill(os.getpid(), number)
-        original(self)
-
-    monkeypatch.setattr(Step, "__call__", step)
 
 
 @pytest.fixture(autouse=True, scope="module")

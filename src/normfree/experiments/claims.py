@@ -42,6 +42,7 @@ MODULES = (  # where the claims are written, in the order of each paper
     "fixup_depth",
     "fixup_training",
     "fixup_absent",
+    "fixup_translation",
     "wninit_theorems",
     "wninit",
     "wninit_training",

@@ -83,7 +83,7 @@ def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
 # Panels
 
 
-def learning(title: str, runs: Runs) -> tuple[Panel, ...]:
+def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
     """Training accuracy over the epochs, of the first seed that ended one; what diverged before has no curve."""
     curves = [
         Curve(row, tuple(100 * float(record["train_accuracy"]) for record in run.metrics))
@@ -94,7 +94,8 @@ def learning(title: str, runs: Runs) -> tuple[Panel, ...]:
         return ()
     gone = [row for row, seeds in runs.items() if any(run.diverged and not run.metrics for run in seeds.values())]
     note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-    return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=(Level("chance", CHANCE),)),)
+    levels = () if chance is None else (Level("chance", chance),)
+    return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
 def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:

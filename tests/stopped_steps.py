@@ -1,0 +1,21 @@
+"""A signal in the middle of a training step of this process."""
+
+import os
+
+import pytest
+
+from normfree.train.step import Step
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
+    """Send this process a signal in the middle of its `call`-th step from now."""
+    original, calls = Step.__call__, 0
+
+    def step(self: Step) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), number)
+        original(self)
+
+    monkeypatch.setattr(Step, "__call__", step)
