@@ -1,8 +1,10 @@
-"""Lets torchvision be imported where its compiled library does not load beside a torch without CUDA."""
+"""Lets torchvision be imported where its compiled library does not load beside a torch without CUDA, and readies a GPU."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 
 
@@ -21,3 +23,14 @@ if torch.version.cuda is None and not _torchvision_loads():
     _torchvision = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    """Convolutions that give the same numbers every time and in float32."""
+    from torch._dynamo import config, reset
+
+    reset()
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with flags, config.patch(recompile_limit=64):
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -500,17 +499,6 @@ def test_wrong_state_is_refused_and_changes_nothing(wrong: str) -> None:
 
 
 # On a GPU
-
-
-@pytest.fixture
-def cuda() -> Iterator[None]:
-    """Convolutions that give the same numbers every time and in float32."""
-    from torch._dynamo import config, reset
-
-    reset()
-    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
-    with flags, config.patch(recompile_limit=64):
-        yield
 
 
 def on_gpu(method: str, precision: str = "float32", **settings: Any) -> Step:

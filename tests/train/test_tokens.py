@@ -13,12 +13,17 @@ from torch import Tensor, nn
 
 import normfree as nf
 from normfree.data.prepared import Prepared
-from normfree.data.token_batches import TokenBatch
+from normfree.data.token_batches import TokenBatch, TokenBatches
+from normfree.data.token_pairs import TokenPairs
 from normfree.data.vocabulary import END, PAD, START
 from normfree.methods import names
+from normfree.optim.masters import Masters
+from normfree.optim.rules import UpdateRule
 from normfree.train import RunFolder, RunResult, engine, evaluate_translation
 from normfree.train.distributed import Processes
 from normfree.train.evaluation import evaluating
+from normfree.train.forward import apply_precision_, forward_of
+from normfree.train.step import Step, StepSettings
 from normfree.train.tokens import token_batches, token_loss, token_model, token_score
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned
 
@@ -449,3 +454,60 @@ def test_diverging_run_is_not_translated(pairs: Prepared, monkeypatch: pytest.Mo
     monkeypatch.setattr(engine, "translate_split", lambda *_: pytest.fail("translated"))
     result = nf.fit(config(method="he_in", optimizer="sgd", lr=1e30, batch_size=4000), data=pairs)
     assert (result.status, result.bleu) == ("diverged", None)
+
+
+# On a GPU: a graph a shape, layers compiled for any length
+
+
+def token_step(method: str, *, compile: bool, precision: str = "float32", device: str = "cuda") -> Step:
+    """A step on made-up pairs of several lengths, which needs no vocabulary."""
+    draws = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 30, (200,), generator=draws).tolist()
+    made = [torch.randint(4, 40, (n,), generator=draws).tolist() for n in lengths]
+    feed = TokenBatches(TokenPairs.of((line, line[::-1]) for line in made), tokens=200, device=device)
+    model = nf.build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0, generator=draws).to(device).train()
+    apply_precision_(model, precision)
+    masters = Masters(model, nf.param_groups(model, lr=1e-3))
+    rule = UpdateRule(name="adam", betas=(0.9, 0.98))
+    step = Step(model, forward_of(model, compile=compile), masters, rule, feed, StepSettings(), loss=token_loss)
+    step.start_epoch(0, [1.0] * feed.steps)
+    return step
+
+
+def trained(step: Step) -> tuple[float, Tensor]:
+    """The mean loss of an epoch, and the weights after it."""
+    for _ in range(step.feed.steps):
+        step()
+    return float(step.loss_sum) / step.feed.steps, step.masters.values.clone()
+
+
+def test_step_on_tokens_has_several_shapes_and_learns() -> None:
+    step = token_step("fixup", compile=False, device="cpu")
+    assert len(step.feed.shapes) >= 3
+    first, _ = trained(step)
+    step.clear_metrics()
+    step.start_epoch(1, [1.0] * step.feed.steps)
+    assert trained(step)[0] < first
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["layernorm", "fixup"])
+def test_captured_steps_of_every_shape_equal_the_eager_ones(cuda: None, method: str) -> None:
+    eager, captured = (token_step(method, compile=compiled) for compiled in (False, True))
+    start = eager.masters.values.clone()
+    captured.capture()
+    captured.start_epoch(0, [1.0] * captured.feed.steps)
+    assert torch.equal(captured.masters.values, start)
+    (loss, values), (same_loss, same) = trained(eager), trained(captured)
+    assert same_loss == pytest.approx(loss, rel=1e-4)
+    assert (same - values).norm() < 1e-2 * (values - start).norm()  # Adam divides small gradients by their own size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "mixed"])
+def test_short_types_train_on_a_gpu(cuda: None, precision: str) -> None:
+    step = token_step("fixup", compile=True, precision=precision)
+    step.capture()
+    step.start_epoch(0, [1.0] * step.feed.steps)
+    plain = trained(token_step("fixup", compile=False))[0]
+    assert trained(step)[0] == pytest.approx(plain, rel=0.02)
