@@ -1,4 +1,4 @@
-"""Lets torchvision be imported where its compiled library does not load beside a torch without CUDA, and readies a GPU."""
+"""Lets torchvision be imported where its compiled library does not load beside a CPU torch, and readies a GPU."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
