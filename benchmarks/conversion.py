@@ -4,7 +4,7 @@
 
 For each model and method: the residual branches found, the normalizers removed, the verdict on the signal before and
 after, and the loss after 50 steps of AdamW on one fixed batch of noise with random labels, which says whether the model
-trains at all. A pair that is in the JSON file already is not run again; --fresh runs everything.
+trains at all. A pair that is in the JSON file already is not run again; --fresh runs all that are chosen.
 """
 
 from __future__ import annotations
@@ -55,10 +55,16 @@ class Subject:
         return F.cross_entropy(out.flatten(0, -2), self.labels.flatten())
 
 
+def _load_torchvision() -> None:
+    """Import torchvision, also where its compiled part does not load, and take no random number for it."""
+    with torch.random.fork_rng(devices=[]):
+        create("torchvision:resnet18")
+
+
 def vision(library: str, name: str, size: int, **options: Any) -> Callable[[], Subject]:
     def make() -> Subject:
+        _load_torchvision()
         if library == "torchvision":
-            create("torchvision:resnet18")  # imports torchvision where its compiled part does not load
             import torchvision
 
             model = torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options)
@@ -73,6 +79,7 @@ def vision(library: str, name: str, size: int, **options: Any) -> Callable[[], S
 
 def text(kind: str) -> Callable[[], Subject]:
     def make() -> Subject:
+        _load_torchvision()  # which transformers imports, too
         import transformers as t
 
         ids = torch.randint(3, WORDS, (TEXTS, 12))
@@ -239,21 +246,24 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows, and go on from those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--fresh", action="store_true", help="run again what is in the JSON file")
+    parser.add_argument("--fresh", action="store_true", help="run the chosen ones again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
     models = [name for name in MODELS if any(part in name for part in wanted)]
     pairs = [(name, method) for name in models for method in (ORIGINAL, *given.methods.split(","))]
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if given.json is not None and given.json.exists() and not given.fresh:
+    if given.json is not None and given.json.exists():
         stored = json.loads(given.json.read_text())
         rows = {(row["model"], row["method"]): {"commit": stored["commit"], **row} for row in stored["rows"]}
-    left = [pair for pair in pairs if pair not in rows]
+    left = [pair for pair in pairs if given.fresh or pair not in rows]
     known = {name: version(name) for name in ("torchvision", "timm", "transformers")}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
+    if given.models and rows:
+        command = stored["command"]  # a few rows do not make the table
     origin = {"command": command, "commit": commit(), "versions": {**versions(), **known}, "hardware": hardware()}
-    if rows and stored["versions"] != origin["versions"]:
+    if rows.keys() - set(left) and stored["versions"] != origin["versions"]:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
+    done = 0
     # Each worker is a new process, since torch's threads do not survive a fork.
     with (
         multiprocessing.get_context("spawn").Pool(given.jobs) as pool,
@@ -261,7 +271,8 @@ def main() -> None:
     ):
         for row in pool.imap_unordered(_work, left):
             rows[row["model"], row["method"]] = row | {"commit": origin["commit"]}
-            update(len(rows), len(pairs), f"{row['model']}, {row['method']}")
+            done += 1
+            update(len(pairs) - len(left) + done, len(pairs), f"{row['model']}, {row['method']}")
             _keep(given.json, origin, rows)
     _keep(given.json, origin, rows)
     page = markdown([rows[pair] for pair in sorted(rows, key=_place)], origin)
