@@ -358,14 +358,14 @@ def ledger(out: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def uninterrupted(processes: Runs, home: Path) -> Any:
-    processes.start("reproduce", CLAIM.id, "--out", "whole", "--jobs", "1", prints=home / "prints")
+    processes.start("reproduce", CLAIM.id, "--device", "cpu", "--out", "whole", "--jobs", "1", prints=home / "prints")
     assert processes.wait() == 0, (home / "prints").read_text()
     shutil.rmtree(home / "runs")  # so that others train themselves
     return ledger(home / "whole")
 
 
 def go_on(processes: Runs, home: Path, out: Path) -> Any:
-    processes.start("reproduce", CLAIM.id, "--out", str(out), "--jobs", "1", prints=home / "prints")
+    processes.start("reproduce", CLAIM.id, "--device", "cpu", "--out", str(out), "--jobs", "1", prints=home / "prints")
     assert processes.wait() == 0, (home / "prints").read_text()
     shutil.rmtree(home / "runs")
     return ledger(out)
@@ -374,7 +374,9 @@ def go_on(processes: Runs, home: Path, out: Path) -> Any:
 def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: Path, uninterrupted: Any) -> None:
     out = home / "stopped"
     for run in range(2):
-        process = processes.start("reproduce", CLAIM.id, "--out", str(out), "--jobs", "1", prints=home / "said")
+        process = processes.start(
+            "reproduce", CLAIM.id, "--device", "cpu", "--out", str(out), "--jobs", "1", prints=home / "said"
+        )
         deadline = time.monotonic() + 60
         while len(list(home.glob("runs/claims/*/metrics.jsonl"))) <= run and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -402,7 +404,16 @@ def test_reproduction_killed_while_it_keeps_ends_alike(
 ) -> None:
     out = tmp_path / "out"
     processes.start(
-        "reproduce", CLAIM.id, "--out", str(out), "--jobs", "1", prints=home / "prints", die=(function, call)
+        "reproduce",
+        CLAIM.id,
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--jobs",
+        "1",
+        prints=home / "prints",
+        die=(function, call),
     )
     assert processes.wait() == -signal.SIGKILL, (home / "prints").read_text()
     for folder in (out / "runs").iterdir():  # whole, or none
@@ -419,3 +430,13 @@ if __name__ == "__main__":
 
     register(CLAIM)
     _serve()
+
+
+def test_full_scale_is_not_trained_unless_asked_for(home: Path, processes: Runs) -> None:
+    """Whoever only looks at a claim does not start hours of training."""
+    processes.start("reproduce", CLAIM.id, "--out", "looked", "--jobs", "1", prints=home / "prints")
+    assert processes.wait() == 0, (home / "prints").read_text()
+    said = (home / "prints").read_text()
+    assert "training runs are missing" in said
+    assert "--device cuda" in said
+    assert not (home / "looked" / "runs").exists()

@@ -31,9 +31,12 @@ def reproduce_claims(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small stand-ins: minutes on a CPU.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder with CIFAR-10.")] = Path(".data"),
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder of the data.")] = Path(".data"),
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
-    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Where to run: cpu, cuda, …; without it no full-scale run is trained."),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also what has a stored result.")] = False,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="TEXT", help="Train only runs with this in their name.")
@@ -48,8 +51,9 @@ def reproduce_claims(
     """Run claims of the papers and judge them, or list them all, or write them into one file.
 
     A stored result is judged again without a run, and a training run that is kept below the results is not made again:
-    a reproduction can be stopped and gone on with. The exit status is 1 when a claim fails, and 0 when all hold, be it
-    in part.
+    a reproduction can be stopped and gone on with. Full-scale training takes a GPU and is done only where --device or
+    --only asks for it; otherwise a claim is judged by the runs that are kept. The exit status is 1 when a claim fails,
+    and 0 when all hold, be it in part.
 
     For example: normfree reproduce robust/fig2 normdead/fig4
     """
@@ -66,7 +70,10 @@ def reproduce_claims(
     wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     trained = Training((), jobs) if kept else Training(only or None, jobs)
     scale: Scale = "quick" if quick else "full"
-    judged = [_run(claim, scale, seeds, data, out, device, again, as_json, trained) for claim in wanted]
+    asked = device is not None or only or quick
+    modest = trained if asked else Training((), jobs)  # hours of training on a CPU are nobody's wish
+    place = device or ("auto" if only else "cpu")
+    judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in wanted]
     if as_json and judged:
         import json
 
@@ -163,6 +170,8 @@ def _print(
         names[_SHOWN:] = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         count, time = f"{len(unmade)} of {len(result['runs'])}", duration(sum(unmade.values()))
         console.print(f"{count} training runs are missing, {time} on one H200: {'; '.join(names)}", markup=False)
+        if not settings.quick:
+            console.print("train them with --device cuda; --quick runs a small stand-in", markup=False)
     ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}, {result['seconds']:g} s"
     when = f", stored {result['date'][:10]}" if is_stored else ""
     console.print(f"{judgement.status}: {judgement.summary} ({ran}{when})", style=_STYLES[judgement.status])
