@@ -45,6 +45,7 @@ $(STAMP): pyproject.toml constraints-dev.txt
 	@$(PY) -m pip install -qq $(PIP_ARGS) -c constraints-dev.txt torch==2.13.0 -e '.[dev]'
 	@$(PY) -m pip check
 	@echo '$(CURDIR)' > $(STAMP)
+	@echo 'ready; to use the command: source .venv/bin/activate'
 
 .PHONY: FORCE
 FORCE:

@@ -152,7 +152,7 @@ def write(name: str, content: bytes) -> None:
         ({"a": b"\n\n", "b": b"\nx\n"}, (), "2 empty (lines 1, 2)"),
         ({"a": b"a b\n", "b": b"a b\n"}, (), "expected a vocabulary of at most"),
         ({"a": b"a b\n", "b": b"a b\n"}, ("--vocabulary", "6"), "expected a vocabulary of more than"),
-        ({"a": b"a b\n", "b": b"a b\n"}, ("--text", "a"), "expected --source and --target, or --text, got another mix"),
+        ({"a": b"a b\n", "b": b"a b\n"}, ("--text", "a"), "expected --source and --target, or --text alone, got"),
         ({"a.xz": b"not compressed"}, ("--source", "a.xz", "--target", "a.xz"), "damaged"),
     ],
 )

@@ -65,6 +65,12 @@ def reproduce_claims(
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
     if not (listing or claims or files):
         raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
+    if not out.is_dir() and not files:
+        from normfree.report import open_console
+
+        open_console(stderr=True).print(
+            f"note: no results in '{out}'; run in the repository, or name its folder with --out", markup=False
+        )
     if listing:
         _list(out, as_json)
     wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run

@@ -13,7 +13,11 @@ import typer
 
 SOURCE = typer.Option("--source", metavar="FILE", help="Training sentences to translate; valid and test lie beside.")
 TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
-TEXT = typer.Option("--text", metavar="FILE", help="Training text of a language model, in the place of both.")
+TEXT = typer.Option(
+    "--text",
+    metavar="FILE",
+    help="Training text of a language model, in the place of both; book.train.txt has book.test.txt beside.",
+)
 SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
 _AT_ONCE = 512  # lines that are translated together
 
@@ -43,7 +47,9 @@ def prepared_name(
     from normfree.report import open_console
 
     if (source is None) != (target is None) or (source is None) == (text is None):
-        raise ValueError("expected --source and --target, or --text, got another mix; give both files, or the one")
+        named = {"--source": source, "--target": target, "--text": text}
+        got = " and ".join(name for name, path in named.items() if path is not None) or "none of them"
+        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both files, or the one")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "expected one process to prepare text, got several, which would write over each other; run normfree data "

@@ -124,7 +124,10 @@ def open_prepared(folder: str | Path) -> Prepared:
     folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
-        raise ValueError(f"expected a prepared folder with '{path}', found none; prepare the data first")
+        raise ValueError(
+            f"expected a prepared folder with '{path}', found none; prepare the data first, with normfree data "
+            "prepare, or train with --source and --target"
+        )
     damaged = f"expected '{path}' as it was written, got one that is truncated or altered; {_REMEDY}"
     try:
         manifest = json.loads(path.read_bytes())

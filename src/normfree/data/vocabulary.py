@@ -158,7 +158,7 @@ def _sentencepiece(doing: str) -> Any:
 def _refusal(reason: str, size: int) -> str:
     """What sentencepiece refuses, in our words where they are known."""
     if most := re.search(r"value <= (\d+)", reason):
-        return f"expected a vocabulary of at most {most[1]} tokens from this text, got {size}; lower the size"
+        return f"expected a vocabulary of at most {most[1]} tokens from this text, got {size}; lower it (--vocabulary)"
     if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
         return (
             f"expected a vocabulary of more than {least[1]} tokens, one a character of this text, got {size}; raise "
