@@ -15,8 +15,8 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.text import _lines
 from normfree.data.prepared import MANIFEST, open_prepared
+from normfree.data.text import decoded
 from normfree.train import RunFolder, engine, read_config
 from tiny_text import LETTERS, SIZE, write_pairs, write_text
 
@@ -310,7 +310,7 @@ def test_standard_input_is_read_as_files_are(tmp_path: Path) -> None:
 
     given = b"\xef\xbb\xbfa\r\nb\rc\n\n \xe2\x80\xa8d \n\r\ne"
     (tmp_path / "file").write_bytes(given)
-    assert list(_lines(io.BytesIO(given))) == list(read_lines(tmp_path / "file"))
+    assert list(decoded(io.BytesIO(given), "on standard input")) == list(read_lines(tmp_path / "file"))
 
 
 def test_invalid_input_names_its_line(here: Run) -> None:

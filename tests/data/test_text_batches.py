@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from normfree.data.draws import order
 from normfree.data.text_batches import TextBatches
 from normfree.data.token_pairs import TokenLines
-from normfree.data.vocabulary import END, PAD, START
+from normfree.models.tokens import END, PAD, START
 
 LINES = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 

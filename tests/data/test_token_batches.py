@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from normfree.data.draws import key, order
 from normfree.data.token_batches import TokenBatch, TokenBatches
 from normfree.data.token_pairs import TokenPairs
-from normfree.data.vocabulary import END, PAD, START
+from normfree.models.tokens import END, PAD, START
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=1, max_size=40)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normfree.data.token_pairs import TokenLines, TokenPairs, load_pairs, save_pairs
-from normfree.data.vocabulary import END
+from normfree.models.tokens import END
 
 TOKENS = st.lists(st.sampled_from([1, 4, 5, 9000, 2**31 - 1]), max_size=6)
 LINES = st.lists(TOKENS, max_size=8)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from normfree.data.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+from normfree.data.vocabulary import Vocabulary
+from normfree.models.tokens import END, PAD, START, UNKNOWN
 
 LINES = [
     f"{article} {adjective} {noun} {verb} {'über' if number % 2 else 'unter'} die {other}."

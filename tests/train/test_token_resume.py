@@ -249,7 +249,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
     [
         ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
         ("normfree.train.engine:Step.__call__", 7),  # in an epoch, with nothing saved in it
-        ("normfree.train.engine:translate_split", 1),  # translated, but not written
+        ("normfree.train.engine:translate_test", 1),  # translated, but not written
     ],
 )
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(

@@ -15,8 +15,8 @@ import normfree as nf
 from normfree.data.prepared import Prepared
 from normfree.data.token_batches import TokenBatch, TokenBatches
 from normfree.data.token_pairs import TokenPairs
-from normfree.data.vocabulary import END, PAD, START
 from normfree.methods import names
+from normfree.models.tokens import END, PAD, START
 from normfree.optim.masters import Masters
 from normfree.optim.rules import UpdateRule
 from normfree.train import RunFolder, RunResult, engine, evaluate_translation
@@ -451,7 +451,7 @@ def test_run_trains_and_translates_without_sentencepiece(pairs: Prepared, monkey
 
 def test_diverging_run_is_not_translated(pairs: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step makes the loss infinite, which no later step sees."""
-    monkeypatch.setattr(engine, "translate_split", lambda *_: pytest.fail("translated"))
+    monkeypatch.setattr(engine, "translate_test", lambda *_: pytest.fail("translated"))
     result = nf.fit(config(method="he_in", optimizer="sgd", lr=1e30, batch_size=4000), data=pairs)
     assert (result.status, result.bleu) == ("diverged", None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -96,6 +95,7 @@ def translate_lines(
 
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """
+    from normfree.data.text import decoded
     from normfree.train import load, read_config
     from normfree.train.hardware import device_of
     from normfree.train.loading import load_vocabulary
@@ -107,7 +107,7 @@ def translate_lines(
     place = device_of(device)
     vocabulary = load_vocabulary(run)
     model = load(run, device=str(place))
-    lines = _lines(sys.stdin.buffer)
+    lines = decoded(sys.stdin.buffer, "on standard input")
     # One by one for whoever types, many at once for a file.
     while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _AT_ONCE)):
         found = translate(
@@ -119,16 +119,3 @@ def translate_lines(
         )
         for line in found:
             typer.echo(line)
-
-
-def _lines(stream: Iterable[bytes]) -> Iterator[str]:
-    r"""Lines of UTF-8 that end as those of files do: only "\n" and "\r\n" end one, in every locale."""
-    for number, raw in enumerate(stream, start=1):
-        try:
-            text = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"expected UTF-8 on standard input, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of "
-                f"line {number}; convert it, for example with iconv"
-            ) from error
-        yield text.removeprefix("\ufeff") if number == 1 else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -53,11 +53,28 @@ class Parallel:
         return f"{len(self):,} pairs of {where}{out}"
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    r"""The lines of a UTF-8 file, also of one compressed as .xz or .gz, without their ends.
+def decoded(stream: Iterable[bytes], where: str) -> Iterator[str]:
+    r"""The lines of a stream of UTF-8 without their ends.
 
     Only "\n" and "\r\n" end a line: other separators of Unicode occur inside of sentences, and would shift the lines
     of one file against those of the other. A byte order mark is skipped.
+
+    Raises:
+        ValueError: for a line that is not UTF-8, with `where` it stands ("in 'a.txt'") and its number.
+    """
+    for number, raw in enumerate(stream, start=1):
+        try:
+            text = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"expected UTF-8 {where}, got the byte 0x{raw[error.start]:02x} at byte {error.start + 1} of line "
+                f"{number}; convert it, for example with iconv"
+            ) from error
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, also of one compressed as .xz or .gz, as `decoded` has them.
 
     Raises:
         ValueError: for a file that is missing, damaged or not UTF-8, with the file and the line.
@@ -66,14 +83,9 @@ def read_lines(path: str | Path) -> Iterator[str]:
     number = 0
     try:
         with _opened(path) as stream:
-            for number, raw in enumerate(stream, start=1):
-                text = raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
-                yield text.removeprefix("\ufeff") if number == 1 else text
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"expected UTF-8 in '{path}', got the byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of "
-            f"line {number}; convert the file, for example with iconv"
-        ) from error
+            for text in decoded(stream, f"in '{path}'"):
+                number += 1
+                yield text
     except FileNotFoundError as error:
         raise ValueError(f"expected a text file '{path}', found none; check the name") from error
     except IsADirectoryError as error:

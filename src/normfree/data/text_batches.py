@@ -11,7 +11,7 @@ from torch import Tensor
 from normfree.data.batches import check_ranks
 from normfree.data.draws import order
 from normfree.data.token_pairs import TokenLines
-from normfree.data.vocabulary import PAD, START
+from normfree.models.tokens import PAD, START
 
 
 class TextBatch(NamedTuple):

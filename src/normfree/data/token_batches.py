@@ -12,7 +12,7 @@ from torch import Tensor
 from normfree.data.draws import Purpose, key, order
 from normfree.data.length_shapes import nested_shapes
 from normfree.data.token_pairs import TokenLines, TokenPairs
-from normfree.data.vocabulary import END, PAD, START
+from normfree.models.tokens import END, PAD, START
 
 SHAPES, PADDING = 24, 0.095
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from normfree.data.vocabulary import END, PAD, START
 from normfree.files import explained, replacing
+from normfree.models.tokens import END, PAD, START
 
 _SIDES = ("source", "target")
 

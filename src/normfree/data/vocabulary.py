@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from normfree.files import explained, replacing
+from normfree.models.tokens import END, PAD, SPECIAL, START, UNKNOWN
 
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
-SPECIAL = 4  # tokens that no text is made of
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces
 _SPACE = "\u2581"
 _SURFACE = " \u2047 "  # how sentencepiece writes what it does not know

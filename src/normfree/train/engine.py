@@ -43,13 +43,14 @@ from normfree.train.step import Step, StepSettings
 from normfree.train.subject import (
     as_given,
     branch_count,
+    built_from,
     class_count,
     classifier_of,
     groups_of,
     model_of,
     require_scores,
 )
-from normfree.train.tokens import require_data, require_token_scores, translate_split, translates, vouched
+from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
 from normfree.train.translating import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
@@ -139,7 +140,7 @@ class _Run:
         self.parameters = sum(p.numel() for p in model.parameters())
         groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
-        self._data, self._shapes = data, _shapes_of(config, data, self.inputs)
+        self._data, self._shapes = data, built_from(config, data)
         self.step = Step(
             model,
             forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
@@ -301,11 +302,9 @@ class _Run:
     def _translate(self) -> Bleu | None:
         """Translate the test sentences, and keep what came out beside the result."""
         data = self._data
-        if not isinstance(data, Prepared) or not translates(data) or "test" not in data.splits:
+        if not (self.processes.first and isinstance(data, Prepared) and translates_test(data)):
             return None
-        if not self.processes.first:
-            return None
-        lines, found = translate_split(self.model, self.config, data, "test")
+        lines, found = translate_test(self.model, self.config, data)
         if self.folder is not None:
             path = self.folder.path / TRANSLATIONS
             with explained("the translations", path), replacing(path) as temporary:
@@ -423,10 +422,3 @@ class _Run:
         desynchronize_(self.model)
         overlap_(reset_precision_(self.model), False)
         self.model.eval()
-
-
-def _shapes_of(config: TrainConfig, data: Data, inputs: Inputs) -> dict[str, Any]:
-    """What is needed to build a run's model again."""
-    if isinstance(data, Prepared):
-        return vouched(data)
-    return {"classes": list(inputs.classes), "input_shape": list(example_of(config, data, 1).shape[1:])}

@@ -23,7 +23,7 @@ from normfree.train.forward import apply_precision_
 from normfree.train.hardware import device_of
 from normfree.train.inputs import Data, inputs_of, open_data
 from normfree.train.runs import RunFolder
-from normfree.train.tokens import is_tokens, require_data, translate_split, translates
+from normfree.train.tokens import is_tokens, require_data, translate_test, translates_test
 from normfree.train.translating import Bleu
 
 
@@ -155,11 +155,11 @@ def evaluate_translation(run: str | Path, *, device: str = "cpu", data_dir: str 
     """
     config = _moved(read_config(run), data_dir)
     if not is_tokens(config.data):
-        return None
+        return None  # before any image is read
     data = _data_of(run, config)
-    if not isinstance(data, Prepared) or not translates(data) or "test" not in data.splits:
+    if not isinstance(data, Prepared) or not translates_test(data):
         return None
-    return translate_split(load(run, device=str(device_of(device))), config, data, "test")[1]
+    return translate_test(load(run, device=str(device_of(device))), config, data)[1]
 
 
 def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:

@@ -18,7 +18,7 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import evaluating
 from normfree.train.inputs import Data, example_of
-from normfree.train.tokens import PAIRS, TEXT, token_model, translates
+from normfree.train.tokens import PAIRS, TEXT, token_model, translates, vouched
 
 AS_BUILT = "as built"  # the method of a model that no method of ours made
 
@@ -50,6 +50,14 @@ def model_of(config: TrainConfig, data: Data) -> tuple[nn.Module, ResidualPlan |
         return model, convert_(model, config.method, few, generator=generator)
     except ValueError as error:
         raise ValueError(f"{error}; or train it without a method, with method='{AS_BUILT}'") from error
+
+
+def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """What a checkpoint keeps, so that the model of a run can be built again."""
+    if isinstance(data, Prepared):
+        return vouched(data)
+    classes = data.classes if isinstance(data, ImageSet) else data[0].classes
+    return {"classes": list(classes), "input_shape": list(example_of(config, data, 1).shape[1:])}
 
 
 def class_count(data: Data) -> int:

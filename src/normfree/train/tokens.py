@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from normfree.data.prepared import Prepared, open_prepared
 from normfree.data.text_batches import TextBatches
 from normfree.data.token_batches import TokenBatches
-from normfree.data.vocabulary import PAD
 from normfree.methods import get
 from normfree.models import build
+from normfree.models.tokens import PAD
 from normfree.models.transformer import Transformer
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
@@ -39,7 +39,7 @@ def open_tokens(name: str) -> Prepared:
     """The prepared folder that a name means. Raises `ValueError` where there is none, or one of the other kind."""
     kind, _, folder = name.partition(":")
     data = open_prepared(folder)
-    if (kind == "pairs") != (len(data.manifest["sides"]) == 2):
+    if (kind == "pairs") != translates(data):
         other = PAIRS if kind == "text" else TEXT
         raise ValueError(f"expected '{name}' to hold {kind}, got the other kind; call it '{other}{folder}'")
     if "train" not in data.splits:
@@ -50,6 +50,11 @@ def open_tokens(name: str) -> Prepared:
 def translates(data: Prepared) -> bool:
     """Whether the data are pairs, for a model that translates."""
     return len(data.manifest["sides"]) == 2
+
+
+def translates_test(data: Prepared) -> bool:
+    """Whether a run on the data ends with a translation of test sentences."""
+    return translates(data) and "test" in data.splits
 
 
 def vouched(data: Prepared) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def require_data(data: Prepared, state: Mapping[str, Any], run: str | Path, *, w
 
 def require_bleu(data: Prepared) -> None:
     """Raise `ValueError` where a translation will have to be scored and cannot, before any training."""
-    if translates(data) and "test" in data.splits:
+    if translates_test(data):
         bleu([""], [""])
 
 
@@ -117,7 +122,7 @@ def require_token_scores(model: nn.Module, config: TrainConfig, data: Prepared) 
     if not isinstance(scores, Tensor) or scores.shape != (*labels[:2].shape, size):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"{expected}, got {got} for {tuple(labels[:2].shape)} of them; adapt {kind}")
-    if translates(data) and "test" in data.splits and not isinstance(model, Transformer):
+    if translates_test(data) and not isinstance(model, Transformer):
         raise ValueError(f"expected a Transformer of ours to translate the test split, got {kind}; leave test out")
 
 
@@ -171,9 +176,9 @@ def token_score(
     return Score(losses / tokens, correct / tokens) if tokens else Score(float("nan"), float("nan"))
 
 
-def translate_split(model: nn.Module, config: TrainConfig, data: Prepared, split: str) -> tuple[list[str], Bleu]:
-    """Translate the source of a split by beam search, and score it against its target."""
-    source = data.pairs(split).source
+def translate_test(model: nn.Module, config: TrainConfig, data: Prepared) -> tuple[list[str], Bleu]:
+    """Translate the source of the test split by beam search, and score it against its target."""
+    source = data.pairs("test").source
     vocabulary = data.vocabulary()
     found = translate_tokens(
         model,  # type: ignore[arg-type]  # a Transformer, as `token_model` built it
@@ -182,4 +187,4 @@ def translate_split(model: nn.Module, config: TrainConfig, data: Prepared, split
         length_penalty=config.length_penalty,
     )
     lines = [" ".join(vocabulary.decode(ids).splitlines()) for ids in found]
-    return lines, bleu(lines, data.references(split))
+    return lines, bleu(lines, data.references("test"))
