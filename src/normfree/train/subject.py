@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
+from normfree.data.folder import Folder
 from normfree.data.prepared import Prepared
 from normfree.methods import get
 from normfree.models import Stated, build
@@ -56,15 +57,18 @@ def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
     """What a checkpoint keeps, so that the model of a run can be built again."""
     if isinstance(data, Prepared):
         return vouched(data)
-    classes = data.classes if isinstance(data, ImageSet) else data[0].classes
-    return {"classes": list(classes), "input_shape": list(example_of(config, data, 1).shape[1:])}
+    return {"classes": list(_classes(data)), "input_shape": list(example_of(config, data, 1).shape[1:])}
 
 
 def class_count(data: Data) -> int:
     """The number of classes of the data; of text, that of its tokens."""
     if isinstance(data, Prepared):
         return data.vocabulary_size
-    return len(data.classes if isinstance(data, ImageSet) else data[0].classes)
+    return len(_classes(data))
+
+
+def _classes(data: ImageSet | tuple[Folder, Folder]) -> tuple[str, ...]:
+    return data.classes if isinstance(data, ImageSet) else data[0].classes
 
 
 def as_given(
