@@ -234,3 +234,12 @@ def test_batches_refuse_what_does_not_fit() -> None:
         TokenBatches(pairs, tokens=100, shapes=0)
     with pytest.raises(ValueError, match="a step of 0 to 0, got 1"):
         TokenBatches(pairs, tokens=100).batch(1)
+
+
+def test_every_shape_can_be_read_from_the_place_of_every_batch() -> None:
+    """As a capture does, whose first batch may be the last of all in memory; past the end there are pairs, too."""
+    batches = TokenBatches(corpus(300), tokens=400)
+    assert len({shape.rows for shape in batches.shapes}) > 1
+    for step in range(batches.steps):
+        for shape, (rows, width, _) in enumerate(batches.shapes):
+            assert batches.gather(shape, torch.tensor(step)).source.shape == (rows, width)

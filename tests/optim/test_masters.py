@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.nn.residual import Residual, reset_precision_, scaled_weights
+from normfree.nn.absorbing import absorbing_layers
+from normfree.nn.residual import Residual, reset_precision_
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.optim import masters as masters_module
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -61,7 +65,8 @@ def small(*, short: bool = True) -> nn.Sequential:
 def scaled_names(model: nn.Module) -> dict[str, str]:
     """The names of the weights that a learnable β multiplies, with that of β."""
     names = {id(p): name for name, p in model.named_parameters()}
-    return {names[id(weight)]: names[id(beta)] for _, weight, beta in scaled_weights(model)}
+    found = [a for a in absorbing_layers(model) if a.beta is not None]
+    return {names[id(a.layer.weight)]: names[id(a.beta.value)] for a in found}
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
@@ -405,3 +410,93 @@ def test_float64_is_not_rounded_behind_the_callers_back() -> None:
     model = small(short=False).double()
     with pytest.raises(ValueError, match=r"shorter type, got torch\.float64"):
         Masters(model, one_group(model))
+
+
+def scattered(model: nn.Module) -> nn.Module:
+    """Random weights, and scalars far from neutral, so that none may be left out."""
+    draws = seeded(7)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draws) * (p.shape[1] ** -0.5 if p.dim() > 1 else 0.3))
+        for module in model.modules():
+            if isinstance(module, ScalarMultiplier) and module.learnable:
+                module.set_(float(1 + 0.3 * torch.randn((), generator=draws)))
+    return model
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    return torch.randint(4, 40, (6, 9), generator=seeded(1)), torch.randint(4, 40, (6, 7), generator=seeded(2))
+
+
+@pytest.mark.parametrize("method", ["fixup", "fixup_bounded", "rezero", "skipinit"])
+def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradients(method: str) -> None:
+    """In float64, where only a wrong formula makes a difference: all parameters count as of a short type."""
+    network = scattered(build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0)).double()
+    plain = copy.deepcopy(network)
+    expected = plain(*sentences())
+    slope = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
+    expected.backward(slope)
+    absorbing = masters_module._absorbing(network, {id(p) for p in network.parameters()})
+    parameters = sorted(
+        network.parameters(), key=lambda p: masters_module._kind(absorbing[id(p)]) if id(p) in absorbing else ()
+    )
+    placed, end = [], 0
+    for p in parameters:
+        placed.append((p, end, end))
+        end += masters_module._padded(p.numel())
+    values = torch.zeros(end, dtype=torch.float64)
+    views = {p: slice(start, start + p.numel()) for p, start, _ in placed}
+    for p, stretch in views.items():
+        values[stretch] = p.detach().flatten()
+    computing = values.clone()
+    for p, stretch in views.items():
+        p.data = computing[stretch].view(p.shape)
+    parts = list(masters_module._absorbed(placed, absorbing, torch.device("cpu")))
+    parts = [replace(q, sums=q.sums if q.sums is None else q.sums.double()) for q in parts]
+    for found in absorbing.values():
+        if found.bias is not None:
+            found.bias.absorbed = True
+        if found.block is not None:
+            found.block.beta_in_weight = True
+    without = network(*sentences())
+    for part in parts:
+        part.publish_(values, computing)
+    out = network(*sentences())
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    assert (without - expected).norm() > 0.01 * expected.norm()  # the scalars do matter
+    out.backward(slope)
+    gradient = torch.zeros(end, dtype=torch.float64)
+    for p, stretch in views.items():
+        if p.grad is not None:
+            gradient[stretch] = p.grad.flatten()
+    for part in parts:
+        part.finish_(values, gradient)
+    for (name, wanted), p in zip(plain.named_parameters(), network.parameters(), strict=True):
+        got = gradient[views[p]].view(p.shape)
+        assert (got - wanted.grad).norm() <= 1e-10 * max(wanted.grad.norm(), 1.0), name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "mixed"])
+def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_released(precision: str) -> None:
+    model = scattered(build("transformer-1-1-32-64-2", "fixup", num_classes=40, dropout=0.1)).eval()
+    expected = model(*sentences())
+    apply_precision_(model, precision)
+    masters = mastered(model)
+    taken = [m for m in model.modules() if isinstance(m, ScalarBias) and m.absorbed]
+    before_layers = [m for n, m in model.named_modules() if isinstance(m, ScalarBias) and not n.endswith("delta")]
+    assert len(taken) == len(before_layers) - 1  # the one before the classifier stands in no block
+    assert (model(*sentences()).float() - expected).norm() < 0.05 * expected.norm()
+    masters.release_()
+    reset_precision_(model)
+    assert not any(m.absorbed for m in taken)
+    assert (model(*sentences()) - expected).norm() < 0.05 * expected.norm()
+
+
+def test_bias_that_another_module_shares_is_not_taken_in() -> None:
+    model = build("transformer-1-1-32-64-2", "fixup", num_classes=40)
+    entry = model.encoder[0].attention.entry
+    assert any(found.bias is entry.bias for found in absorbing_layers(model))
+    model.encoder[0].attention.branch.q.weight = model.encoder[0].attention.branch.k.weight  # q can no longer
+    left = absorbing_layers(model)
+    assert not any(found.bias is entry.bias for found in left)  # so v must not
+    assert any(found.bias is model.encoder[0].attention.branch.bias for found in left)

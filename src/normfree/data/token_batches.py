@@ -107,14 +107,17 @@ class TokenBatches:
         self._all_firsts, self._all_kinds = torch.tensor(firsts), torch.tensor(kinds)
         self._positions = [torch.arange(shape.rows, device=device) for shape in self.shapes]
         self._own = [positions.tensor_split(self.world)[self.rank] for positions in self._positions]
-        self._rows, self._firsts = torch.zeros_like(self._fill), torch.zeros_like(self._all_firsts, device=device)
+        # As many more as the largest batch has rows: a capture reads every shape from the place of the first batch.
+        most = max(shape.rows for shape in self.shapes)
+        self._rows = torch.zeros(len(self._fill) + most, dtype=torch.int64, device=device)
+        self._firsts = torch.zeros_like(self._all_firsts, device=device)
         self._kinds: list[int] = []
 
     def start_epoch(self, epoch: int) -> None:
         """Write the order of an epoch where `gather`, captured or not, reads it."""
         visits = order(self.seed, epoch, self.pairs, self._rows.device)
         sorted_visits = visits[torch.argsort(self._assigned[visits], stable=True)]
-        self._rows.copy_(sorted_visits[self._fill])
+        self._rows[: len(self._fill)] = sorted_visits[self._fill]
         batches = torch.argsort(key(self.seed, Purpose.BATCH_ORDER, epoch, torch.arange(self.steps)), stable=True)
         self._firsts.copy_(self._all_firsts[batches])
         self._kinds = self._all_kinds[batches].tolist()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight import lower_, weight_kind
+from normfree.nn.weight import lower_
 
 
 class Residual(nn.Module):
@@ -158,26 +157,12 @@ def set_precision_(
     return model
 
 
-def scaled_weights(model: nn.Module) -> Iterator[tuple[Residual, nn.Parameter, nn.Parameter]]:
-    """The blocks whose β could as well multiply a weight, with that weight and β.
-
-    β · (W * x) = (β · W) * x for the last layer of a branch, if it is a plain one without bias, and no other block's.
-    """
-    found: dict[int, list[tuple[Residual, nn.Parameter, nn.Parameter]]] = {}
-    for module in model.modules():
-        if isinstance(module, Residual) and isinstance(module.branch, nn.Sequential):
-            last = module.branch[-1]
-            plain = isinstance(last, nn.Conv2d | nn.Linear) and weight_kind(last) == "plain" and last.bias is None
-            if plain and isinstance(module.beta, ScalarMultiplier) and module.beta.learnable:
-                weight, beta = cast(nn.Parameter, last.weight), cast(nn.Parameter, module.beta.value)
-                found.setdefault(id(weight), []).append((module, weight, beta))
-    return (entries[0] for entries in found.values() if len(entries) == 1)
-
-
 def reset_precision_(model: nn.Module) -> nn.Module:
-    """Let every `Residual` compute in the type of its operands and multiply by its β again, in place."""
+    """Let every `Residual` compute in the type of its operands, with its scalars again, in place."""
     for module in model.modules():
         if isinstance(module, Residual):
             module.stream_dtype = module.branch_dtype = None
             module.beta_in_weight = False
+        elif isinstance(module, ScalarBias):
+            module.absorbed = False
     return model

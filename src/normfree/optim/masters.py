@@ -6,7 +6,7 @@ reduction over processes are each one operation on a vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.residual import Residual, scaled_weights
+from normfree.nn.absorbing import Absorbing, absorbing_layers
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
 _ALIGN = 64  # elements; the kernels of tensor cores want their operands on such addresses
 
@@ -30,16 +31,67 @@ class Group:
 
 
 @dataclass(frozen=True)
-class _Scaled:
-    """Weights of one size that lie side by side, and are multiplied by a β each before they compute."""
+class _Absorbed:
+    """Layers of one shape whose weights W lie side by side, and the scalars b and β that they take in.
 
+    Of a vector like the masters, `biases` and `betas` are the places of the scalars, one a layer, and `vectors` those
+    of the layers' biases v, one a row; `computing_vectors` are the latter in the vector that computes. `sums` holds W 1
+    between `publish_` and `finish_`.
+    """
+
+    shape: torch.Size
     masters: slice
     computing: slice
-    betas: Tensor  # the places of the β in the vector
+    biases: Tensor | None
+    betas: Tensor | None
+    vectors: Tensor | None
+    computing_vectors: Tensor | None
+    sums: Tensor | None
 
     def rows(self, vector: Tensor, stretch: slice) -> Tensor:
         """The weights of a vector, one a row."""
-        return vector[stretch].view(len(self.betas), -1)
+        return vector[stretch].view(-1, _padded(self.shape.numel()))
+
+    def publish_(self, values: Tensor, computing: Tensor) -> None:
+        """Write β W and β (v + b W 1) where they compute."""
+        weights = self.rows(values, self.masters)
+        betas = 1.0 if self.betas is None else values[self.betas].unsqueeze(1)
+        if self.betas is not None:
+            self.rows(computing, self.computing).copy_(weights * betas)
+        if self.sums is not None:
+            torch.sum(self._matrices(weights), 2, out=self.sums)
+        if self.vectors is not None:
+            computing[self.computing_vectors] = (self._shifted(values) * betas).to(computing.dtype)
+
+    def finish_(self, values: Tensor, gradient: Tensor) -> None:
+        """Turn the gradients of β W and β (v + b W 1) into those of W, v and β, and add to those of b."""
+        weights, of_weights = self.rows(values, self.masters), self.rows(gradient, self.masters)
+        betas = 1.0 if self.betas is None else values[self.betas].unsqueeze(1)
+        if self.betas is not None:
+            gradient[self.betas] = (of_weights * weights).sum(1)
+        if self.vectors is not None:
+            of_vectors = gradient[self.vectors]
+            if self.betas is not None:
+                gradient[self.betas] += (of_vectors * self._shifted(values)).sum(1)
+            if self.biases is not None and self.sums is not None:
+                steps = of_vectors * values[self.biases].unsqueeze(1)
+                self._matrices(of_weights).add_(steps.unsqueeze(2))
+                gradient.index_add_(0, self.biases, (of_vectors * self.sums * betas).sum(1))
+            if self.betas is not None:
+                gradient[self.vectors] = of_vectors * betas
+        if self.betas is not None:
+            of_weights.mul_(betas)
+
+    def _matrices(self, rows: Tensor) -> Tensor:
+        """The weights (layers, outputs, inputs) in their rows."""
+        return rows[:, : self.shape.numel()].view(-1, *self.shape)
+
+    def _shifted(self, values: Tensor) -> Tensor:
+        """v + b W 1."""
+        vectors = values[self.vectors]
+        if self.biases is None or self.sums is None:
+            return vectors
+        return vectors + values[self.biases].unsqueeze(1) * self.sums
 
 
 class Masters:
@@ -50,20 +102,21 @@ class Masters:
     `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes. A
     parameter that needs no gradient is left alone.
 
-    Where a learnable β multiplies what a layer in a short type puts out, β · W is published instead of W, and the
-    block leaves out β. With G the gradient of β · W, that of W is β · G and that of β is ⟨G, W⟩: the same function and
-    gradients, but no activation is kept or read for β.
+    A layer in a short type takes in the learnable scalars around it, a bias b before it and a β behind it: β W and
+    β (v + b W 1) are published instead of its W and v, and the scalars are left out when the model runs. With G and g
+    the gradients of these, those of v, b and W are β g, β ⟨g, W 1⟩ and β (G + b g 1ᵀ), and that of β is
+    ⟨G, W⟩ + ⟨g, v + b W 1⟩: the same function and gradients, but no activation is kept or read for a scalar.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], *, channels_last: bool = False) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
-        scaled = {id(w): (block, b) for block, w, b in scaled_weights(model) if id(w) in short}
+        absorbing = _absorbing(model, short)
 
-        def order(parameter: nn.Parameter) -> tuple[bool, bool, int]:
-            """Short types first, scaled weights of one size together."""
-            is_scaled = id(parameter) in scaled
-            return id(parameter) not in short, is_scaled, parameter.numel() if is_scaled else 0
+        def order(parameter: nn.Parameter) -> tuple[Any, ...]:
+            """Short types first, layers that take in the same scalars and have the same shape together."""
+            found = absorbing.get(id(parameter))
+            return id(parameter) not in short, found is not None, _kind(found) if found else ()
 
         self.groups: list[Group] = []
         self._short: list[tuple[slice, slice]] = []  # stretches of the masters and of the computing vector
@@ -74,7 +127,7 @@ class Masters:
             for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
                 is_short = id(parameter) in short
                 placed.append((parameter, end, short_end if is_short else None))
-                size = _padded(parameter)
+                size = _padded(parameter.numel())
                 end += size
                 short_end += size if is_short else 0
             length = short_end - short_start
@@ -99,11 +152,16 @@ class Masters:
             parameter.data = _view(computing, start if place is None else place, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
-        self._scaled = list(_scaled(placed, scaled, device))
-        self._folded = {id(beta) for _, beta in scaled.values()}
-        self._blocks = [block for block, _ in scaled.values()]
-        for block in self._blocks:
-            block.beta_in_weight = True
+        self._absorbed = list(_absorbed(placed, absorbing, device))
+        self._blocks = [found.block for found in absorbing.values() if found.block is not None]
+        self._biases = list({found.bias for found in absorbing.values() if found.bias is not None})
+        scalars = [*(block.beta for block in self._blocks), *self._biases]
+        self._folded = {id(scalar.value) for scalar in scalars}
+        starts = {id(parameter): start for parameter, start, _ in placed}
+        self._bias_places = torch.tensor(
+            [starts[id(bias.value)] for bias in self._biases], device=device, dtype=torch.int64
+        )
+        self._leave_out(True)
         self.publish_()
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -140,11 +198,10 @@ class Masters:
 
     @torch.no_grad()
     def finish_(self) -> None:
-        """Turn the gradients of published weights β · W into those of W and β."""
-        for part in self._scaled:
-            weights, gradients = part.rows(self.values, part.masters), part.rows(self.gradient, part.masters)
-            self.gradient[part.betas] = (gradients * weights).sum(1)
-            gradients.mul_(self.values[part.betas].unsqueeze(1))
+        """Turn the gradients of what was published into those of the masters."""
+        self.gradient.index_fill_(0, self._bias_places, 0.0)  # several layers add to one
+        for part in self._absorbed:
+            part.finish_(self.values, self.gradient)
 
     @torch.no_grad()
     def publish_(self) -> None:
@@ -152,21 +209,26 @@ class Masters:
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        for part in self._scaled:
-            product = part.rows(self.values, part.masters) * self.values[part.betas].unsqueeze(1)
-            part.rows(self._compute, part.computing).copy_(product)
+        for part in self._absorbed:
+            part.publish_(self.values, self._compute)
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Give the parameters back storages of their own, in float32, and the blocks their β; the masters are done."""
+        """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
+        self._leave_out(False)
+
+    def _leave_out(self, absorbed: bool) -> None:
+        """Let the model run without the scalars that are in its weights, or with them."""
         for block in self._blocks:
-            block.beta_in_weight = False
+            block.beta_in_weight = absorbed
+        for bias in self._biases:
+            bias.absorbed = absorbed
 
 
-def _padded(parameter: nn.Parameter) -> int:
-    return -(-parameter.numel() // _ALIGN) * _ALIGN
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tensor:
@@ -178,21 +240,62 @@ def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tens
     return flat.view(like.shape)
 
 
-def _scaled(
-    placed: Sequence[tuple[nn.Parameter, int, int | None]],
-    scaled: Mapping[int, tuple[Residual, nn.Parameter]],
-    device: torch.device,
-) -> Sequence[_Scaled]:
-    """The scaled weights by size."""
+def _absorbing(model: nn.Module, short: set[int]) -> dict[int, Absorbing]:
+    """The layers in a short type that take in scalars, by their weights; all that read one bias, or none."""
+    found = absorbing_layers(model)
+    learning = {id(p) for p in model.parameters() if p.requires_grad}
+
+    def fits(a: Absorbing) -> bool:
+        weights = [p for p in (a.layer.weight, a.layer.bias) if p is not None]
+        scalars = [scalar.value for scalar in (a.bias, a.beta) if scalar is not None]
+        return all(id(p) in short & learning for p in weights) and all(id(p) in learning for p in scalars)
+
+    left = {a.bias for a in found if not fits(a)} - {None}
+    return {id(a.layer.weight): a for a in found if fits(a) and a.bias not in left}
+
+
+def _kind(found: Absorbing) -> tuple[Any, ...]:
+    """What layers that are treated together have in common."""
+    weight = found.layer.weight
+    return found.bias is not None, found.beta is not None, found.layer.bias is not None, tuple(weight.shape)
+
+
+def _absorbed(
+    placed: Sequence[tuple[nn.Parameter, int, int | None]], absorbing: Mapping[int, Absorbing], device: torch.device
+) -> Iterator[_Absorbed]:
+    """The layers that take in scalars, those together that are alike and lie side by side."""
     starts = {id(parameter): start for parameter, start, _ in placed}
-    found = []
-    numbered = enumerate(entry for entry in placed if id(entry[0]) in scaled)
-    # Side by side are those of one size whose start less their number's sizes agrees; groups may lie between others.
-    for (size, _), entries in groupby(numbered, key=lambda e: (_padded(e[1][0]), e[1][1] - e[0] * _padded(e[1][0]))):
+    places = {id(parameter): place for parameter, _, place in placed}
+    own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
+
+    def run_of(entry: tuple[int, tuple[Absorbing, int, int]]) -> tuple[Any, ...]:
+        """Side by side are those whose start less their number's sizes agrees; groups may lie between others."""
+        number, (found, start, _) = entry
+        return *_kind(found), start - number * _padded(found.layer.weight.numel())
+
+    for _, entries in groupby(enumerate(own), key=run_of):
         run = [entry for _, entry in entries]
-        start, place = run[0][1], run[0][2] or 0
-        blocks = [scaled[id(parameter)] for parameter, _, _ in run]
-        betas = torch.tensor([starts[id(beta)] for _, beta in blocks], device=device)
-        length = size * len(run)
-        found.append(_Scaled(slice(start, start + length), slice(place, place + length), betas))
-    return found
+        (first, start, place), layers = run[0], [found.layer for found, _, _ in run]
+        length = len(run) * _padded(first.layer.weight.numel())
+        biases = [found.bias for found, _, _ in run if found.bias is not None]
+        betas = [found.beta for found, _, _ in run if found.beta is not None]
+        vectors = [layer.bias for layer in layers if layer.bias is not None]
+        shape = first.layer.weight.shape
+
+        def at(scalars: Sequence[ScalarBias | ScalarMultiplier]) -> Tensor | None:
+            return torch.tensor([starts[id(s.value)] for s in scalars], device=device) if scalars else None
+
+        def stretches(where: Mapping[int, int | None], vectors: Sequence[Tensor] = vectors) -> Tensor | None:
+            begins = torch.tensor([where[id(v)] or 0 for v in vectors], device=device)
+            return begins.unsqueeze(1) + torch.arange(len(vectors[0]), device=device) if vectors else None
+
+        yield _Absorbed(
+            shape=shape,
+            masters=slice(start, start + length),
+            computing=slice(place, place + length),
+            biases=at(biases),
+            betas=at(betas),
+            vectors=stretches(starts),
+            computing_vectors=stretches(places),
+            sums=torch.zeros(len(run), shape[0], device=device) if biases else None,
+        )
