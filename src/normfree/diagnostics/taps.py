@@ -218,6 +218,10 @@ class Taps(TorchFunctionMode):
         seen = [self._moments.get((name, "branch")) for name in branches]
         return all(r is not None and not r.mean.any() and not r.variance.any() for r in seen)
 
+    def settle(self) -> None:
+        """Reduce what is left to be, without waiting for it."""
+        settle(self._moments.values())
+
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """What was seen at every sum of the plan, and which branches learn."""
         unseen = [_label(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
