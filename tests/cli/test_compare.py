@@ -1,6 +1,7 @@
 """`normfree compare` and `normfree demo` in this process: what they print, write and refuse."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -
     plain = json.loads(run("compare", *PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path, "--json"))
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert plain == {key: stored[key] for key in plain}
-    assert stored["commit"]
+    assert shlex.split(stored["command"])[:3] == ["normfree", "compare", "-m"]
+    assert all(run["origin"]["commit"] and run["origin"]["hardware"] for run in stored["runs"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
-from normfree.experiments.comparison import Comparison, Run, page, panel, save, table
+from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, save, table
 from normfree.experiments.runs import Task, folder_name
 from normfree.experiments.workers import run_tasks
 from normfree.models import build
@@ -225,3 +225,21 @@ def test_a_model_of_others_is_compared_with_what_it_becomes(tmp_path: Path) -> N
         ("as built", 10, "finished"),
         ("fixup", 10, "finished"),
     ]
+
+
+def test_single_model_is_drawn_over_the_learning_rate(tmp_path: Path) -> None:
+    """Over depth it would be dots above each other."""
+    runs = [
+        run(m, 3, lr, 0.5, t) for m, lr, t in [("a", 0.1, 0.6), ("a", 0.01, 0.7), ("b", 0.1, None), ("b", 0.01, 0.4)]
+    ]
+    comparison = made(*runs)
+    drawn = panel_over_rates(comparison)
+    assert {c.name: (c.x, c.values, c.crossed) for c in drawn.curves} == {
+        "a": ((0.01, 0.1), pytest.approx((70.0, 60.0)), ()),
+        "b": ((0.01, 0.1), pytest.approx((40.0, 100 * comparison.chance)), (1,)),
+    }
+    assert "best" not in drawn.note
+    page = save(comparison, tmp_path)[1].read_text()
+    assert "against the learning rate" in page
+    deeper = save(made(*runs, run("a", 5, 0.1, 0.5, 0.5)), tmp_path)[1].read_text()
+    assert "against the learning rate" not in deeper

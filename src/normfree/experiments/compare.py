@@ -160,4 +160,5 @@ def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: di
         test=result["test"] and result["test"]["accuracy"],
         seconds=result["seconds"],
         folder=folder,
+        origin={key: result.get(key) for key in ("commit", "versions", "hardware", "date")},
     )

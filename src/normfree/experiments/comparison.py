@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from normfree.files import explained, replacing, write_json
-from normfree.provenance import commit, hardware, versions
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.plots import write_plot
@@ -23,7 +22,7 @@ _CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run that ended; a diverged one has no test."""
+    """One run that ended; a diverged one has no test. `origin` is its commit, versions and hardware."""
 
     method: str
     model: str
@@ -35,6 +34,7 @@ class Run:
     test: float | None
     seconds: float
     folder: str
+    origin: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """What it was and how it ended, in a line."""
@@ -84,15 +84,14 @@ class Comparison:
         found = []
         for method in self.methods:
             for model in dict.fromkeys(run.model for run in self.runs):
-                rates = [
-                    self._point([run for run in self.runs if (run.method, run.model, run.lr) == (method, model, lr)])
-                    for lr in self.lrs
-                ]
+                rates = [self.point(method, model, lr) for lr in self.lrs]
                 if there := [point for point in rates if point is not None]:
                     found.append(max(there, key=lambda p: (p.diverged < p.runs, p.validation or 0.0, -p.lr)))
         return tuple(found)
 
-    def _point(self, runs: Sequence[Run]) -> Point | None:
+    def point(self, method: str, model: str, lr: float) -> Point | None:
+        """A method in a model at one learning rate; None where no run ended."""
+        runs = [run for run in self.runs if (run.method, run.model, run.lr) == (method, model, lr)]
         if not runs:
             return None
         test = [self.chance if run.test is None else run.test for run in runs]
@@ -160,9 +159,10 @@ def _setting(comparison: Comparison) -> str:
     return f"on {s['data']} after {epochs}, batch size {s['batch_size']}"
 
 
-def _caption(comparison: Comparison) -> str:
+def _caption(comparison: Comparison, *, best: bool = True) -> str:
+    """What a point is; each method at its `best` learning rate, or at every one."""
     texts = []
-    if len(comparison.lrs) > 1:
+    if best and len(comparison.lrs) > 1:
         rates = ", ".join(f"{lr:g}" for lr in comparison.lrs)
         texts.append(f"Each method at its best of the learning rates {rates}, by validation accuracy.")
     count = len(comparison.seeds)
@@ -202,6 +202,31 @@ def panel(comparison: Comparison, title: str = "accuracy against depth") -> Pane
     )
 
 
+def panel_over_rates(comparison: Comparison) -> Panel:
+    """Test accuracy of a single model over the learning rate, a curve a method."""
+    curves = []
+    for method in comparison.methods:
+        found = [p for lr in comparison.lrs if (p := comparison.point(method, comparison.runs[0].model, lr))]
+        found.sort(key=lambda p: p.lr)
+        curves.append(curve(method, [p.lr for p in found], found))
+    return Panel(
+        f"accuracy of {comparison.runs[0].model} against the learning rate",
+        tuple(curves),
+        y_label="test accuracy in %",
+        x_label="learning rate",
+        log_y=False,
+        log_x=True,
+        levels=levels(comparison),
+        note=_caption(comparison, best=False),
+    )
+
+
+def _panel(comparison: Comparison) -> Panel:
+    """What there is most to see in: depths, or of a single model its learning rates."""
+    single = len({run.model for run in comparison.runs}) == 1
+    return panel_over_rates(comparison) if single and len(comparison.lrs) > 1 else panel(comparison)
+
+
 def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
     """Points at positions as a curve in per cent, with its spread, and a cross where a run diverged."""
     spread = tuple(100 * (p.spread or 0.0) for p in points)
@@ -229,7 +254,7 @@ def page(comparison: Comparison, title: str) -> Page:
         title,
         subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; seeds {_listed(comparison.seeds)}.",
         cards=_cards(comparison),
-        panels=(panel(comparison),),
+        panels=(_panel(comparison),),
         tables=(replace(table(comparison), caption=None),),  # the plot says it
     )
 
@@ -256,21 +281,24 @@ def _cards(comparison: Comparison) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def save(comparison: Comparison, out: str | Path, *, name: str = "comparison", title: str = "") -> tuple[Path, ...]:
+def save(
+    comparison: Comparison, out: str | Path, *, name: str = "comparison", title: str = "", command: str | None = None
+) -> tuple[Path, ...]:
     """Write the comparison as .json, .html, .png and .svg into a folder, each whole or not at all.
+
+    `command` is what was typed, for the first of them.
 
     Raises:
         OSError: in one sentence, when one cannot be written.
     """
     out = Path(out)
-    title = title or f"Methods against depth {_setting(comparison)}"
+    title = title or f"Methods compared {_setting(comparison)}"
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
-    origin = {"commit": commit(), "versions": versions(), "hardware": hardware()}
     with explained("the comparison in", out):
-        write_json(paths[0], {**comparison.to_json(), **origin})
+        write_json(paths[0], {"command": command, **comparison.to_json()})
         with replacing(paths[1]) as temporary:
             write_page(page(comparison, title), temporary)
         for path in paths[2:]:
             with replacing(path) as temporary:
-                write_plot((panel(comparison),), temporary, title=title)
+                write_plot((_panel(comparison),), temporary, title=title)
     return paths

@@ -49,7 +49,8 @@ def train(task: Task) -> dict[str, Any]:
     done = ended(task.folder)
     if done is not None:
         return done
-    return fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False).to_json()
+    result = fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False)
+    return ended(task.folder) or result.to_json()  # the folder also tells where it ran
 
 
 def gpu_seconds(config: TrainConfig) -> float:
