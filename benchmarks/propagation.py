@@ -203,7 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", action="append", help="name:method or torchvision:name, may be repeated (resnet50, two methods)"
     )
-    parser.add_argument("--batch", type=int, action="append", help="may be repeated (4)")
+    parser.add_argument("--batch", type=int, action="append", help="may be repeated (4; on a GPU 128 and 256)")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, help="of the CPU")
@@ -225,8 +225,9 @@ def main() -> None:
     if options.deep_child:
         deep_child(options)
         return
-    shapes = [(batch, options.size) for batch in options.batch or [4]]
-    shapes += [TINY] if options.device.startswith("cuda") else []
+    on_gpu = options.device.startswith("cuda")
+    shapes = [(batch, options.size) for batch in options.batch or ([128, 256] if on_gpu else [4])]
+    shapes += [TINY] if on_gpu else []
     specs = options.model or ["resnet50:batchnorm", "resnet50:fixup"]
     records = [compare(spec, *shape, options) for spec in specs for shape in shapes]
     deepest = deep(options) if options.deep else None

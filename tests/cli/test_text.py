@@ -237,6 +237,15 @@ def test_language_model_trains_from_a_file(empty: Run, tmp_path: Path) -> None:
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
     assert "expected a run on pairs of sentences in 'run', got one on 'text:" in err
+    first, again, other = (empty("continue", "run", "--seed", seed, given=b"a b\n\n") for seed in ("0", "0", "1"))
+    assert first[0] == 0
+    assert first == again != other
+    begun, from_nothing = first[1].split("\n")[:2]
+    assert begun.startswith("a b")
+    assert len(begun) > len("a b")
+    assert from_nothing
+    likeliest = empty("continue", "run", "--temperature", "0", "--tokens", "3", given=b"a b\n")
+    assert likeliest == empty("continue", "run", "--temperature", "0", "--tokens", "3", "--seed", "5", given=b"a b\n")
 
 
 @pytest.mark.parametrize(
@@ -334,6 +343,13 @@ def test_translation_that_cannot_be_is_one_sentence(here: Run, options: tuple[st
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
     assert says in err
+
+
+def test_run_on_pairs_writes_no_text_on(here: Run) -> None:
+    status, out, err = here("continue", "run", given=b"a\n")
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert "expected a language model, which is a run on text, in 'run', got one on 'pairs:" in err
 
 
 def test_run_on_images_does_not_translate(call: Run, tmp_path: Path) -> None:

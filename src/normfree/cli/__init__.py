@@ -18,7 +18,7 @@ from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
 from normfree.cli.reproduce import reproduce_claims
-from normfree.cli.text import prepare_text_files, translate_lines
+from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("convert")(convert_model)
 app.command("train")(train_model)
 app.command("evaluate")(evaluate_run)
 app.command("translate")(translate_lines)
+app.command("continue")(continue_lines)
 app.command("compare")(compare_methods)
 app.command("reproduce")(reproduce_claims)
 data_app.command("prepare")(prepare_text_files)

@@ -1,4 +1,6 @@
-"""`normfree data prepare`: text files become tokens; `normfree translate`: standard input in another language."""
+"""`normfree data prepare`: text files become tokens; `normfree translate` and `normfree continue`: standard input in
+another language, or written on.
+"""
 
 from __future__ import annotations
 
@@ -119,3 +121,41 @@ def translate_lines(
         )
         for line in found:
             typer.echo(line)
+
+
+def continue_lines(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="The most subwords to add to a line.")] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", min=0.0, help="1 draws as the model says, less what is likelier; 0 the likeliest."
+        ),
+    ] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draws.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+) -> None:
+    """Write on every line of standard input with the language model of a run; an empty one is written from nothing.
+
+    For example: echo "Once upon a time" | normfree continue runs/book
+    """
+    import torch
+
+    from normfree.data.text import decoded
+    from normfree.train import load, read_config
+    from normfree.train.hardware import device_of
+    from normfree.train.loading import load_vocabulary
+    from normfree.train.writing import continue_line
+
+    config = read_config(run)
+    if not config.data.startswith("text:"):
+        raise ValueError(
+            f"expected a language model, which is a run on text, in '{run}', got one on '{config.data}'; train one "
+            "with normfree train language_model --text FILE"
+        )
+    vocabulary = load_vocabulary(run)
+    model = load(run, device=str(device_of(device)))
+    draws = torch.Generator().manual_seed(seed)
+    options = {"longest": tokens, "temperature": temperature, "window": config.block, "generator": draws}
+    for line in decoded(sys.stdin.buffer, "on standard input"):
+        typer.echo(continue_line(model, vocabulary, line, **options))  # type: ignore[arg-type]  # a Decoder, as the data says
