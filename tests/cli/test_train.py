@@ -146,6 +146,15 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
     assert RunFolder(f"{folder}-2").status == "finished"
 
 
+@pytest.mark.parametrize(
+    ("warmup", "unit", "told"),
+    [(3, "epochs", True), (1, "epochs", False), (10_000, "steps", True), (1, "steps", False)],
+)
+def test_warm_up_that_outlasts_the_run_is_told(run: Run, warmup: int, unit: str, told: bool) -> None:
+    out = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")[1]
+    assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(out.split())) == told
+
+
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
     monkeypatch.setattr(engine, "_LOOK", 0.0)

@@ -204,6 +204,13 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     elif result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
         console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
+    elif config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
+        console.print(
+            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run, which never came to its "
+            "learning rate; set warmup=",
+            markup=False,
+            style="yellow",
+        )
 
 
 def _percent(share: float | None) -> str:
