@@ -16,7 +16,7 @@ from normfree.models import build
 from normfree.nn.absorbing import absorbing_layers
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim import masters as masters_module
+from normfree.optim.absorbed import absorbing_weights, kind, padded, runs
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -436,14 +436,12 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     expected = plain(*sentences())
     slope = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
     expected.backward(slope)
-    absorbing = masters_module._absorbing(network, {id(p) for p in network.parameters()})
-    parameters = sorted(
-        network.parameters(), key=lambda p: masters_module._kind(absorbing[id(p)]) if id(p) in absorbing else ()
-    )
+    absorbing = absorbing_weights(network, {id(p) for p in network.parameters()})
+    parameters = sorted(network.parameters(), key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
     for p in parameters:
         placed.append((p, end, end))
-        end += masters_module._padded(p.numel())
+        end += padded(p.numel())
     values = torch.zeros(end, dtype=torch.float64)
     views = {p: slice(start, start + p.numel()) for p, start, _ in placed}
     for p, stretch in views.items():
@@ -451,7 +449,7 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     computing = values.clone()
     for p, stretch in views.items():
         p.data = computing[stretch].view(p.shape)
-    parts = list(masters_module._absorbed(placed, absorbing, torch.device("cpu")))
+    parts = list(runs(placed, absorbing, torch.device("cpu")))
     parts = [replace(q, sums=q.sums if q.sums is None else q.sums.double()) for q in parts]
     for found in absorbing.values():
         if found.bias is not None:
