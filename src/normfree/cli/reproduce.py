@@ -189,14 +189,6 @@ def _print(
             console.print("no picture: it needs matplotlib; run: pip install 'normfree[plots]'", markup=False)
 
 
-def _headline(judgement: Judgement) -> str:
-    """The first check's number, and how all came out."""
-    from normfree.experiments.ledger_entries import number
-
-    first = judgement.rows[0]
-    return f"{first.check.name}: {number(first.measured, first.std) or 'missing'}; {judgement.summary}"
-
-
 def _list(out: Path, as_json: bool) -> None:
     import json
 
@@ -207,19 +199,21 @@ def _list(out: Path, as_json: bool) -> None:
     for entry in entries(out):
         claim = entry.claim
         records.append(_plain(claim, entry.result, entry.judgement))
-        measured = "" if entry.status == "not run" else _headline(entry.judgement) + " (quick)" * entry.is_quick
+        checks = entry.judgement.rows
+        count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
+        status = entry.status + count + " (quick)" * entry.is_quick
         cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
-        rows.append((claim.id, claim.where, claim.statement, claim.paper_value, measured, entry.status, cost))
+        rows.append((claim.id, claim.statement, status, cost))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
-    columns = ("id", "where", "statement", "the paper's value", "measured", "status", "quick / full")
+    columns = ("id", "statement", "checks that hold", "quick / full")
     print_table(
         Table(
             "Claims",
             tuple(Column(name, style="cyan" if name == "id" else None) for name in columns),
             tuple(rows),
-            caption="normfree reproduce ID runs one and shows its checks.",
+            caption="normfree reproduce ID shows one with its numbers, and --list --json all of them.",
         )
     )
 
