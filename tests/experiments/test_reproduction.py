@@ -8,7 +8,8 @@ import pytest
 
 from normfree.cli import main
 from normfree.experiments.claims import Check, Measurement, Settings, all_claims
-from normfree.experiments.reproduction import reproduce
+from normfree.experiments.reproduction import draw, reproduce
+from normfree.experiments.reproduction import run as run_claim
 from normfree.experiments.results import result_path
 
 Run = Callable[..., tuple[int, str, str]]
@@ -55,6 +56,15 @@ def test_reproduce_writes_result_and_picture(make, tmp_path):
     assert judgement.status == "holds"
     assert result["values"]["one"]["values"] == [1.0, 1.1, 1.2]
     assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+
+
+@pytest.mark.parametrize(("scale", "end"), [("full", "measured here"), ("quick", "measured here (quick)")])
+def test_picture_is_titled_by_the_claim_and_its_place(make, tmp_path, monkeypatch, scale, end):
+    titles = []
+    monkeypatch.setattr("normfree.report.plots.write_plot", lambda panels, path, title: titles.append(title))
+    claim = make()
+    draw(claim, run_claim(claim, Settings(scale=scale)), tmp_path)
+    assert titles == [f"fixup/fake: {claim.where}, {end}"]
 
 
 def test_reproduce_takes_a_stored_result(make, counted, tmp_path):

@@ -68,7 +68,7 @@ def draw(claim: Claim, result: Result, out: str | Path) -> None:
     panels = panels_of(result)
     if not panels:
         return
-    title = f"{claim.id}: {claim.where} of {claim.paper}, measured"
+    title = f"{claim.id}: {claim.where}, measured here"
     if result["scale"] == "quick":
         title += " (quick)"
     try:
