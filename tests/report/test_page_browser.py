@@ -126,14 +126,15 @@ def numbers(path: str) -> list[float]:
 
 
 def point_at(tab: Tab, panel: int, name: str, index: int) -> tuple[float, float]:
-    """Where on the screen the n-th point of a drawn curve is, read from its path."""
+    """Where on the screen the n-th point of a drawn curve is, read from its paths."""
     svg = tab.locator(".chart svg").nth(panel)
     svg.scroll_into_view_if_needed()
     tab.wait_for_timeout(100)  # the scroll event, which closes a tooltip, comes a frame later
-    paths = {g["name"]: g["d"] for g in svg.locator("g.curve").evaluate_all(
-        "all => all.map(g => ({name: g.dataset.name, d: g.querySelector('.path')?.getAttribute('d')}))"
-    )}  # fmt: skip
-    place = numbers(paths[name])[2 * index : 2 * index + 2]
+    paths = svg.locator(".path").evaluate_all(
+        "all => all.map(path => ({name: path.parentNode.dataset.name, d: path.getAttribute('d')}))"
+    )
+    places = [numbers(path["d"]) for path in paths if path["name"] == name]
+    place = sorted({pair for path in places for pair in zip(path[::2], path[1::2], strict=True)})[index]
     box = svg.bounding_box()
     assert box
     return box["x"] + place[0], box["y"] + place[1]

@@ -43,6 +43,12 @@ def test_curve_takes_every_kind_of_number() -> None:
             {"curves": (Curve("a", (1.0, -2.0)),)},
             "expected values >= 0 on a logarithmic axis, got -2 in curve 'a'; pass",
         ),
+        ({"names": ("one", "two")}, "expected positions from 1 to 2, as there are names, got 3; name every position"),
+        ({"names": ("one", "two", "three"), "x": (1.0, 1.5, 2.0)}, "expected positions from 1 to 3, .* got 1.5; name"),
+        (
+            {"names": ("one", "two", "three"), "log_x": True},
+            "expected positions from 1 to 3, .* got a logarithmic axis",
+        ),
     ],
 )
 def test_panel_refuses(options: dict, message: str) -> None:
@@ -98,6 +104,13 @@ def test_describe_gaps_names_what_is_not_drawn(values: tuple[float, ...], log: b
 def test_describe_gaps_speaks_of_positions() -> None:
     curve = Curve("a", (1.0, 0.0, 1.0))
     assert describe_gaps(Panel("p", (curve,), x=(0.001, 0.01, 0.1)), curve, True) == "zero at 0.01"
+
+
+def test_describe_gaps_speaks_of_names() -> None:
+    curve = Curve("a", (0.0, 0.0, INF), (1.0, 2.0, 4.0))
+    panel = Panel("p", (curve,), names=("layer norm", "Fixup", "ReZero", "T-Fixup"))
+    assert describe_gaps(panel, curve, True) == "zero at layer norm, Fixup; infinite at T-Fixup"
+    assert describe_gaps(panel, curve, False) == "infinite at T-Fixup"
 
 
 def test_ends_early_is_of_curves_that_began() -> None:

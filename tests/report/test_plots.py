@@ -1,5 +1,6 @@
 import math
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -8,10 +9,11 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 import pytest
+from matplotlib.axes import Axes
 
 import normfree
 from normfree.report.panels import COLOURS, Curve, Level, Panel
-from normfree.report.plots import _figure, _log_labels, _log_ticks, write_plot
+from normfree.report.plots import _figure, _log_labels, _log_ticks, _pieces, write_plot
 
 NAN, INF = math.nan, math.inf
 PANELS = (
@@ -124,7 +126,7 @@ def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
 
 
 def test_log_labels_are_plain_where_they_are_short() -> None:
-    assert _log_labels([-3.0, 0.0, math.log10(5), 4.0]) == ["0.001", "1", "5", "10000"]
+    assert _log_labels([-3.0, 0.0, math.log10(5), 3.0, 4.0]) == ["0.001", "1", "5", "1,000", "10,000"]
     assert _log_labels([-5.0, 0.0]) == ["$10^{-5}$", "$10^{0}$"]
     assert _log_labels([math.log10(2e-7), -6.0]) == ["$2\\cdot 10^{-7}$", "$10^{-6}$"]
 
@@ -173,10 +175,116 @@ def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     panel = Panel("p", (curve,), log_y=False, log_x=True, levels=(Level("$chance", 10.0),))
     figure = _figure((panel,), "", 1)
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "100", "1000"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "100", "1,000"]
     assert [text.get_text() for text in axes.texts] == ["$chance"]
     bars = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "_"]
     assert bars == [[49.0, 51.0], [58.0, 62.0]]
     (cross,) = (line for line in axes.lines if line.get_marker() == "x")
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([3.0], [10.0])
     assert axes.get_ylim()[0] == 0
+
+
+def test_thousands_are_separated_on_every_axis() -> None:
+    values, steps = (2000.0, 3000.0, 12000.0), (1000.0, 4000.0, 100_000.0)
+    linear = Panel("p", (Curve("a", values, steps),), log_y=False)
+    both = Panel("p", (Curve("a", values, steps),), log_x=True)
+    figure = _figure((linear, both), "", 2)
+    figure.draw_without_rendering()
+    labels = [[text.get_text() for text in (*a.get_xticklabels(), *a.get_yticklabels())] for a in figure.axes]
+    assert {"20,000", "100,000", "2,000", "12,000"} <= set(labels[0])
+    assert {"1,000", "4,000", "100,000", "2,000", "10,000"} <= set(labels[1])
+    assert not [text for text in (*labels[0], *labels[1]) if text.isdigit() and len(text) > 3]
+
+
+# Names on the lower axis
+
+SHORT = ("layer norm", "Fixup", "Fixup, bounded", "T-Fixup", "ReZero", "dynamic tanh")
+LONG = tuple(f"body.{i}.0: shortcut.conv + branch.conv{i}" for i in range(6))
+LONGER = tuple(f"a_rather_long_name_of_method_{i}:with=options,and=more_of_them" for i in range(6))
+
+
+def named(names: tuple[str, ...], curves: int = 1) -> Panel:
+    values = tuple(float(i + 1) for i in range(len(names)))
+    return Panel("p", tuple(Curve(f"c{i}", values) for i in range(curves)), log_y=False, names=names)
+
+
+def lines_of(axes: Axes, style: str) -> list[list[float]]:
+    """The positions of what is drawn in a line style."""
+    return [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == style]
+
+
+def test_names_stand_at_their_points_which_no_line_joins() -> None:
+    curve = Curve("$a", (5.0, 7.0), (1.0, 3.0), spread=(1.0, 0.0))
+    panel = Panel("p", (curve,), x_label="", log_y=False, names=("$one", "two", "three"))
+    (axes,) = _figure((panel,), "", 1).axes
+    assert [(t.get_text(), t.get_position()[0]) for t in axes.get_xticklabels()] == [
+        ("$one", 1),
+        ("two", 2),
+        ("three", 3),
+    ]
+    assert lines_of(axes, "None") == [[1.0, 3.0]]
+    assert lines_of(axes, "-") == [[1.0, 1.0]]  # the error bar
+
+
+def test_curves_stand_beside_each_other_at_a_name() -> None:
+    (axes,) = _figure((named(("one", "two"), curves=3),), "", 1).axes
+    first, second, third = (places[0] for places in lines_of(axes, "None"))
+    assert second == pytest.approx(1.0)
+    assert second - first == pytest.approx(third - second)
+    assert first < second < third < 1.5
+
+
+def test_point_at_the_last_name_may_be_missing_without_a_cross() -> None:
+    panel = Panel("p", (Curve("a", (1.0, INF)),), names=("one", "two"))
+    (axes,) = _figure((panel,), "", 1).axes
+    assert not [line for line in axes.lines if line.get_marker() == "x"]
+    assert axes.get_xlabel().endswith("a: infinite at two")
+
+
+@pytest.mark.parametrize(("names", "slanted"), [(SHORT, False), (LONG, True), (LONGER, True)])
+def test_six_names_of_a_half_wide_panel_neither_overlap_nor_are_cut(names: tuple[str, ...], slanted: bool) -> None:
+    figure = _figure((named(names), named(names)), "", 2)
+    figure.draw_without_rendering()
+    for axes, (left, right) in zip(figure.axes, [(0.0, 0.5), (0.5, 1.0)], strict=True):
+        labels = axes.get_xticklabels()
+        assert ["".join(t.get_text().split()) for t in labels] == ["".join(name.split()) for name in names]
+        boxes = [label.get_window_extent() for label in labels]
+        assert min(box.x0 for box in boxes) >= left * figure.bbox.x1
+        assert max(box.x1 for box in boxes) <= right * figure.bbox.x1
+        assert min(box.y0 for box in boxes) >= figure.bbox.y0
+        assert axes.get_window_extent().height > 1.2 * figure.dpi  # inches left for the points
+        angle = math.radians(labels[0].get_rotation())
+        assert (angle > 0) == slanted
+        step = axes.get_window_extent().width / len(names)
+        for label in labels:
+            label.set_rotation(0)
+            box = label.get_window_extent()
+            assert (box.height < step * math.sin(angle)) if slanted else (box.width < step)
+
+
+# Curves on each other
+
+
+def test_curve_is_in_pieces_by_how_many_lie_under_it() -> None:
+    flat, far = [(float(x), 0.0) for x in range(5)], [(float(x), 1.0) for x in range(5)]
+    crossing = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.05), (3.0, 0.5), (4.0, 0.0)]
+    assert [(len(piece), n) for piece, n in _pieces(flat, [], 0.1)] == [(5, 0)]
+    assert [(len(piece), n) for piece, n in _pieces(flat, [far], 0.1)] == [(5, 0)]
+    assert [(len(piece), n) for piece, n in _pieces(flat, [flat, crossing], 0.1)] == [(3, 2), (3, 1)]
+    assert [(len(piece), n) for piece, n in _pieces(flat, [crossing], 0.1)] == [(3, 1), (3, 0)]
+    assert [(len(piece), n) for piece, n in _pieces(flat, [[(0.0, NAN), (7.0, 0.0)]], 0.1)] == [(5, 0)]
+
+
+def test_gaps_of_equal_curves_leave_room_for_each_other(tmp_path: Path) -> None:
+    write_plot([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in "abc"))], tmp_path / "plot.svg")
+    dashes = re.findall(r"stroke-dasharray: ([\d.]+),([\d.]+)", (tmp_path / "plot.svg").read_text())
+    assert [float(off) / float(on) for on, off in dashes] == pytest.approx([1.0, 2.0])
+
+
+def test_later_of_two_equal_curves_is_dashed_and_shows_the_other() -> None:
+    lone, one, two = (40.0, 41.0, 42.0), (41.3, 10.0, 10.0), (41.1, 10.0, 10.0)
+    panel = Panel("p", tuple(Curve(n, v) for n, v in zip("abc", (lone, one, two), strict=True)), log_y=False)
+    (axes,) = _figure((panel,), "", 1).axes
+    drawn = [line for line in axes.lines if line.get_linestyle() != "None"]
+    assert [line.get_linestyle() for line in drawn] == ["-", "-", "--"]
+    assert drawn[2].get_zorder() == drawn[1].get_zorder()  # so that the later one is on top

@@ -1,7 +1,8 @@
-"""Sections, levels, error bars and a logarithmic lower axis in a real Chromium: run with -m browser."""
+"""Sections, levels, error bars, names and a logarithmic lower axis in a real Chromium: run with -m browser."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +33,29 @@ DEPTH = Panel(
     log_x=True,
     levels=(Level(f"linear {EVIL}", 83.5), Level("chance", 10.0)),
 )
+SHORT = ("layer norm", "Fixup", "Fixup, bounded", "T-Fixup", "ReZero", EVIL)
+LONG = tuple(f"body.{i}.0: shortcut.conv + a_branch_with_a_long_name.conv{i}" for i in range(6))
+NAMED = tuple(
+    Panel(
+        "names",
+        (
+            Curve("fixup", (43.0, 44.0, 12.0), (1.0, 2.0, 6.0), spread=(1.0, 0.0, 2.0)),
+            Curve(EVIL, (43.0, 44.0, math.inf), (1.0, 2.0, 3.0)),
+        ),
+        x_label="",
+        log_y=False,
+        names=names,
+    )
+    for names in (SHORT, LONG)
+)
+ALIKE = Panel("alike", (Curve("fixup", (9.0, 9.0, 9.0, 1.0)), Curve(EVIL, (1.0, 9.0, 9.0, 9.0))), log_y=False)
 REPORT = Page(
     "Demo",
     cards=(Card(EVIL, "bad", "diverges"),),
     sections=(
         Section(f"signal {EVIL}", (f"text {EVIL}",), (Panel("variance", (Curve("fixup", (1.0, 2.0)),)),)),
         Section("depth", panels=(DEPTH,), tables=(Table("numbers", (Column(EVIL),), ((EVIL,),)),)),
+        Section("names", panels=(*NAMED, ALIKE)),
     ),
 )
 
@@ -66,7 +84,7 @@ def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
 
 
 def test_sections_show_names_as_text(tab: Tab) -> None:
-    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth"]
+    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names"]
     assert tab.locator(".part .lead").text_content() == f"text {EVIL}"
     assert tab.locator(".part td").first.text_content() == EVIL
     assert tab.locator(".level-name").all_text_contents() == [f"linear {EVIL}", "chance"]
@@ -82,7 +100,7 @@ def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
     line = chart.locator(".path").first.get_attribute("d") or ""
     x = [float(point.split()[0]) for point in line.replace("L", "M").split("M")[1:]]
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.3)
-    assert {"10", "100", "1000"} <= set(chart.locator("text").all_text_contents())
+    assert {"10", "100", "1,000"} <= set(chart.locator("text").all_text_contents())
     chart.focus()
     chart.press("ArrowRight")
     assert "83 ± 1" in tab.locator("#tooltip").inner_text()
@@ -91,6 +109,64 @@ def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
     assert "10 ×" in tab.locator("#tooltip").inner_text()
     tab.locator(".entry").nth(1).click()
     assert chart.locator("g.curve").count() == 1
+
+
+@pytest.mark.parametrize(("panel", "names"), [(2, SHORT), (3, LONG)])
+def test_names_stand_at_their_points_and_neither_overlap_nor_are_cut(
+    tab: Tab, panel: int, names: tuple[str, ...]
+) -> None:
+    chart = tab.locator(".chart svg").nth(panel)
+    found = chart.locator(".place").evaluate_all(
+        """all => all.map(text => {
+            const { left, right, bottom } = text.getBoundingClientRect(), { width, height } = text.getBBox();
+            return { text: text.textContent, x: Number(text.getAttribute("x")), left, right, bottom, width, height,
+                     slanted: text.hasAttribute("transform") };
+        })"""
+    )
+    assert ["".join(label["text"].split()) for label in found] == ["".join(name.split()) for name in names]
+    box = tab.locator(".panel").nth(panel).bounding_box()
+    below = tab.locator(".panel").nth(panel).locator(".axis").bounding_box()
+    assert box
+    assert below
+    for label in found:
+        assert box["x"] <= label["left"] < label["right"] <= box["x"] + box["width"]
+        assert label["bottom"] <= below["y"] + 1
+    room = found[1]["x"] - found[0]["x"]
+    if found[0]["slanted"]:
+        assert all(label["height"] <= room * math.sin(math.radians(60)) for label in found)
+    else:
+        assert all(label["width"] <= room for label in found)
+    assert chart.locator(".path").count() == 0
+    assert chart.locator(".cross").count() == 0
+    dots = [dot.get_attribute("d") or "" for dot in chart.locator(".dots").all()]
+    first, second = ([float(d.split()[0]) for d in dot.split("M")[1:]] for dot in dots)
+    assert second[0] - first[0] > 5  # beside each other
+    assert (first[0] + second[0]) / 2 == pytest.approx(found[0]["x"], abs=0.2)
+
+
+def test_hover_says_the_name_of_a_point(tab: Tab) -> None:
+    chart = tab.locator(".chart svg").nth(2)
+    chart.scroll_into_view_if_needed()
+    tab.wait_for_timeout(100)
+    box = chart.bounding_box()
+    assert box
+    x, y = (float(v) for v in (chart.locator(".dots").first.get_attribute("d") or "").split("M")[3][:-2].split())
+    tab.mouse.move(box["x"] + x, box["y"] + y)
+    assert tab.locator("#tooltip .name").all_inner_texts() == ["fixup\n12 ± 2"]
+    assert tab.locator("#tooltip .where").all_text_contents() == [EVIL]
+    gaps = tab.locator(".panel").nth(2).locator(".gaps:visible li")
+    assert gaps.all_inner_texts() == [f"{EVIL} infinite at Fixup, bounded"]
+
+
+def test_curve_on_another_is_dashed_there(tab: Tab) -> None:
+    chart = tab.locator(".chart svg").nth(4)
+    assert chart.locator("g.curve").first.locator(".over").count() == 0
+    over = chart.locator("g.curve").nth(1).locator(".over")
+    assert over.evaluate("path => getComputedStyle(path).strokeDasharray") == "6px, 6px"
+    assert (over.get_attribute("d") or "").count("L") == 1  # from the second point to the third
+    chart.scroll_into_view_if_needed()
+    tab.locator(".entry").first.click()  # hides what lies under it
+    assert chart.locator(".over").count() == 0
 
 
 def test_many_curves_have_a_legend_a_section(tmp_path: Path) -> None:

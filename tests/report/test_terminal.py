@@ -71,7 +71,8 @@ def test_line_plot_states_a_curve_without_a_value() -> None:
 
 def test_line_plot_reads_positions() -> None:
     text = line_plot({"a": [1.0, 2.0, math.inf]}, x=[10, 20, 1000], log_y=False).plain
-    assert "leaves float range at 1000" in text
+    assert "leaves float range at 1,000" in text
+    assert "1,000" in text.splitlines()[-2]
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,10 @@ def _summary(curve: Curve) -> tuple[str, ...]:
 
 
 def _looks(panels: Sequence[Panel]) -> dict[str, str]:
-    """The classes of every curve of a legend."""
-    return {name: _look(index) for index, name in enumerate(curve_names(panels))}
+    """The classes of every curve of a legend; one that no panel draws as a line is shown as a point."""
+    joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
+    names = enumerate(curve_names(panels))
+    return {name: _look(index) + ("" if name in joined else " point") for index, name in names}
 
 
 def _look(index: int) -> str:

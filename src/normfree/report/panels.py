@@ -98,10 +98,13 @@ class Panel:
         note: a sentence below the chart.
         log_x: a logarithmic lower axis, for positions above 0.
         levels: horizontal lines to hold the curves against.
+        names: what stands at the positions 1, 2, 3, … instead of the numbers, such as methods. Between names there is
+            nothing, so that no line joins the values.
 
     Raises:
         ValueError: on no curve, a name twice, lengths that differ, positions that descend, a negative value or a
-            position of 0 or less on a logarithmic axis, or a level that has no place on the axis.
+            position of 0 or less on a logarithmic axis, a level that has no place on the axis, or a position without a
+            name where there are names.
     """
 
     title: str
@@ -115,6 +118,7 @@ class Panel:
     note: str = ""
     log_x: bool = False
     levels: tuple[Level, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"panel {self.title!r}"
@@ -154,6 +158,8 @@ class Panel:
                     f"{where}: expected a level that has a place on the axis, got {level.value:g} for {level.name!r}; "
                     "leave it out"
                 )
+        if self.names:
+            _check_named(where, self)
 
     def positions(self, curve: Curve) -> tuple[float, ...]:
         """Where the values of a curve sit: at its own `x`, at the panel's, or at 1, 2, 3, …"""
@@ -163,6 +169,15 @@ class Panel:
 def _check_positions(where: str, x: Sequence[float]) -> None:
     if not all(map(math.isfinite, x)) or not all(a <= b for a, b in pairwise(x)):
         raise ValueError(f"{where}: expected finite x in ascending order, got others; sort x and the values")
+
+
+def _check_named(where: str, panel: Panel) -> None:
+    places = range(1, len(panel.names) + 1)
+    if panel.log_x or (wrong := [x for curve in panel.curves for x in panel.positions(curve) if x not in places]):
+        got = "a logarithmic axis" if panel.log_x else f"{wrong[0]:g}"
+        raise ValueError(
+            f"{where}: expected positions from 1 to {len(places)}, as there are names, got {got}; name every position"
+        )
 
 
 def _check_lengths(where: str, curve: Curve, x: Sequence[float]) -> None:
@@ -202,6 +217,8 @@ def describe_gaps(panel: Panel, curve: Curve, log: bool) -> str:
     """
     gaps: dict[str, list[tuple[float, float, bool]]] = {}
     points = list(zip(panel.positions(curve), curve.values, strict=True))
+    if panel.names:
+        return _named_gaps(panel.names, points, log)
     seen = 0
     for kind, group in groupby(points, key=lambda point: _kind(point[1], log)):
         run = [position for position, _ in group]
@@ -212,13 +229,21 @@ def describe_gaps(panel: Panel, curve: Curve, log: bool) -> str:
     for kind, runs in gaps.items():
         if len(runs) > _RUNS:
             count = sum(_kind(value, log) == kind for _, value in points)
-            texts.append(f"{kind} at {count} points between {runs[0][0]:.10g} and {runs[-1][1]:.10g}")
+            texts.append(f"{kind} at {count} points between {runs[0][0]:,.10g} and {runs[-1][1]:,.10g}")
         elif len(runs) == 1 and runs[0][2] and runs[0][0] < runs[0][1]:
-            texts.append(f"{kind} from {runs[0][0]:.10g} on")
+            texts.append(f"{kind} from {runs[0][0]:,.10g} on")
         else:
-            spans = (f"{a:.10g}" if a == b else f"{a:.10g} to {b:.10g}" for a, b, _ in runs)
+            spans = (f"{a:,.10g}" if a == b else f"{a:,.10g} to {b:,.10g}" for a, b, _ in runs)
             texts.append(f"{kind} at {', '.join(spans)}")
     return "; ".join(texts)
+
+
+def _named_gaps(names: Sequence[str], points: Sequence[tuple[float, float]], log: bool) -> str:
+    gaps: dict[str, list[str]] = {}
+    for position, value in points:
+        if kind := _kind(value, log):
+            gaps.setdefault(kind, []).append(names[int(position) - 1])
+    return "; ".join(f"{kind} at {', '.join(at)}" for kind, at in gaps.items())
 
 
 def _kind(value: float, log: bool) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, d
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -21,8 +23,11 @@ _TITLE, _ENTRY = 0.42, 0.24  # inches of the title and of a row of the legend
 _LETTERS = 150  # that fit beside each other at this width
 _DPI = 200
 _DOTTED = 40  # curves with at most this many points show each of them
+_NEAR = 0.01  # of an axis: about the width of a line
+_SLANTED = 24  # letters in a line of a slanted name
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 _LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
+_Points = Sequence[tuple[float, float]]
 _INK, _FAINT, _GRID = "#22262d", "#5f6672", "#e6e8ec"
 
 # The default style with these changes, whatever the caller has set: the same data gives the same file.
@@ -98,9 +103,10 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
         _draw(axes, panel, names, int(_LETTERS * share))
     for axes in places[len(panels) :]:
         axes.remove()
+    joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
     # The names are set afterwards: matplotlib drops an entry whose name begins with an underscore.
     legend = figure.legend(
-        [Line2D([], [], **_look(i)) for i in range(len(names))],
+        [Line2D([], [], **(_look(i) if name in joined else _point(i))) for i, name in enumerate(names)],
         [str(i) for i in range(len(names))],
         loc="upper left",
         bbox_to_anchor=(0.004, 1 - above / height),
@@ -126,13 +132,24 @@ def _look(index: int) -> dict[str, Any]:
     }
 
 
+def _point(index: int) -> dict[str, Any]:
+    """The look of a point of its own, at a name."""
+    return {"color": _look(index)["color"], "linestyle": "none", "marker": ".", "markersize": 11}
+
+
 def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
     """One panel; `width` is the number of characters in a line of its notes."""
     reached = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
     values = [v for v in (*reached, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
     scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
-    for curve in panel.curves:
-        _draw_curve(axes, panel, curve, names.index(curve.name), scale)
+    points = [_points(panel, place, scale) for place in range(len(panel.curves))]
+    if not panel.names:
+        heights = [math.log10(v) if panel.log_y else v / scale for v in values] or [0.0]
+        near = _NEAR * max(max(heights) - min(heights), 1.0 if panel.log_y else 0.0)
+        for place, curve in enumerate(panel.curves):
+            _draw_line(axes, points[place], points[:place], near, _look(names.index(curve.name)))
+    for curve, places in zip(panel.curves, points, strict=True):
+        _draw_points(axes, panel, curve, places, names.index(curve.name), scale)
     for level in panel.levels:
         height = math.log10(level.value) if panel.log_y else level.value / scale
         axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
@@ -159,7 +176,10 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
     axes.tick_params(length=3, width=0.8)
     y_label = panel.y_label + (f" / {_LARGE:g}".replace("+", "") if scale != 1 else "")
     axes.set_ylabel(y_label, parse_math=False)
-    _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
+    if panel.names:
+        _set_names(axes, panel.names, width)
+    else:
+        _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
     if panel.levels and not panel.log_y and min(values) >= 0:
         axes.set_ylim(bottom=0)  # room for a name below the lowest line, and heights that compare
     if panel.log_y:
@@ -169,13 +189,15 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
         axes.set_yticks(ticks, _log_labels(ticks))
         axes.set_yticks(minor, minor=True)
         axes.tick_params(which="minor", length=1.8, width=0.6, color="#9aa0aa")
+    else:
+        _separate_thousands(axes.yaxis, values)
     gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
     notes = [panel.note, *(f"{name}: {text}" for name, text in gaps if text)]
     x_label = panel.x_label + (" · vertical lines: new stage" if panel.stages else "")
     axes.set_xlabel(x_label, parse_math=False)
     if lines := [line for note in notes if note for line in textwrap.wrap(note, width)]:
         # The layout makes room for a label of several lines, not for text below it.
-        axes.set_xlabel("\n".join([x_label, *lines]), parse_math=False, fontsize=9, linespacing=1.45)
+        axes.set_xlabel("\n".join(filter(None, [x_label, *lines])), parse_math=False, fontsize=9, linespacing=1.45)
 
 
 def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
@@ -186,7 +208,7 @@ def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
         places = [math.log10(position) for position in positions]
         low, high = min(places), max(places)
         labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
-        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 4 else f"{10**tick:,.0f}" for tick in labelled])
+        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled])
         margin = 0.04 * (high - low) or 0.5
         axes.set_xlim(low - margin, high + margin)
         return
@@ -194,8 +216,29 @@ def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
     whole = all(position == int(position) for position in positions)
     ticks = MaxNLocator(nbins=9, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_xticks([tick for tick in ticks if low <= tick <= high] or [low])
+    _separate_thousands(axes.xaxis, positions)
     margin = 0.02 * (high - low) or 0.5
     axes.set_xlim(low - margin, high + margin)
+
+
+def _separate_thousands(axis: Axis, values: Sequence[float]) -> None:
+    """Write 1,000 instead of 1000, up to where matplotlib changes to powers of ten."""
+    if 1e3 <= max(map(abs, values), default=0.0) < 1e7:
+        axis.set_major_formatter("{x:,.10g}")
+
+
+def _set_names(axes: Axes, names: Sequence[str], width: int) -> None:
+    """The lower axis with names: level where their words have room, else slanted; `width` is that of all in letters."""
+    room = int(0.9 * width / len(names)) - 1
+    level = all(len(word) <= room for name in names for word in name.split())
+    lines = max(1, room // 4)  # of a slanted name that have room beside the next
+    longest = room if level else max(_SLANTED, math.ceil(max(map(len, names)) / lines))
+    axes.set_xticks(range(1, len(names) + 1), ["\n".join(textwrap.wrap(name, longest)) for name in names])
+    axes.set_xlim(0.5, len(names) + 0.5)
+    for label in axes.get_xticklabels():
+        label.set(parse_math=False, fontsize=9)
+        if not level:
+            label.set(rotation=35, ha="right", va="top", rotation_mode="anchor")
 
 
 def _spaced(places: Sequence[float], gap: float) -> list[float]:
@@ -211,24 +254,61 @@ def _spaced(places: Sequence[float], gap: float) -> list[float]:
     return kept
 
 
-def _draw_curve(axes: Axes, panel: Panel, curve: Curve, index: int, scale: float) -> None:
-    log = panel.log_y
+def _points(panel: Panel, place: int, scale: float) -> _Points:
+    """Where the values of the curve at this place of a panel lie on its axes; NaN for a height that has none there.
+
+    Curves stand beside each other at a name.
+    """
+    curve, log = panel.curves[place], panel.log_y
     heights = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else math.nan for v in curve.values]
-    positions = [math.log10(x) if panel.log_x else x for x in panel.positions(curve)]
-    drawn = [i for i, height in enumerate(heights) if not math.isnan(height)]
-    look = _look(index)
-    axes.plot(positions, heights, **look, zorder=2)
+    aside = (place - (len(panel.curves) - 1) / 2) * min(0.025 * len(panel.names), 0.6 / len(panel.curves))
+    return [
+        (math.log10(x) if panel.log_x else x + aside, y) for x, y in zip(panel.positions(curve), heights, strict=True)
+    ]
+
+
+def _draw_line(axes: Axes, points: _Points, before: Sequence[_Points], near: float, look: dict[str, Any]) -> None:
+    """A curve as a line, dashed where it lies on curves before it, so that they show in its gaps."""
+    for piece, hidden in _pieces(points, before, near):
+        dash = {"linestyle": (0, (3, 3 * hidden))} if hidden and look["linestyle"] == "-" else {}
+        axes.plot([x for x, _ in piece], [y for _, y in piece], **(look | dash), zorder=2)
+
+
+def _pieces(points: _Points, before: Sequence[_Points], near: float) -> Iterator[tuple[_Points, int]]:
+    """A curve in pieces, each with the number of curves before it that lie under all of it.
+
+    >>> [hidden for _, hidden in _pieces([(1, 0.0), (2, 0.0), (3, 0.0)], [[(1, 9.0), (2, 0.0), (3, 0.01)]], 0.1)]
+    [0, 1]
+    """
+    hidden = [0] * (len(points) - 1)  # for each step from a point to the next
+    for other in before:
+        at = dict(other)
+        under = [abs(at.get(x, math.nan) - y) <= near for x, y in points]
+        hidden = [count + (a and b) for count, (a, b) in zip(hidden, pairwise(under), strict=True)]
+    start = 0
+    for count, steps in groupby(hidden):
+        end = start + len(list(steps))
+        yield points[start : end + 1], count
+        start = end
+
+
+def _draw_points(axes: Axes, panel: Panel, curve: Curve, points: _Points, index: int, scale: float) -> None:
+    """The points of a curve with their error bars, and × where it is crossed or ends early."""
+    log, colour = panel.log_y, _look(index)["color"]
+    drawn = [i for i, (_, height) in enumerate(points) if not math.isnan(height)]
     alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # a line through one point is none
-    dots = [i for i in (drawn if len(positions) <= _DOTTED else alone) if i not in curve.crossed]
-    x, y = [positions[i] for i in dots], [heights[i] for i in dots]
-    axes.plot(x, y, ".", color=look["color"], markersize=5, zorder=2)
+    dots = [i for i in (drawn if panel.names or len(points) <= _DOTTED else alone) if i not in curve.crossed]
+    look = _point(index) | ({} if panel.names else {"markersize": 5})
+    axes.plot([points[i][0] for i in dots], [points[i][1] for i in dots], **look, zorder=2)
     for i in (i for i in drawn if curve.spread and curve.spread[i] > 0):
-        ends = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else heights[i] for v in curve.reach(i)]
-        axes.plot([positions[i]] * 2, ends, "_-", color=look["color"], linewidth=1.1, markersize=7, zorder=2)
-    crossed = [i for i in drawn if i in curve.crossed] + ([drawn[-1]] if ends_early(curve, log) else [])
+        x, height = points[i]
+        ends = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else height for v in curve.reach(i)]
+        axes.plot([x, x], ends, "_-", color=colour, linewidth=1.1, markersize=7, zorder=2)
+    crossed = [i for i in drawn if i in curve.crossed]
+    crossed += [drawn[-1]] if ends_early(curve, log) and not panel.names else []
     if crossed:
-        x, y = [positions[i] for i in crossed], [heights[i] for i in crossed]
-        axes.plot(x, y, "x", color=look["color"], markersize=8, markeredgewidth=2)
+        places = [points[i][0] for i in crossed], [points[i][1] for i in crossed]
+        axes.plot(*places, "x", color=colour, markersize=8, markeredgewidth=2)
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float]:
@@ -262,7 +342,7 @@ def _log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], li
 def _log_labels(ticks: Sequence[float]) -> list[str]:
     """Plain numbers where they are short, powers of ten elsewhere."""
     if all(-3 <= tick <= 4 for tick in ticks):
-        return [f"{10**tick:.5g}" for tick in ticks]
+        return [f"{10**tick:,.5g}" for tick in ticks]
     labels = []
     for tick in ticks:
         power = math.floor(tick + 1e-9)

@@ -169,7 +169,7 @@ def _read(series: Mapping[str, Sequence[float]], x: Sequence[float] | None, log_
         ending = ""
         if end < len(values):
             verb = "reaches 0" if values[end] == 0 else "leaves float range"
-            ending = f"{verb} at {where[end]:.10g}"
+            ending = f"{verb} at {where[end]:,.10g}"
         colour = _COLOURS[index % len(_COLOURS)]
         curves.append(_Curve(name, _LETTERS[index], colour, points, where[0], where[-1], ending))
     return curves
@@ -206,7 +206,7 @@ def _ticks(low: float, high: float, most: int, *, integer: bool = False) -> list
 
 
 def _tick_text(value: float, log_y: bool) -> str:
-    return "10" + str(round(value)).translate(_SUPERSCRIPT) if log_y else f"{value:.6g}"
+    return "10" + str(round(value)).translate(_SUPERSCRIPT) if log_y else f"{value:,.6g}"
 
 
 def _share(value: float, low: float, high: float) -> float:
@@ -295,7 +295,7 @@ def _x_axis(low: float, high: float, columns: int, gutter: int) -> str:
     ticks = _ticks(low, high, max(2, columns // 12)) if high > low else [low]
     for tick in sorted({low, *ticks}):
         column = _clamp(_share(tick, low, high) * (columns - 1), columns - 1)
-        text = f"{tick:.6g}"
+        text = f"{tick:,.6g}"
         start = min(max(0, column - len(text) // 2), max(0, columns - len(text)))
         if start >= free:
             rule[column] = "┬"

@@ -14,13 +14,16 @@
 
   const minus = (text) => text.replaceAll("-", "−");
 
-  // Three digits in a compact form: 1.2e-3, 0.25, 12.3, 1234.
+  // The digits before the point in threes: 1,234.5.
+  const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
+
+  // Three digits in a compact form: 1.2e-3, 0.25, 12.3, 1,234.
   function compact(value) {
     if (!Number.isFinite(value)) return String(value);
     if (value === 0) return "0";
     const size = Math.abs(value);
     if (size < 0.01 || size >= 1e5) return trim(value.toExponential(2));
-    if (size >= 100) return String(Math.round(value));
+    if (size >= 100) return grouped(String(Math.round(value)));
     const text = value.toPrecision(3);
     return text.includes(".") ? trim(text) : text;
   }
@@ -46,7 +49,7 @@
     const size = Math.max(...ticks.map(Math.abs));
     const place = Math.floor(Math.log10(step) + 1e-9);
     if (size === 0 || (size >= 1e-3 && size < 1e5)) {
-      return ticks.map((tick) => [minus(tick.toFixed(Math.max(0, -place)))]);
+      return ticks.map((tick) => [minus(grouped(tick.toFixed(Math.max(0, -place))))]);
     }
     const digits = Math.min(15, Math.max(0, Math.floor(Math.log10(size)) - place));
     return ticks.map((tick) => [tick === 0 ? "0" : minus(tick.toExponential(digits).replace("e+", "e"))]);
@@ -68,7 +71,7 @@
   // A label is a text and perhaps an exponent.
   function logLabels(ticks) {
     if (ticks.every((tick) => tick >= -3 && tick <= 4)) {
-      return ticks.map((tick) => [String(Number((10 ** tick).toPrecision(3)))]);
+      return ticks.map((tick) => [grouped(String(Number((10 ** tick).toPrecision(3))))]);
     }
     return ticks.map((tick) => {
       const power = Math.floor(tick + 1e-9);
@@ -90,6 +93,18 @@
     const margin = 0.05 * high - 0.05 * low || 0.1 * Math.abs(high) || 1;
     if (low !== 0) low = Math.max(low - margin, -Number.MAX_VALUE);
     return [low, Math.min(high + margin, Number.MAX_VALUE)];
+  }
+
+  // A text in lines of at most so many pixels, broken between words, and within a word that is longer.
+  function wrap(text, most, long) {
+    const some = new RegExp(`.{1,${Math.ceil(most / 8)}}`, "gu"); // letters that fit
+    const lines = [];
+    for (const word of text.split(" ").flatMap((each) => (long(each) > most ? each.match(some) : [each]))) {
+      const longer = `${lines.at(-1)} ${word}`;
+      if (lines.length && long(longer) <= most) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines;
   }
 
   // ---- charts --------------------------------------------------------------------------------------------------
@@ -117,8 +132,9 @@
       crossed: new Set(curve.crossed),
       x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
+    const named = panel.names.length > 0; // points of their own at names, instead of lines over positions
     const along = (position) => (panel.log_x ? Math.log10(position) : position);
-    const [left, right] = range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
+    const [left, right] = named ? [0.5, panel.names.length + 0.5] : range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
     let log = panel.log_y;
     let drawn = []; // the visible curves with their points on the screen
@@ -129,8 +145,6 @@
       const width = Math.max(200, box.clientWidth);
       const height = Math.round(Math.min(width > 700 ? 400 : 330, Math.max(220, width * 0.55)));
       svg.replaceChildren();
-      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      svg.setAttribute("height", height);
       at = null;
       const visible = curves.filter(shown);
       const place = (v) => (Number.isFinite(v) && (v > 0 || !log) ? (log ? Math.log10(v) : v) : NaN);
@@ -147,8 +161,13 @@
       const labels = log ? logLabels(y.ticks) : linearLabels(y.ticks, y.step);
       const letters = Math.max(...labels.map(([text, power]) => 7.6 * text.length + 5.8 * (power || "").length));
       const margin = { left: Math.min(letters + 10, 90), right: 14, top: 8, bottom: 26 };
-      const inner = width - margin.left - margin.right, tall = height - margin.top - margin.bottom;
-      const edge = panel.log_x ? 0.04 : 0.01; // a share of the width; few points have room around them
+      const tall = height - margin.top - margin.bottom;
+      const ticks = named ? layNames(width - margin.left - margin.right) : null;
+      if (named) [margin.left, margin.bottom] = [Math.max(margin.left, ticks.left), ticks.bottom];
+      svg.setAttribute("viewBox", `0 0 ${width} ${margin.top + tall + margin.bottom}`);
+      svg.setAttribute("height", margin.top + tall + margin.bottom);
+      const inner = width - margin.left - margin.right;
+      const edge = named ? 0 : panel.log_x ? 0.04 : 0.01; // a share of the width; few points have room around them
       const toX = (v) => margin.left + inner * (right > left ? edge + ((1 - 2 * edge) * (along(v) - left)) / (right - left) : 0.5);
       const toY = (v) => margin.top + tall * (1 - (v / 2 - low / 2) / (high / 2 - low / 2));
       const end = margin.left + inner, floor = margin.top + tall;
@@ -159,12 +178,8 @@
         const label = add(svg, "text", { x: margin.left - 8, y: level + 4, "text-anchor": "end" }, labels[i][0]);
         if (labels[i][1]) add(label, "tspan", { class: "power", dy: -5 }, labels[i][1]);
       });
-      const x = panel.log_x ? spaced(toX) : linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
-      const words = panel.log_x ? x.ticks.map((tick) => [compact(tick)]) : linearLabels(x.ticks, x.step);
-      x.ticks.forEach((tick, i) => {
-        add(svg, "line", { class: "base", x1: toX(tick), x2: toX(tick), y1: floor, y2: floor + 4 });
-        add(svg, "text", { x: toX(tick), y: floor + 18, "text-anchor": "middle" }, whole ? String(tick) : words[i][0]);
-      });
+      if (named) drawNames(ticks, toX, floor);
+      else drawNumbers(toX, inner, floor);
       add(svg, "line", { class: "base", x1: margin.left, x2: end, y1: floor + 0.5, y2: floor + 0.5 });
       for (const level of nothing ? [] : panel.levels) {
         const at = toY(place(level.value));
@@ -179,9 +194,54 @@
         const text = visible.length ? "no value can be drawn on this scale" : "all curves are hidden";
         add(svg, "text", { x: margin.left + inner / 2, y: margin.top + tall / 2 - 8, "text-anchor": "middle" }, text);
       }
-      drawn = visible.map((curve, c) => drawCurve(curve, heights[c], toX, toY, place)).filter((curve) => curve.points.length);
+      const step = Math.min(12, (0.6 * inner) / (panel.names.length * curves.length)); // curves beside each other at a name
+      drawn = [];
+      visible.forEach((curve, c) => {
+        const aside = named ? (curves.indexOf(curve) - (curves.length - 1) / 2) * step : 0;
+        drawn.push(drawCurve(curve, heights[c], (v) => toX(v) + aside, toY, place));
+      });
+      drawn = drawn.filter((curve) => curve.points.length);
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
+    }
+
+    function drawNumbers(toX, inner, floor) {
+      const x = panel.log_x ? spaced(toX) : linearTicks(left, right, Math.max(2, Math.floor(inner / 52)), whole);
+      const words = panel.log_x ? x.ticks.map((tick) => [compact(tick)]) : linearLabels(x.ticks, x.step);
+      x.ticks.forEach((tick, i) => {
+        const text = whole ? grouped(String(tick)) : words[i][0];
+        add(svg, "line", { class: "base", x1: toX(tick), x2: toX(tick), y1: floor, y2: floor + 4 });
+        add(svg, "text", { x: toX(tick), y: floor + 18, "text-anchor": "middle" }, text);
+      });
+    }
+
+    // The names in lines that fit beside each other, or slanted by 60° where a word does not; and the room they take.
+    function layNames(inner) {
+      const room = inner / panel.names.length;
+      const ruler = add(svg, "text", {});
+      const long = (text) => { ruler.textContent = text; return ruler.getComputedTextLength(); };
+      const slanted = panel.names.some((name) => name.split(" ").some((word) => long(word) > room - 6));
+      const most = slanted ? Math.max(1, Math.floor((0.87 * room) / 18)) : Infinity; // lines beside the next name
+      let lines, deep;
+      for (let wide = slanted ? 130 : room - 6; !(deep <= most) && wide < 1000; wide += 20) {
+        lines = panel.names.map((name) => wrap(name, wide, long));
+        deep = Math.max(...lines.map((each) => each.length));
+      }
+      const longest = Math.max(...lines.flat().map(long));
+      ruler.remove();
+      if (!slanted) return { lines, slanted, left: 0, bottom: 12 + 14 * deep };
+      return { lines, slanted, left: 0.5 * longest + 6 * deep - room / 2, bottom: 14 + 0.87 * longest + 7 * deep };
+    }
+
+    function drawNames({ lines, slanted }, toX, floor) {
+      lines.forEach((each, i) => {
+        const x = toX(i + 1), y = floor + (slanted ? 14 : 18);
+        add(svg, "line", { class: "base", x1: x, x2: x, y1: floor, y2: floor + 4 });
+        const turn = slanted ? { "text-anchor": "end", transform: `rotate(-60 ${x} ${y})` } : { "text-anchor": "middle" };
+        const label = add(svg, "text", { class: "place", x, y, ...turn });
+        const up = slanted ? 7 * (each.length - 1) : 0; // the lines of a slanted name lie around its tick
+        each.forEach((line, k) => add(label, "tspan", { x, dy: k ? 14 : -up }, line));
+      });
     }
 
     // The positions themselves as ticks of a logarithmic axis, those left out that have no room.
@@ -189,7 +249,7 @@
       const all = [...new Set(curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
       const ticks = [];
       for (const tick of all) {
-        if (!ticks.length || toX(tick) - toX(ticks.at(-1)) >= 44) ticks.push(tick);
+        if (!ticks.length || toX(tick) - toX(ticks.at(-1)) >= 52) ticks.push(tick);
       }
       return { ticks };
     }
@@ -202,10 +262,9 @@
       const style = legend.look(curve.name);
       const spot = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
       const joined = (k, l) => points[k] && points[l] && points[l].i - points[k].i === 1;
-      const line = points.map((point, k) => (joined(k - 1, k) ? "L" : "M") + spot(point)).join("");
-      const group = add(svg, "g", { class: `curve ${style}` });
+      const group = add(svg, "g", { class: `curve ${style}${named ? " named" : ""}` });
       group.dataset.name = curve.name;
-      if (line) add(group, "path", { class: "path", d: line });
+      if (!named) drawLine(group, points, joined, spot);
       const bars = points.filter((point) => curve.spread[point.i] > 0).map((point) => {
         const ends = [-1, 1].map((sign) => toY(place(curve.values[point.i] + sign * curve.spread[point.i])));
         const [low, high] = ends.map((v) => (Number.isNaN(v) ? point.y : v).toFixed(1));
@@ -217,11 +276,32 @@
       const dots = points.filter((p, k) => !curve.crossed.has(p.i) && (sparse || !(joined(k - 1, k) || joined(k, k + 1))));
       if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}h0`).join("") });
       const last = points.at(-1);
-      const crossed = points.filter((p) => curve.crossed.has(p.i) || (p === last && p.i < curve.values.length - 1));
+      const crossed = points.filter((p) => curve.crossed.has(p.i) || (!named && p === last && p.i < curve.values.length - 1));
       if (crossed.length) {
         add(group, "path", { class: "cross", d: crossed.map((p) => `M${spot(p)}m-5-5l10 10m0-10l-10 10`).join("") });
       }
       return { curve, style, points };
+    }
+
+    // A line, dashed where it lies on curves that are drawn already, so that they show in its gaps.
+    function drawLine(group, points, joined, spot) {
+      const under = drawn.map((other) => {
+        const at = new Map(other.points.map((point) => [point.x, point.y]));
+        return points.map((point) => Math.abs(at.get(point.x) - point.y) <= 2);
+      });
+      const paths = []; // by how many curves lie under them
+      let last = -1;
+      points.forEach((point, k) => {
+        const joins = joined(k - 1, k);
+        const hidden = joins ? under.filter((near) => near[k - 1] && near[k]).length : 0;
+        const start = !joins || hidden === last ? "" : `M${spot(points[k - 1])}`;
+        paths[hidden] = (paths[hidden] ?? "") + start + (joins ? "L" : "M") + spot(point);
+        last = hidden;
+      });
+      paths.forEach((d, hidden) => {
+        const path = add(group, "path", { class: hidden ? "path over" : "path", d });
+        if (hidden && group.classList.contains("dash-0")) path.style.strokeDasharray = `6 ${6 * hidden}`;
+      });
     }
 
     // Show the point and, with it, the points of other curves that it covers.
@@ -243,7 +323,8 @@
         add(row, "b", {}, compact(values[i]) + half + (crossed.has(i) ? " ×" : ""));
       }
       const position = line.curve.x[point.i];
-      const where = `${panel.x_label} ${Number.isInteger(position) ? position : compact(position)}`.trim();
+      const number = Number.isInteger(position) ? grouped(String(position)) : compact(position);
+      const where = named ? panel.names[position - 1] : `${panel.x_label} ${number}`.trim();
       const name = panel.point_names[point.i];
       if (name) add(tooltip, "div", { class: "where" }, name);
       add(tooltip, "div", { class: "where" }, where);
