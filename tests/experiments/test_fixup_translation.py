@@ -43,6 +43,10 @@ def test_half_a_point_below_layer_norm_is_the_limit(fixup: float, verdict: str) 
     assert measurement.values["BLEU, layer norm"] == [38.0, 38.5, 39.0]
     assert measurement.values["Fixup - layer norm"] == pytest.approx([fixup - 38.0] * 3)
     assert "BLEU, ReZero" not in measurement.values
+    panel = measurement.panels[0]
+    assert panel.names == ("layer norm", "Fixup")
+    assert panel.curves[0].values == pytest.approx((38.5, fixup + 0.5))
+    assert panel.curves[0].spread == pytest.approx((0.5, 0.5))
     assert len(runs.missing) == 4 * 3
 
 

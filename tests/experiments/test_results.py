@@ -46,12 +46,14 @@ def test_result_comes_back_as_it_was(result, tmp_path):
 def test_panels_and_tables_come_back_whole(fake, tmp_path):
     curve = Curve("one", (1.0, math.inf), (10.0, 100.0), spread=(0.5, 0.0), crossed=(1,))
     panel = Panel("p", (curve,), log_x=True, levels=(Level("chance", 0.1),), stages=(20,), point_names=("a", "nan"))
+    named = Panel("p", (Curve("one", (1.0, 2.0)),), names=("inf", "nan"))
     table = Table("t", (Column("a"), Column("b", "right")), (("1", "nan"),))
     write_json(
-        tmp_path / "one.json", collect(fake, SETTINGS, Measurement(values={}, panels=(panel,), tables=(table,)), 0)
+        tmp_path / "one.json",
+        collect(fake, SETTINGS, Measurement(values={}, panels=(panel, named), tables=(table,)), 0),
     )
     back = read_result(tmp_path / "one.json")
-    assert panels_of(back) == (panel,)
+    assert panels_of(back) == (panel, named)
     assert [(t.title, [c.name for c in t.columns], t.rows) for t in tables_of(back)] == [("t", ["a", "b"], table.rows)]
 
 

@@ -204,6 +204,7 @@ def test_panels_show_training_curves_and_mark_what_diverged():
     assert learning.curves[0].values == pytest.approx((46.0, 92.0))
     assert all(row in learning.note for row in ROWS if "Brock" in row)
     proposed, brock = tested.curves
+    assert tested.names == ("IdShort", "LearnScalar", "ConvShort")
     assert proposed.values == pytest.approx((89.0, 90.0, 93.0))
     assert (proposed.crossed, brock.crossed) == ((), (0, 1, 2))
     assert [level.value for level in tested.levels] == pytest.approx([10.0, 92.0])

@@ -40,14 +40,25 @@ def test_learning_names_what_diverged_before_its_first_epoch():
     assert rows.learning("training", {"one": {0: DIVERGED}, "two": {}}) == ()
 
 
-def test_line_beside_the_paper_leads_from_what_is_printed_to_what_was_measured():
+def test_points_are_means_with_the_deviation_over_the_seeds_as_their_bars():
+    (curve,) = rows.points("here", [{0: 1.0, 1: 3.0}, {}, {0: 5.0}], crossed=(1, 2))
+    assert (curve.x, curve.values) == ((1.0, 3.0), (2.0, 5.0))
+    assert curve.spread == pytest.approx((2**0.5, 0.0))
+    assert curve.crossed == (1,)  # the third column is the second point
+    assert rows.bars([curve]) == "bars: standard deviation over the seeds"
+    assert rows.bars(rows.points("here", [{0: 1.0}])) == ""
+    assert rows.points("here", [{}, {}]) == []
+
+
+def test_rows_show_what_is_printed_beside_what_was_measured():
     (panel,) = rows.beside_paper(
-        "error", {"one": {0: 1.0, 1: 3.0}, "two": {}, "three": {0: 5.0}}, {"one": 4.0, "two": 6.0}
+        "error", {"one": {0: 1.0, 1: 3.0}, "none": {}, "two": {}, "three": {0: 5.0}}, {"one": 4.0, "two": 6.0}
     )
+    assert panel.names == ("one", "two", "three")
     assert [(curve.name, curve.x, curve.values) for curve in panel.curves] == [
-        ("one", (1.0, 2.0), (4.0, 2.0)),
-        ("two", (1.0,), (6.0,)),
-        ("three", (2.0,), (5.0,)),
+        ("paper", (1.0, 2.0), (4.0, 6.0)),
+        ("measured here", (1.0, 3.0), (2.0, 5.0)),
     ]
+    assert panel.curves[1].spread == pytest.approx((2**0.5, 0.0))
     assert rows.beside_paper("error", {"one": {}}, {"one": 4.0}) == ()
     assert rows.beside_paper("error", {"one": {0: 1.0}}, {}) == ()

@@ -319,9 +319,9 @@ def test_table_1_holds_with_the_printed_errors():
     for row in judgement.rows:  # the paper's number of each check is what its own errors give
         assert row.measured == pytest.approx(row.check.paper, abs=1e-6)
     for panel in measurement.panels:
-        assert len(panel.curves) == 4
-        for paper, here in (curve.values for curve in panel.curves):
-            assert here == pytest.approx(paper)
+        assert len(panel.names) == 4
+        paper, here = (curve.values for curve in panel.curves)
+        assert here == pytest.approx(paper)
     assert len(measurement.tables[0].rows) == 12
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.bounds import Bounds, gradient_bounds
+from normfree.diagnostics.bounds import Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import factor_a_block, geometric_means, straight_line
@@ -266,14 +266,14 @@ def thm2(settings: Settings) -> Measurement:
     depths = _depths(settings)
     smallest, deviation, growth, expectation = [], [], [], []
     rows: list[tuple[str, ...]] = []
-    shown: dict[int, tuple[list[float], list[float]]] = {}
+    shown: dict[int, tuple[SetBound, ...]] = {}
     for step, seed in enumerate(settings.seeds):
         found = {}
         for i, depth in enumerate(depths):
             settings.progress(step * len(depths) + i, len(settings.seeds) * len(depths), f"{depth} layers, seed {seed}")
             sets = found[depth] = _bounds(settings, "he_in", depth, seed).sets
             if seed == settings.seeds[0]:
-                shown[depth] = [s.measured for s in sets], [s.bound for s in sets]
+                shown[depth] = sets
                 rows += [(f"wrn-{depth}-1", s.name, f"{s.measured:.4g}", f"{s.bound:.4g}") for s in sets]
         everything = [s for bounds in found.values() for s in bounds]
         smallest.append(min(s.measured / s.bound for s in everything))
@@ -290,11 +290,15 @@ def thm2(settings: Settings) -> Measurement:
         panels=tuple(
             Panel(
                 f"WRN-{depth}-1",
-                (Curve("measured", tuple(measured)), Curve("bound of Theorem 2", tuple(bound))),
+                (
+                    Curve("measured", tuple(s.measured for s in sets)),
+                    Curve("bound of Theorem 2", tuple(s.bound for s in sets)),
+                ),
                 "‖∂ℓ/∂θ‖",
-                x_label="1: stem · 2 to 5: a projection and a layer of its branch · 6: classifier",
+                x_label="",
+                names=tuple(s.name for s in sets),
             )
-            for depth, (measured, bound) in shown.items()
+            for depth, sets in shown.items()
         ),
         tables=(
             Table(

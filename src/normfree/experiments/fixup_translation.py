@@ -11,9 +11,9 @@ from pathlib import Path
 
 from normfree.data.preparing import prepare_pairs
 from normfree.experiments.claims import Check, Cost, Measurement, Scale, Settings, claim
-from normfree.experiments.rows import Numbers, at_places, each, learning, mean, minus, train_rows, values_of
+from normfree.experiments.rows import Numbers, bars, each, learning, minus, points, train_rows, values_of
 from normfree.experiments.trainings import Trained
-from normfree.report.panels import Curve, Panel
+from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 
@@ -59,12 +59,11 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     found: dict[str, Numbers] = {row: each(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
     columns |= {f"{row} - layer norm": minus(found[row], found["layer norm"]) for row in rows if row != "layer norm"}
-    here = {row: mean(numbers.values()) for row, numbers in found.items() if numbers}
     panels = learning("target tokens predicted in training", runs, chance=None)
-    if here:
-        places = {row: float(place) for place, row in enumerate(here, start=1)}
-        curve = Curve("measured here", tuple(here.values()), tuple(places.values()))
-        panels = (Panel("test sentences", (curve,), "BLEU", at_places(places), log_y=False), *panels)
+    here = {row: numbers for row, numbers in found.items() if numbers}
+    if curves := tuple(points("measured here", list(here.values()))):
+        names = tuple(here)
+        panels = (Panel("test sentences", curves, "BLEU", "", log_y=False, note=bars(curves), names=names), *panels)
     return Measurement(
         values=values_of(columns),
         panels=panels,

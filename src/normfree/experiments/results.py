@@ -155,7 +155,7 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
 
 def _decode(value: Any) -> Any:
     if isinstance(value, dict):
-        texts = ("title", "y_label", "x_label", "note", "name", "point_names")
+        texts = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
         return {key: item if key in texts else _decode(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_decode(item) for item in value]

@@ -20,17 +20,18 @@ from normfree.experiments.rows import (
     Numbers,
     Runs,
     accuracy,
-    at_places,
+    bars,
     each,
     learning,
     mean,
     minus,
     over,
+    points,
     train_rows,
     values_of,
 )
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Level, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 
@@ -228,26 +229,24 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
 
 def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel, ...]:
     """Test accuracy at the end by kind of shortcut, diverged runs crossed; batch norm is a level."""
-    kinds = {_short(label): float(place) for place, label in enumerate(PROPOSED.values(), start=1)}
-    means = {row: mean(numbers.values()) for row, numbers in found.items() if numbers}
     curves = []
-    for name, labels in (("proposed", PROPOSED), ("Brock", BROCK)):
-        here = {row: kinds[kind] for row, kind in zip(labels.values(), kinds, strict=True) if row in means}
-        if here:
-            crossed = [i for i, row in enumerate(here) if any(run.diverged for run in runs[row].values())]
-            curves.append(Curve(name, tuple(means[row] for row in here), tuple(here.values()), crossed=tuple(crossed)))
+    for name, rows in (("proposed", list(PROPOSED.values())), ("Brock", list(BROCK.values()))):
+        crossed = [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
+        curves += points(name, [found[row] for row in rows], crossed)
     if not curves:
         return ()
-    levels = [Level("chance", CHANCE), *([Level(_NORMED, means[_NORMED])] if _NORMED in means else [])]
+    normed = found[_NORMED].values()
+    levels = [Level("chance", CHANCE), *([Level(_NORMED, mean(normed))] if normed else [])]
     return (
         Panel(
             f"{network}: test accuracy at the end",
             tuple(curves),
             "%",
-            x_label=at_places(kinds),
+            x_label="",
             log_y=False,
-            note="× diverged, and counts as chance",
+            note="; ".join(filter(None, ("× diverged, and counts as chance", bars(curves)))),
             levels=tuple(levels),
+            names=tuple(map(_short, PROPOSED.values())),
         ),
     )
 

@@ -6,6 +6,7 @@ errors are in per cent.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -98,23 +99,32 @@ def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Pan
     return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
-def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
-    """A line a row, from what is printed to what was measured; no panel where one of them is wanting."""
-    here = {row: mean(numbers.values()) for row, numbers in found.items() if numbers}
-    if not here or not paper:
-        return ()
-    columns, places = {1.0: paper, 2.0: here}, {"paper": 1.0, "measured here": 2.0}
-    curves = []
-    for row in found:
-        points = {place: values[row] for place, values in columns.items() if row in values}
-        curves += [Curve(row, tuple(points.values()), tuple(points))] if points else []
-    return (Panel(title, tuple(curves), "%", at_places(places), log_y=False),)
+def points(name: str, columns: Sequence[Numbers], crossed: Sequence[int] = ()) -> list[Curve]:
+    """A point for every column that has numbers, at its place among them: the mean, with the standard deviation over
+    the seeds as its bar. No curve where there is no point; `crossed` are columns.
 
-
-def at_places(places: Mapping[str, float]) -> str:
-    """The label of an axis on which names have places.
-
-    >>> at_places({"paper": 1.0, "measured here": 2.0})
-    '1: paper; 2: measured here'
+    >>> points("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
+    [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
     """
-    return "; ".join(f"{place:.0f}: {name}" for name, place in places.items())
+    here = [place for place, numbers in enumerate(columns) if numbers]
+    values = [list(columns[place].values()) for place in here]
+    spread = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in values)
+    marked = tuple(i for i, place in enumerate(here) if place in crossed)
+    x = tuple(place + 1.0 for place in here)
+    return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
+
+
+def bars(curves: Sequence[Curve]) -> str:
+    """What the bars of points are, in words; '' where there is none."""
+    shown = any(half > 0 for curve in curves for half in curve.spread)
+    return "bars: standard deviation over the seeds" if shown else ""
+
+
+def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
+    """For every row what is printed beside what was measured; no panel where one of them is wanting."""
+    if not any(found.values()) or not paper:
+        return ()
+    names = tuple(row for row in found if found[row] or row in paper)
+    printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
+    curves = (*points("paper", printed), *points("measured here", [found[row] for row in names]))
+    return (Panel(title, curves, "%", "", log_y=False, note=bars(curves), names=names),)

@@ -15,6 +15,7 @@ from normfree.data import load
 from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.experiments.claims import Check, Cost, Measurement, Scale, Settings, claim
 from normfree.experiments.fits import geometric_means
+from normfree.experiments.rows import bars, points
 from normfree.experiments.synthetic import Norms, feed_forward, residual
 from normfree.models import build
 from normfree.report import Column, Table
@@ -210,21 +211,22 @@ def table2(settings: Settings) -> Measurement:
         (name, f"{_PRINTED[name]:.2f}", f"{_mean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
         for name in _ALL
     )
+    measured = points("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])
     history = tuple(Curve(name, tuple(abs(v) for v in c[0].history)) for name, c in found.items())
-    positions = tuple(float(i) for i in range(len(_ALL)))
     return Measurement(
         values=values,
         panels=(
             Panel(
                 f"log10 λ, {model_name}, {count} images",
                 (
-                    Curve("measured here", tuple(_mean(values[f"log10 λ, {name}"]) for name in _ALL)),
+                    *measured,
                     Curve("printed for WRN-40-10", tuple(_PRINTED[name] for name in _ALL)),
                 ),
                 "log10 λ",
-                x_label="; ".join(f"{i}: {name}" for i, name in enumerate(_ALL)),
+                x_label="",
                 log_y=False,
-                x=positions,
+                note=bars(measured),
+                names=tuple(_ALL),
             ),
             Panel(f"the estimate of λ, seed {settings.seeds[0]}", history, "|λ|", x_label="Hessian-vector products"),
         ),

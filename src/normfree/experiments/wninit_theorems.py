@@ -69,11 +69,11 @@ def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
         kind: tuple(_mean(values[f"E‖v‖²/‖u‖², {kind}, {n} → {m}"]) for n, m in _SHAPES)
         for kind in ("orthogonal", "isotropic")
     }
-    shapes = ", ".join(f"{n} → {m}" for n, m in _SHAPES)
+    shapes = tuple(f"{n} → {m}" for n, m in _SHAPES)
     return Measurement(
         values=values,
         panels=tuple(
-            Panel(title, tuple(Curve(k, v) for k, v in curves.items()), label, f"shape: {shapes}", log_y=log, note=note)
+            Panel(title, tuple(Curve(k, v) for k, v in curves.items()), label, "shape", log, note=note, names=shapes)
             for title, curves, label, log, note in (
                 # A logarithmic axis spans at least a decade, so that noise in the fourth digit does not look large.
                 ("mean over draws", centres, "‖v‖²/‖u‖²", True, "1 means that the norm is kept"),
