@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.experiments.claims import Check, Claim, Cost, all_claims
 from normfree.experiments.ledger import code, escape, markdown, page, write_ledger
-from normfree.experiments.ledger_entries import Entry, entries
+from normfree.experiments.ledger_entries import Entry, entries, origin_of
 from normfree.experiments.results import result_path
 from normfree.files import write_json
 from normfree.report.page import render_page
@@ -233,6 +233,12 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
         "Everything was run.",
     ):
         assert words in seen.text
+
+
+def test_origin_of_trained_numbers_is_that_of_their_runs() -> None:
+    result = {"seeds": [0], "seconds": 0.1, "hardware": {"cpu": "that judged"}, "versions": {"torch": "2.13.0"}}
+    assert origin_of(result)["hardware"] == "that judged"
+    assert {"time", "hardware", "versions"}.isdisjoint(origin_of({**result, "runs": {"Fixup, seed 0": "folder"}}))
 
 
 def test_claim_that_fails_says_so(tmp_path: Path) -> None:

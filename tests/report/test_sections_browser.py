@@ -51,11 +51,11 @@ NAMED = tuple(
 ALIKE = Panel("alike", (Curve("fixup", (9.0, 9.0, 9.0, 1.0)), Curve(EVIL, (1.0, 9.0, 9.0, 9.0))), log_y=False)
 REPORT = Page(
     "Demo",
-    cards=(Card(EVIL, "bad", "diverges"),),
+    cards=(Card(EVIL, "bad", "diverges"), Card("far below", "good", "trains")),
     sections=(
         Section(f"signal {EVIL}", (f"text {EVIL}",), (Panel("variance", (Curve("fixup", (1.0, 2.0)),)),)),
         Section("depth", panels=(DEPTH,), tables=(Table("numbers", (Column(EVIL),), ((EVIL,),)),)),
-        Section("names", panels=(*NAMED, ALIKE)),
+        Section("names", panels=(*NAMED, ALIKE), name="far below"),
     ),
 )
 
@@ -84,13 +84,21 @@ def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
 
 
 def test_sections_show_names_as_text(tab: Tab) -> None:
-    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names"]
+    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names ↑"]
     assert tab.locator(".part .lead").text_content() == f"text {EVIL}"
     assert tab.locator(".part td").first.text_content() == EVIL
     assert tab.locator(".level-name").all_text_contents() == [f"linear {EVIL}", "chance"]
     assert tab.locator(".entry span").all_text_contents() == ["fixup", EVIL]
     assert tab.locator("script").count() == 2
     assert tab.evaluate("document.documentElement.scrollWidth") <= (tab.viewport_size or {})["width"]
+
+
+def test_card_leads_to_the_section_of_its_name_and_back(tab: Tab) -> None:
+    assert tab.locator(".card a").all_text_contents() == ["far below"]
+    tab.locator(".card a").click()
+    assert tab.locator("#part-2").evaluate("e => Math.abs(e.getBoundingClientRect().top)") < 2
+    tab.locator("#part-2 .up").click()
+    tab.wait_for_function("window.scrollY === 0")
 
 
 def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:

@@ -290,6 +290,5 @@ def _section(entry: Entry, out: Path) -> Section:
     tables += tables_of(result)
     runs = tuple((*run_cells(name, found), folder.name) for name, folder, found in runs_of(entry, out))
     tables += [Table("Training runs", tuple(map(Column, (*RUN_COLUMNS, "folder"))), runs)] if runs else []
-    return Section(
-        f"{claim.id}, {claim.where}: {entry.standing}", tuple(filter(None, text)), panels_of(result), tuple(tables)
-    )
+    title = f"{claim.id}, {claim.where}: {entry.standing}"
+    return Section(title, tuple(filter(None, text)), panels_of(result), tuple(tables), name=claim.id)

@@ -140,14 +140,19 @@ def unmade_of(result: Result) -> dict[str, float]:
 
 
 def origin_of(result: Result) -> dict[str, str]:
-    """Where the numbers of a result come from."""
-    ran = result.get("hardware", {})
-    machine = [ran.get("gpu"), ran.get("cpu"), f"{ran['cores']} cores" if ran.get("cores") else None]
-    return {
+    """Where the numbers of a result come from; each training run behind them tells its own time and machine."""
+    judged = {
         "command": result.get("command", ""),
         "commit": _short(result.get("commit", "")),
         "date": result.get("date", "")[:10],
         "seeds": _span(result["seeds"]),
+    }
+    if result.get("runs"):
+        return judged
+    ran = result.get("hardware", {})
+    machine = [ran.get("gpu"), ran.get("cpu"), f"{ran['cores']} cores" if ran.get("cores") else None]
+    return {
+        **judged,
         "time": duration(result.get("seconds", 0.0)),
         "hardware": ", ".join(part for part in machine if part),
         "versions": ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items()),

@@ -43,12 +43,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, paragraphs, charts and tables."""
+    """A part of a page: a heading, paragraphs, charts and tables; a card with its `name` leads to it."""
 
     title: str
     text: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Page:
     sections: tuple[Section, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the sections with a name begin: the ids of their elements."""
+        return {section.name: f"part-{i}" for i, section in enumerate(self.sections) if section.name}
 
     @property
     def all_panels(self) -> tuple[Panel, ...]:
