@@ -47,6 +47,7 @@ MODULES = (  # where the claims are written, in the order of each paper
     "wninit",
     "wninit_training",
     "wninit_warmup",
+    "robust_table",
     "robust",
     "robust_training",
     "normdead_statements",
