@@ -181,9 +181,22 @@ def test_worst_place_is_named() -> None:
     assert (verdict.forward.worst, verdict.forward.worst_factor) == ("block10", pytest.approx(1e4))
     assert "worst at block10" in verdict.sentence
     backward = judge(signal([1.0] * 20, [1e4] * 10 + [1.0] * 10)).backward
-    assert (backward.worst, backward.worst_factor) == ("block9", pytest.approx(1e4))
+    assert (backward.worst, backward.worst_factor) == ("block10", pytest.approx(1e4))  # on the way back through it
     vanishing = judge(signal([1.0] * 10 + [1e-4] * 10)).forward
     assert (vanishing.status, vanishing.worst) == ("vanishing", "block10")
+
+
+def test_method_of_the_network_is_not_recommended_to_it() -> None:
+    rising = signal([1.0] * 10 + [1e4] * 10)
+    assert "use 'fixup'" in judge(rising).recommendation
+    assert judge(rising, method="he_in").recommendation == judge(rising).recommendation
+    assert judge(rising, method="fixup").recommendation.startswith("it has 'fixup' already")
+    assert judge(rising, method="fixup").recommendation.endswith("look at block10")
+    falling = judge(signal([1.0] * 20, [1e4] * 10 + [1.0] * 10), method="isograd")
+    assert falling.recommendation.endswith("look at block10")
+    silent = judge(signal([1.0] * 5 + [0.0] * 5), method="wn")
+    assert silent.recommendation.endswith("look at block5")
+    assert judge(signal([1.0] * 9), method="fixup").recommendation == "nothing to do"
 
 
 def test_restarts_at_stages_do_not_hide_growth() -> None:

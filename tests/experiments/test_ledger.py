@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.experiments.claims import Check, Claim, Cost, all_claims
 from normfree.experiments.ledger import code, escape, markdown, page, write_ledger
-from normfree.experiments.ledger_entries import Entry, entries, origin_of
+from normfree.experiments.ledger_entries import Entry, entries, origin_of, run_cells
 from normfree.experiments.results import result_path
 from normfree.files import write_json
 from normfree.report.page import render_page
@@ -239,6 +239,12 @@ def test_origin_of_trained_numbers_is_that_of_their_runs() -> None:
     result = {"seeds": [0], "seconds": 0.1, "hardware": {"cpu": "that judged"}, "versions": {"torch": "2.13.0"}}
     assert origin_of(result)["hardware"] == "that judged"
     assert {"time", "hardware", "versions"}.isdisjoint(origin_of({**result, "runs": {"Fixup, seed 0": "folder"}}))
+
+
+def test_run_that_translates_is_shown_with_its_bleu() -> None:
+    result = {"status": "finished", "test": {"accuracy": 0.7}, "epochs": 60.0, "seconds": 5.0, "commit": "0" * 40}
+    assert "70.00 %" in run_cells("Fixup, seed 0", result)
+    assert "BLEU 43.28" in run_cells("Fixup, seed 0", {**result, "bleu": {"score": 43.278}})
 
 
 def test_claim_that_fails_says_so(tmp_path: Path) -> None:

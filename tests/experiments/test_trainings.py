@@ -307,13 +307,14 @@ def test_result_without_its_runs_is_measured_again_and_stays_when_nothing_came(m
     assert (judgement.status, result["values"], result["panels"]) == ("not run", {}, [])
     assert {name: set(run) for name, run in result["runs"].items()} == {name: {"gpu_seconds"} for name in wanted()}
     path = tmp_path / "fixup" / "trained.json"
+    assert not path.exists()
+    result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=["fixup"])), tmp_path)
+    assert [row.verdict for row in judgement.rows] == ["holds", "missing"]
+    assert result["runs"]["fixup, seed 1"] == {"folder": folder_name(wanted()["fixup, seed 1"])}
     before = path.read_bytes()
     os.utime(path, (1, 1))
     reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=())), tmp_path)
     assert (path.read_bytes(), path.stat().st_mtime) == (before, 1.0)  # not even the date
-    result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=["fixup"])), tmp_path)
-    assert [row.verdict for row in judgement.rows] == ["holds", "missing"]
-    assert result["runs"]["fixup, seed 1"] == {"folder": folder_name(wanted()["fixup, seed 1"])}
     result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path)), tmp_path)
     assert judgement.status == "holds"
 

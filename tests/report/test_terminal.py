@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normfree.report import line_plot, sparkline
+from normfree.report import line_plot, open_console, sparkline
 
 ANY_CURVE = st.lists(st.floats(min_value=0.0) | st.just(math.nan), min_size=1, max_size=60)
 
@@ -133,3 +133,12 @@ def test_sparkline_shows_what_cannot_be_drawn() -> None:
 def test_sparkline_refuses_bad_input(values: list[float], width: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sparkline(values, width)
+
+
+@pytest.mark.parametrize("plain", ["", "1"])
+def test_a_name_between_colons_is_no_picture(
+    plain: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_COLOR", plain)
+    open_console().print("my_package.models:ok: linear", markup=False)
+    assert capsys.readouterr().out == "my_package.models:ok: linear\n"

@@ -268,7 +268,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_toml_is_reported_as_such(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"^expected a file of settings at '.*none.toml', found none; check"):
         TrainConfig.from_toml(tmp_path / "none.toml")
 
 

@@ -207,7 +207,7 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     elif config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
         console.print(
             f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run, which never came to its "
-            "learning rate; set warmup=",
+            "learning rate; make it shorter with --set warmup=…",
             markup=False,
             style="yellow",
         )

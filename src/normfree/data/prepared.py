@@ -126,7 +126,7 @@ def open_prepared(folder: str | Path) -> Prepared:
     if not path.is_file():
         raise ValueError(
             f"expected a prepared folder with '{path}', found none; prepare the data first, with normfree data "
-            "prepare, or train with --source and --target"
+            "prepare, or train with --source and --target, or --text"
         )
     damaged = f"expected '{path}' as it was written, got one that is truncated or altered; {_REMEDY}"
     try:

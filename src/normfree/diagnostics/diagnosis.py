@@ -57,7 +57,7 @@ class Diagnosis:
         from rich.console import Console
 
         buffer = StringIO()
-        console = Console(file=buffer, width=110, color_system=None)
+        console = Console(file=buffer, width=110, color_system=None, emoji=False)
         print_table(table([self]), console)
         console.print(summary(self), highlight=False, markup=False)
         return buffer.getvalue().rstrip()
@@ -87,7 +87,13 @@ def diagnose(
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
-    return Diagnosis(label, signal, judge(signal))
+    return Diagnosis(label, signal, judge(signal, method=_method(model, signal.plan)))
+
+
+def _method(model: nn.Module, plan: ResidualPlan) -> str:
+    """The name of the method that a model of ours has, or was converted by."""
+    converted = str(getattr(plan.changes, "method", "")).partition(":")[0]
+    return converted or str(getattr(getattr(model, "method", None), "name", ""))
 
 
 def summary(diagnosis: Diagnosis) -> str:

@@ -63,8 +63,8 @@ class Verdict:
         return asdict(self)
 
 
-def judge(signal: Signal) -> Verdict:
-    """Judge a signal.
+def judge(signal: Signal, *, method: str = "") -> Verdict:
+    """Judge a signal; `method` is the one that the network has, which is not recommended to it.
 
     Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
     (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
@@ -85,7 +85,7 @@ def judge(signal: Signal) -> Verdict:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
     return Verdict(
-        status, forward, backward, dead, _sentence(forward, backward, dead), _advice(forward, backward, dead)
+        status, forward, backward, dead, _sentence(forward, backward, dead), _advice(forward, backward, dead, method)
     )
 
 
@@ -116,7 +116,8 @@ def _direction(names: Sequence[str], stages: Sequence[int], values: Sequence[flo
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     worst = (min if status == "vanishing" else max)(range(len(steps)), key=steps.__getitem__)
     total = {"vanishing": decay, "preserved": whole}.get(status, growth)
-    place = travelled[min(worst + 1, len(travelled) - 1)][0]
+    # Forward a sum is what its own block made of the signal; backward, what the block after it made of the gradient.
+    place = travelled[worst if backward else min(worst + 1, len(travelled) - 1)][0]
     return Direction(status, math.exp(slope), _exp(total), place, _exp(steps[worst]))
 
 
@@ -181,7 +182,17 @@ def _sentence(forward: Direction, backward: Direction, dead: Sequence[str]) -> s
     return "; ".join(parts)
 
 
-def _advice(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+def _advice(forward: Direction, backward: Direction, dead: Sequence[str], method: str) -> str:
+    """What to do; a network that has the method to be recommended is not as the method left it."""
+    advice = _remedy(forward, backward, dead)
+    if not method or f"'{method}'" not in advice:
+        return advice
+    worse = max(backward, forward, key=lambda d: SEVERITY.index(d.status))
+    place = dead[0] if dead else worse.broken_at or worse.worst
+    return f"it has '{method}' already, which does not do this by itself: look at {place}"
+
+
+def _remedy(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
     if dead:
         return "two zero layers with an activation between never learn: use 'fixup', which zeroes only a branch's last"
     if forward.status == "exploding":

@@ -15,7 +15,7 @@ from normfree.experiments.results import Result, stored
 from normfree.experiments.runs import ended
 
 MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
-RUN_COLUMNS = ("run", "ended", "test accuracy", "epochs", "time", "hardware", "commit")
+RUN_COLUMNS = ("run", "ended", "test", "epochs", "time", "hardware", "commit")
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,8 @@ def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     if result is None:
         return name, "no longer kept", *[""] * (len(RUN_COLUMNS) - 2)
     accuracy = f"{100 * result['test']['accuracy']:.2f} %" if result["test"] else ""
+    if result.get("bleu"):
+        accuracy = f"BLEU {result['bleu']['score']:.2f}"
     where = origin_of({"seeds": [], **result})
     numbers = accuracy, f"{result['epochs']:.4g}", duration(result["seconds"])
     return name, result["status"], *numbers, where["hardware"], where["commit"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
-from normfree.experiments.results import Result, collect, is_whole, panels_of, result_path, stored
+from normfree.experiments.results import Result, collect, is_empty, is_whole, panels_of, result_path, stored
 from normfree.files import plain_json, replacing, write_json
 
 RESULTS = Path("results")
@@ -32,6 +32,8 @@ def reproduce(
     result = before if before is not None and is_whole(before) else run(claim, settings)
     if before is not None and _numbers(before) == _numbers(result):
         result = before  # no run has come to it, so that date and commit stay
+    if is_empty(result) and before is None:
+        return result, judge(claim, result)  # a file would only hide that there is nothing
     if result is not before:
         # First, so that no moment leaves the picture of other numbers: one that is missing is drawn.
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)

@@ -139,6 +139,12 @@ def is_whole(result: Result) -> bool:
     return all("folder" in run for run in result.get("runs", {}).values())
 
 
+def is_empty(result: Result) -> bool:
+    """Whether none of the runs behind a result was made, so that there is nothing in it."""
+    runs = result.get("runs", {})
+    return bool(runs) and not any("folder" in run for run in runs.values())
+
+
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
     """The stored result of a claim, or None where there is none, or one of an older measurement."""
     path = result_path(out, claim, scale)

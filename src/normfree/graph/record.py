@@ -137,8 +137,8 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             # On an example without values the second run says nothing new.
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
             raise ValueError(
-                f"expected a model that runs on tensors without values, but {type(model).__name__} stopped: {cause}; "
-                "check the example's shape, or pass a hand-written ResidualPlan"
+                f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
+                "example's shape, or pass a hand-written ResidualPlan"
             ) from cause
 
 

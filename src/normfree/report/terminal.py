@@ -30,9 +30,10 @@ def open_console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     unbounded = not stream.isatty() and not os.environ.get("COLUMNS") and not os.environ.get("FORCE_COLOR")
+    width = _UNBOUNDED if unbounded else None
     if os.environ.get("NO_COLOR"):  # rich's own no_color keeps bold and dim
-        return Console(file=stream, color_system=None, highlight=False, width=_UNBOUNDED if unbounded else None)
-    return Console(file=stream, highlight=False, width=_UNBOUNDED if unbounded else None)
+        return Console(file=stream, color_system=None, emoji=False, highlight=False, width=width)
+    return Console(file=stream, emoji=False, highlight=False, width=width)
 
 
 def line_plot(

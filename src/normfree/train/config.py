@@ -164,6 +164,8 @@ class TrainConfig:
         try:
             with Path(path).open("rb") as file:
                 values = tomllib.load(file)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"expected TOML in '{path}', got text that is none ({error}); correct it there") from None
         for name in values:
