@@ -177,12 +177,8 @@ def _print(
         count, time = f"{len(unmade)} of {len(result['runs'])}", duration(sum(unmade.values()))
         console.print(f"{count} training runs are missing, {time} on one H200: {'; '.join(names)}", markup=False)
         if not settings.quick:
-            kept = (
-                "shows the small stand-in that is kept"
-                if result_path(out, claim, "quick").exists()
-                else "runs a small one"
-            )
-            console.print(f"train them with --device cuda; --quick {kept}", markup=False)
+            does = "shows" if result_path(out, claim, "quick").exists() else "runs"
+            console.print(f"train them with --device cuda; --quick {does} a small stand-in", markup=False)
     ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
     ran += "" if result.get("runs") else f", {result['seconds']:g} s"
     when = f", stored {result['date'][:10]}" if is_stored else ""
