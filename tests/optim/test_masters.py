@@ -16,7 +16,7 @@ from normfree.models import build
 from normfree.nn.absorbing import absorbing_layers
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.absorbed import absorbing_weights, kind, padded, runs
+from normfree.optim.absorbed import kind, padded, runs
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -436,7 +436,7 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     expected = plain(*sentences())
     slope = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
     expected.backward(slope)
-    absorbing = absorbing_weights(network, {id(p) for p in network.parameters()})
+    absorbing = {id(found.layer.weight): found for found in absorbing_layers(network)}
     parameters = sorted(network.parameters(), key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
     for p in parameters:

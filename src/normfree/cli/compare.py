@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.typed import typed
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -80,27 +80,17 @@ def compare_methods(
     if found.signal is not None:
         messages.print("stopped; what is done is kept, and the same command goes on", markup=False, style="yellow")
         raise typer.Exit(128 + found.signal)
-    command = _command(method, model, recipe, changes, lr, seeds, out, jobs, plugin)
-    for path in save(found, out, command=command):
+    given: dict[str, object] = {
+        "-m": method,
+        "--model": model,
+        "--recipe": recipe,
+        "--set": changes,
+        "--lr": lr,
+        "--seeds": seeds,
+    }
+    given |= {"--out": out, "--jobs": jobs, "--plugin": plugin}
+    for path in save(found, out, command=typed("compare", options=given)):
         messages.print(f"wrote {path}", markup=False)
-
-
-def _command(
-    methods: list[str] | None,
-    models: list[str] | None,
-    recipe: str,
-    changes: list[str] | None,
-    lrs: list[float] | None,
-    seeds: int,
-    out: Path,
-    jobs: int | None,
-    plugins: list[str] | None,
-) -> str:
-    """What was typed, in one order, for the file."""
-    several = {"-m": methods, "--model": models, "--set": changes, "--lr": lrs, "--plugin": plugins}
-    words = [word for name, values in several.items() for value in values or () for word in (name, f"{value}")]
-    words += ["--recipe", recipe, "--seeds", str(seeds), "--out", str(out), *(["--jobs", str(jobs)] if jobs else [])]
-    return shlex.join(["normfree", "compare", *words])
 
 
 def _base(recipe: str, changes: list[str]) -> TrainConfig:

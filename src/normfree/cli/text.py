@@ -8,9 +8,13 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from normfree.data.vocabulary import Vocabulary
+    from normfree.train import TrainConfig
 
 SOURCE = typer.Option("--source", metavar="FILE", help="Training sentences to translate; valid and test lie beside.")
 TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
@@ -98,22 +102,15 @@ def translate_lines(
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """
     from normfree.data.text import decoded
-    from normfree.train import load, read_config
-    from normfree.train.hardware import device_of
-    from normfree.train.loading import load_vocabulary
+    from normfree.train.tokens import PAIRS
     from normfree.train.translating import translate
 
-    config = read_config(run)
-    if not config.data.startswith("pairs:"):
-        raise ValueError(f"expected a run on pairs of sentences in '{run}', got one on '{config.data}'")
-    place = device_of(device)
-    vocabulary = load_vocabulary(run)
-    model = load(run, device=str(place))
+    config, vocabulary, model = _opened(run, PAIRS, "a run on pairs of sentences", "translation", device)
     lines = decoded(sys.stdin.buffer, "on standard input")
     # One by one for whoever types, many at once for a file.
     while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _AT_ONCE)):
         found = translate(
-            model,  # type: ignore[arg-type]  # a Transformer, as the data says
+            model,
             vocabulary,
             chunk,
             beam=beam or config.beam,
@@ -142,20 +139,29 @@ def continue_lines(
     import torch
 
     from normfree.data.text import decoded
+    from normfree.train.tokens import TEXT
+    from normfree.train.writing import continue_line
+
+    what = "a language model, which is a run on text,"
+    config, vocabulary, model = _opened(run, TEXT, what, "language_model", device)
+    draws = torch.Generator().manual_seed(seed)
+    for line in decoded(sys.stdin.buffer, "on standard input"):
+        written = continue_line(
+            model, vocabulary, line, longest=tokens, temperature=temperature, window=config.block, generator=draws
+        )
+        typer.echo(written)
+
+
+def _opened(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
+    """The configuration, vocabulary and model of a run on one kind of `data`; refuses one on another."""
     from normfree.train import load, read_config
     from normfree.train.hardware import device_of
     from normfree.train.loading import load_vocabulary
-    from normfree.train.writing import continue_line
 
     config = read_config(run)
-    if not config.data.startswith("text:"):
+    if not config.data.startswith(data):
         raise ValueError(
-            f"expected a language model, which is a run on text, in '{run}', got one on '{config.data}'; train one "
-            "with normfree train language_model --text FILE"
+            f"expected {what} in '{run}', got one on '{config.data}'; train one with normfree train {recipe}"
         )
-    vocabulary = load_vocabulary(run)
-    model = load(run, device=str(device_of(device)))
-    draws = torch.Generator().manual_seed(seed)
-    options = {"longest": tokens, "temperature": temperature, "window": config.block, "generator": draws}
-    for line in decoded(sys.stdin.buffer, "on standard input"):
-        typer.echo(continue_line(model, vocabulary, line, **options))  # type: ignore[arg-type]  # a Decoder, as the data says
+    place = device_of(device)
+    return config, load_vocabulary(run), load(run, device=str(place))

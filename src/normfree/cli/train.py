@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
+from normfree.cli.typed import typed
 
 if TYPE_CHECKING:
     from normfree.train import RunResult, TrainConfig
@@ -70,6 +70,7 @@ def train_model(
     from normfree.report.progress import numbers, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
+    given = {"--set": changes, "--config": config, "--out": out, "--resume": resume, "--device": device}
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
             result = fit(
@@ -79,7 +80,7 @@ def train_model(
                 progress=lambda s: update(
                     s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
                 ),
-                command=_command(recipe, changes, config, out, resume, device),
+                command=typed("train", *([recipe] if recipe else []), options=given),
             )
     except SharedError:
         if first:
@@ -143,16 +144,6 @@ def _steps_done(run: Path | None) -> int:
 
     found = latest(run) if run is not None else None
     return int(found.name.split("-")[1]) if found is not None else 0
-
-
-def _command(
-    recipe: str | None, changes: list[str], file: Path | None, out: Path | None, resume: Path | None, device: str | None
-) -> str:
-    """What was typed, in one order, for the result."""
-    options = {"--config": file, "--out": out, "--resume": resume, "--device": device}
-    words = [word for change in changes for word in ("--set", change)]
-    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["normfree", "train", *([recipe] if recipe is not None else []), *words])
 
 
 def _new_folder(config: TrainConfig) -> Path:

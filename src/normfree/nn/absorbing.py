@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,11 +32,12 @@ class Absorbing:
         return None if self.block is None else self.block.beta  # type: ignore[return-value]
 
 
-def absorbing_layers(model: nn.Module) -> list[Absorbing]:
-    """The layers of residual branches that could take in a scalar.
+def absorbing_layers(model: nn.Module, short: Collection[int] | None = None) -> list[Absorbing]:
+    """The layers of residual branches that could take in a scalar; of all, or of those with weights in `short`, by id.
 
-    A bias is taken in by linear layers that have a bias vector, all that read it together. A convolution pads with
-    zeros, to which no bias was added, so it takes in a multiplier only.
+    All that they hold learns, and nothing else uses it. A bias is taken in by linear layers that have a bias vector,
+    all that read it or none. A convolution pads with zeros, to which no bias was added, so it takes in a multiplier
+    only.
     """
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     biases: dict[nn.Module, ScalarBias] = {}
@@ -50,9 +51,16 @@ def absorbing_layers(model: nn.Module) -> list[Absorbing]:
         last = _last(block.branch)
         if _plain(last) and isinstance(block.beta, ScalarMultiplier) and block.beta.learnable:
             blocks[last] = block
-    found = [Absorbing(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
-    strange = {a.bias for a in found if not _alone(a, owners)}  # all that read one bias take it in, or none
-    return [a for a in found if _alone(a, owners) and (a.bias is None or a.bias not in strange)]
+
+    def fits(found: Absorbing) -> bool:
+        weights = [p for p in (found.layer.weight, found.layer.bias) if p is not None]
+        scalars = [scalar.value for scalar in (found.bias, found.beta) if scalar is not None]
+        alone = all(owners[id(p)] == 1 and p.requires_grad for p in (*weights, *scalars))
+        return alone and (short is None or all(id(p) in short for p in weights))
+
+    every = [Absorbing(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
+    kept_out = {found.bias for found in every if found.bias is not None and not fits(found)}
+    return [found for found in every if fits(found) and found.bias not in kept_out]
 
 
 def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
@@ -86,9 +94,3 @@ def _last(branch: nn.Module) -> nn.Module:
 
 def _plain(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d | nn.Linear) and weight_kind(layer) == "plain"
-
-
-def _alone(found: Absorbing, owners: Counter[int]) -> bool:
-    """Whether nothing else uses the parameters."""
-    scalars = [scalar.value for scalar in (found.bias, found.beta) if scalar is not None]
-    return all(owners[id(p)] == 1 for p in (found.layer.weight, found.layer.bias, *scalars) if p is not None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.absorbing import Absorbing, absorbing_layers
+from normfree.nn.absorbing import Absorbing
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
 Placed = tuple[nn.Parameter, int, int | None]  # a parameter, where it begins in the masters, and where it computes
@@ -84,21 +84,6 @@ class Absorbed:
         if self.biases is None or self.sums is None:
             return vectors
         return vectors + values[self.biases].unsqueeze(1) * self.sums
-
-
-def absorbing_weights(model: nn.Module, short: set[int]) -> dict[int, Absorbing]:
-    """The layers in a short type that take in scalars, by their weights; all that read one bias, or none."""
-    found = absorbing_layers(model)
-    learning = {id(p) for p in model.parameters() if p.requires_grad}
-    able = short & learning
-
-    def fits(a: Absorbing) -> bool:
-        weights = [p for p in (a.layer.weight, a.layer.bias) if p is not None]
-        scalars = [scalar.value for scalar in (a.bias, a.beta) if scalar is not None]
-        return all(id(p) in able for p in weights) and all(id(p) in learning for p in scalars)
-
-    left = {a.bias for a in found if not fits(a)} - {None}
-    return {id(a.layer.weight): a for a in found if fits(a) and a.bias not in left}
 
 
 def kind(found: Absorbing) -> tuple[Any, ...]:

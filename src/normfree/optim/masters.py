@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.optim.absorbed import Placed, absorbing_weights, kind, padded, runs
+from normfree.nn.absorbing import absorbing_layers
+from normfree.optim.absorbed import Placed, kind, padded, runs
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Masters:
     def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], *, channels_last: bool = False) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
-        absorbing = absorbing_weights(model, short)
+        absorbing = {id(found.layer.weight): found for found in absorbing_layers(model, short)}
 
         def order(parameter: nn.Parameter) -> tuple[Any, ...]:
             """Short types first, layers that take in the same scalars and have the same shape together."""

@@ -25,7 +25,7 @@ from normfree.models.transformer import Transformer
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
 from normfree.train.evaluation import Score, evaluating
-from normfree.train.translating import Bleu, bleu, translate_tokens
+from normfree.train.translating import Bleu, as_line, bleu, translate_tokens
 
 PAIRS, TEXT = "pairs:", "text:"
 
@@ -186,5 +186,5 @@ def translate_test(model: nn.Module, config: TrainConfig, data: Prepared) -> tup
         beam=config.beam,
         length_penalty=config.length_penalty,
     )
-    lines = [" ".join(vocabulary.decode(ids).splitlines()) for ids in found]
+    lines = [as_line(vocabulary, ids) for ids in found]
     return lines, bleu(lines, data.references("test"))

@@ -39,7 +39,7 @@ def translate(
     Raises:
         ValueError: if the vocabulary is not the model's, or sentencepiece is missing.
     """
-    _check_vocabulary(model, vocabulary)
+    require_vocabulary(model, vocabulary)
     found = translate_tokens(
         model,
         [vocabulary.encode(line) if line.strip() else [] for line in lines],
@@ -49,7 +49,12 @@ def translate(
         sentences=sentences,
         tokens=tokens,
     )
-    return [" ".join(vocabulary.decode(ids).splitlines()) for ids in found]
+    return [as_line(vocabulary, ids) for ids in found]
+
+
+def as_line(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
+    """The text of tokens in one line, whatever is in it."""
+    return " ".join(vocabulary.decode(ids).splitlines())
 
 
 def translate_tokens(
@@ -122,7 +127,7 @@ def _batches(lengths: Sequence[int], sentences: int, tokens: int) -> Iterator[li
         yield batch
 
 
-def _check_vocabulary(model: Transformer, vocabulary: Vocabulary) -> None:
+def require_vocabulary(model: nn.Module, vocabulary: Vocabulary) -> None:
     """Refuse a vocabulary of another size than the model's, which would read and write other words."""
     for name in ("source_embedding", "embedding"):
         embedding = getattr(model, name, None)

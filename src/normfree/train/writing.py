@@ -11,6 +11,7 @@ from torch import Tensor
 from normfree.data.vocabulary import Vocabulary
 from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
 from normfree.train.evaluation import evaluating
+from normfree.train.translating import as_line, require_vocabulary
 
 _NEVER = (PAD, START, UNKNOWN)
 
@@ -57,14 +58,25 @@ def continue_tokens(
     return seen[1 + len(start) :]
 
 
-def continue_line(model: Decoder, vocabulary: Vocabulary, line: str, **options: object) -> str:
-    """A line with what the model writes on to it; the options are those of `continue_tokens`.
+def continue_line(
+    model: Decoder,
+    vocabulary: Vocabulary,
+    line: str,
+    *,
+    longest: int = 100,
+    temperature: float = 0.8,
+    window: int = 128,
+    generator: torch.Generator | None = None,
+) -> str:
+    """A line with what the model writes on to it; the rest is as for `continue_tokens`.
 
     Raises:
-        ValueError: if sentencepiece is missing, and for what `continue_tokens` raises.
+        ValueError: if the vocabulary is not the model's, or sentencepiece is missing.
     """
+    require_vocabulary(model, vocabulary)
     start = vocabulary.encode(line) if line.strip() else []
-    return " ".join(vocabulary.decode([*start, *continue_tokens(model, start, **options)]).splitlines())  # type: ignore[arg-type]
+    found = continue_tokens(model, start, longest=longest, temperature=temperature, window=window, generator=generator)
+    return as_line(vocabulary, [*start, *found])
 
 
 def _drawn(logits: Tensor, temperature: float, source: torch.Generator) -> int:
