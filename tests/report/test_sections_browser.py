@@ -83,6 +83,16 @@ def tab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tab]:
     assert not wrong
 
 
+def test_drawing_stays_until_its_width_changes(tab: Tab) -> None:
+    drawn = tab.locator(".chart svg").nth(3).locator(".place").first.element_handle()
+    frames = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.evaluate(frames)
+    assert drawn.evaluate("text => text.isConnected")
+    tab.set_viewport_size({"width": 700, "height": 900})
+    tab.evaluate(frames)
+    assert not drawn.evaluate("text => text.isConnected")
+
+
 def test_sections_show_names_as_text(tab: Tab) -> None:
     assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names ↑"]
     assert tab.locator(".part .lead").text_content() == f"text {EVIL}"

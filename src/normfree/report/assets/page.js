@@ -138,11 +138,13 @@
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
     let log = panel.log_y;
     let drawn = []; // the visible curves with their points on the screen
+    let drawnAt = null; // the width of the last drawing: an observer also calls at its start and for the drawing's own height
     let cursor = null;
     let at = null; // the curve and the point that are being read
 
     function draw() {
-      const width = Math.max(200, box.clientWidth);
+      drawnAt = box.clientWidth;
+      const width = Math.max(200, drawnAt);
       const height = Math.round(Math.min(width > 700 ? 400 : 330, Math.max(220, width * 0.55)));
       svg.replaceChildren();
       at = null;
@@ -391,7 +393,7 @@
     figure.querySelectorAll("[hidden]:not(.gaps)").forEach((node) => { node.hidden = false; });
     const self = { draw, leave, svg, legend };
     charts.push(self);
-    new ResizeObserver(() => { leave(); draw(); }).observe(box);
+    new ResizeObserver(() => { if (box.clientWidth !== drawnAt) { leave(); draw(); } }).observe(box);
     draw();
   }
 
