@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -256,6 +257,18 @@ def test_divergence_has_its_own_exit_status(run: Run) -> None:
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
     assert "diverged; start another one" in err
+
+
+def test_a_run_that_only_guesses_says_so(run: Run) -> None:
+    small = ("--set", "model=resnet8", "--set", "epochs=4", "--set", "batch_size=16")  # Fixup starts from a guess
+    status, out, err = run("train", *small, "--set", "lr=1e-9", "--out", "still")
+    assert (status, err) == (0, "")
+    classes = result("still")["classes"]
+    assert f"nothing was learned: the training loss, {math.log(classes):.4g}, is that of a guess among" in out
+    status, out, _ = run("train", *small, "--set", "lr=0.1", "--out", "learns")
+    assert status == 0
+    assert result("learns")["train_loss"] < 0.99 * math.log(classes)
+    assert "nothing was learned" not in out
 
 
 def test_resume_refuses_changes_by_name(run: Run) -> None:

@@ -1,5 +1,6 @@
 """What a folder gives back is what was trained, bit for bit."""
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -97,6 +98,13 @@ def test_checkpoint_of_another_model_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"got Network, which differs in 'classifier.weight' and 0 more") as caught:
             nf.load(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+def test_evaluate_tells_of_every_batch(tmp_path: Path) -> None:
+    result = fit(tmp_path, epochs=0, eval_batch_size=10)
+    told: list[int] = []
+    assert nf.evaluate(tmp_path, progress=told.append) == result.test
+    assert told == list(range(1, math.ceil(len(tiny_images().test) / 10) + 1))
 
 
 def test_evaluate_looks_for_data_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

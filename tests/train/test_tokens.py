@@ -336,7 +336,9 @@ def test_loaded_model_gives_the_logits_of_the_trained_one(
     assert torch.equal(again(*batch[:2]), result.model(*batch[:2]))
     state = {name: tensor.clone() for name, tensor in weights(again).items()}
     assert all(torch.equal(state[name], tensor) for name, tensor in weights(result.model).items())
-    assert evaluate_translation(tmp_path) == result.bleu
+    told: list[tuple[int, int]] = []
+    assert evaluate_translation(tmp_path, progress=lambda *now: told.append(now)) == result.bleu
+    assert told[-1] == (len(pairs.references("test")),) * 2
     if "precision" not in changes:  # a CPU evaluates in float32
         assert result.test
         assert list(nf.evaluate(tmp_path)) == pytest.approx(list(result.test), rel=1e-6)

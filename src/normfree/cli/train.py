@@ -96,7 +96,7 @@ def train_model(
 
 def evaluate_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -104,11 +104,16 @@ def evaluate_run(
 
     For example: normfree evaluate runs/fashion
     """
+    from normfree.report.progress import progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
     config = read_config(run)
-    found = evaluate(run, device=device, data_dir=data)
-    translated = evaluate_translation(run, device=device, data_dir=data)
+    with progress(config.model) as update:
+        found = evaluate(run, device=device, data_dir=data, progress=lambda done: update(done, None, "batches"))
+    with progress("translating") as update:
+        translated = evaluate_translation(
+            run, device=device, data_dir=data, progress=lambda done, total: update(done, total, "sentences")
+        )
     if as_json:
         plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
         typer.echo(json.dumps(plain))
@@ -192,10 +197,20 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
             markup=False,
             style="red",
         )
-    elif result.status == "interrupted":
+        return
+    if result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
         console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
-    elif config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
+        return
+    if result.guesses:
+        console.print(
+            f"nothing was learned: the training loss, {result.train_loss:.4g}, is that of a guess among "
+            f"{result.classes:,} classes, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the "
+            "signal is lost with: normfree diagnose",
+            markup=False,
+            style="yellow",
+        )
+    if config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
         console.print(
             f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run, which never came to its "
             "learning rate; make it shorter with --set warmup=…",

@@ -405,6 +405,7 @@ class _Run:
             test=test,
             linear_accuracy=self._linear,
             parameters=self.parameters,
+            classes=class_count(self._data),
             seconds=self.before + time.perf_counter() - self._begun,
             setup_seconds=self.setup_seconds,
             throughput=steps * self.inputs.per_step / max(self.train_seconds, 1e-9),

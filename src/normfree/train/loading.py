@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +122,17 @@ def load_vocabulary(run: str | Path) -> Vocabulary:
     return found
 
 
-def evaluate(run: str | Path, *, device: str = "cpu", data_dir: str | None = None) -> Score:
+def evaluate(
+    run: str | Path,
+    *,
+    device: str = "cpu",
+    data_dir: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Score:
     """The test score of a run's model; on a GPU in the precision that it was trained in.
 
     `data_dir` is where the data lies now, if it moved: the folder of data sets, or the prepared folder of text.
+    `progress` is told after each batch how many are done.
 
     Raises `ValueError` when the folder holds no run, or its data is not there or other than it was.
     """
@@ -145,13 +153,26 @@ def evaluate(run: str | Path, *, device: str = "cpu", data_dir: str | None = Non
     )
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
-    return inputs.score(model, inputs.test())
+    return inputs.score(model, _counted(inputs.test(), progress))
 
 
-def evaluate_translation(run: str | Path, *, device: str = "cpu", data_dir: str | None = None) -> Bleu | None:
+def _counted(batches: Iterable[Any], progress: Callable[[int], None] | None) -> Iterator[Any]:
+    for done, batch in enumerate(batches, 1):
+        yield batch
+        if progress is not None:
+            progress(done)
+
+
+def evaluate_translation(
+    run: str | Path,
+    *,
+    device: str = "cpu",
+    data_dir: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Bleu | None:
     """BLEU of a run's model on the test sentences, by the run's beam; None where it does not translate any.
 
-    Arguments and errors are those of `evaluate`.
+    Arguments and errors are those of `evaluate`; `progress` is told how many sentences are done, and of how many.
     """
     config = _moved(read_config(run), data_dir)
     if not is_tokens(config.data):
@@ -159,7 +180,7 @@ def evaluate_translation(run: str | Path, *, device: str = "cpu", data_dir: str 
     data = _data_of(run, config)
     if not isinstance(data, Prepared) or not translates_test(data):
         return None
-    return translate_test(load(run, device=str(device_of(device))), config, data)[1]
+    return translate_test(load(run, device=str(device_of(device))), config, data, progress)[1]
 
 
 def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:

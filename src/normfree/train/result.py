@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ from normfree.train.config import TrainConfig
 from normfree.train.evaluation import Score
 from normfree.train.runs import Status
 from normfree.train.translating import Bleu
+
+_GUESS = 0.995  # of the loss of a guess: what a network that learns at all is below after some dozen steps
 
 
 class Snapshot(NamedTuple):
@@ -32,7 +35,8 @@ class Snapshot(NamedTuple):
 class RunResult:
     """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode.
 
-    `throughput` counts a `unit` a second: images, or target tokens. `bleu` is of the test sentences of a translation.
+    `throughput` counts a `unit` a second: images, or target tokens. `classes` counts what a score is given to, tokens
+    of a vocabulary included. `bleu` is of the test sentences of a translation.
     """
 
     status: Status
@@ -46,6 +50,7 @@ class RunResult:
     test: Score | None
     linear_accuracy: float | None
     parameters: int
+    classes: int
     seconds: float
     setup_seconds: float
     throughput: float
@@ -54,6 +59,16 @@ class RunResult:
     peak_gib: float | None = None
     signal: int | None = None
     command: str | None = None
+
+    @property
+    def guess_loss(self) -> float:
+        """The cross-entropy of equal scores for all classes, whatever the labels and however they are smoothed."""
+        return math.log(self.classes)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the loss of the last epoch is hardly below that of a guess, or above it."""
+        return self.classes > 1 and self.train_loss is not None and self.train_loss > _GUESS * self.guess_loss
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data, without the model."""

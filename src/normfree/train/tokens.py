@@ -176,7 +176,9 @@ def token_score(
     return Score(losses / tokens, correct / tokens) if tokens else Score(float("nan"), float("nan"))
 
 
-def translate_test(model: nn.Module, config: TrainConfig, data: Prepared) -> tuple[list[str], Bleu]:
+def translate_test(
+    model: nn.Module, config: TrainConfig, data: Prepared, progress: Callable[[int, int], None] | None = None
+) -> tuple[list[str], Bleu]:
     """Translate the source of the test split by beam search, and score it against its target."""
     source = data.pairs("test").source
     vocabulary = data.vocabulary()
@@ -185,6 +187,7 @@ def translate_test(model: nn.Module, config: TrainConfig, data: Prepared) -> tup
         [source[i] for i in range(len(source))],
         beam=config.beam,
         length_penalty=config.length_penalty,
+        progress=progress,
     )
     lines = [as_line(vocabulary, ids) for ids in found]
     return lines, bleu(lines, data.references("test"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,12 +66,14 @@ def translate_tokens(
     longest: Longest = source_plus_50,
     sentences: int = 128,
     tokens: int = 8192,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """Translate sentences that are tokens already, without START and END, in batches of about one length.
 
     A sentence without tokens gives one without tokens. A batch has at most `sentences`, and at most `tokens` of the
     source, padding counted, unless one sentence alone has more. The longest come first, so that memory, if it does not
-    suffice, fails at once. The result does not depend on the batches, but for the rounding of sums.
+    suffice, fails at once. The result does not depend on the batches, but for the rounding of sums. `progress` is told
+    after each how many sentences are done, and of how many.
 
     Raises:
         ValueError: if a batch is to hold nothing, or for what `beam_search` raises.
@@ -80,6 +82,7 @@ def translate_tokens(
         raise ValueError(f"expected batches of 1 or more sentences and tokens, got {sentences} and {tokens}")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     results: list[list[int]] = [[] for _ in lines]
+    done = sum(not line for line in lines)
     for batch in _batches([len(line) for line in lines], sentences, tokens):
         width = max(len(lines[index]) for index in batch) + 1
         rows = [[*lines[index], END, *[PAD] * (width - len(lines[index]) - 1)] for index in batch]
@@ -87,6 +90,9 @@ def translate_tokens(
         found = beam_search(model, source, beam=beam, length_penalty=length_penalty, longest=longest)
         for index, ids in zip(batch, found, strict=True):
             results[index] = ids
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(lines))
     return results
 
 
