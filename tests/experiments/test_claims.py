@@ -112,9 +112,7 @@ def test_settings_refuse_what_cannot_work():
 
 
 def test_get_names_the_closest_claim():
-    with pytest.raises(
-        ValueError, match=r"unknown claim 'robust/fig22'; did you mean 'robust/fig2'\? expected one of: .*wninit/thm1"
-    ):
+    with pytest.raises(ValueError, match=r"unknown claim 'robust/fig22'; did you mean 'robust/fig2'"):
         get("robust/fig22")
 
 

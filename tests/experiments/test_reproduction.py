@@ -183,7 +183,7 @@ def test_command_judges_stored_results_of_any_seeds(make, run, counted, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("robust/fig22",), "unknown claim 'robust/fig22'; did you mean 'robust/fig2'?"),
+        (("robust/fig22",), "unknown claim 'robust/fig22'; did you mean 'robust/fig2'"),
         ((), "expected one or more claims"),
         (("robust/fig2", "--list"), "expected --list alone"),
         (("robust/table1", "--device", "abacus"), "expected a device such as cpu or cuda, got 'abacus'"),

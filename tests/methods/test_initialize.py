@@ -249,7 +249,7 @@ def test_model_without_plan_is_told_to_discover_one() -> None:
 
 def test_unknown_method_is_refused() -> None:
     model, plan = foreign()
-    refuse(r"unknown method 'fixupp'; did you mean 'fixup'\?", model, "fixupp", plan)
+    refuse(r"unknown method 'fixupp'; did you mean 'fixup'", model, "fixupp", plan)
 
 
 # Attention: weights in other places, several in one, stored the other way round.

@@ -150,7 +150,7 @@ def test_changes_are_applied_and_checked() -> None:
 
 
 def test_unknown_recipe_is_refused_with_the_closest() -> None:
-    with pytest.raises(ValueError, match=r"unknown recipe 'fixup_cifa'; did you mean 'fixup_cifar'\? .*: fashion, "):
+    with pytest.raises(ValueError, match=r"unknown recipe 'fixup_cifa'; did you mean 'fixup_cifar'"):
         recipe("fixup_cifa")
 
 

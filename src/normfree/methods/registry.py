@@ -14,6 +14,7 @@ from normfree.methods.record import Method
 Factory = Callable[..., Method]
 _T = TypeVar("_T", Method, Factory)
 _FACTORIES: dict[str, Factory] = {}
+_FEW, _MANY = 12, 40  # names that a message lists beside close ones, and at most
 
 
 def register(method: _T) -> _T:
@@ -44,11 +45,18 @@ def names() -> list[str]:
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that nobody knows: it lists those that are known, the closest first."""
+    """The error for a name that nobody knows: the closest ones, and all known ones where they are few or none is close.
+
+    >>> print(unknown("colour", "gren", ["red", "green", "blue"]))
+    unknown colour 'gren'; did you mean 'green' or 'red'? expected one of: red, green, blue
+    """
     known = list(known)
-    close = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{close[0]}'?" if close else ";"
-    return ValueError(f"unknown {what} '{got}'{hint} expected one of: {', '.join(known) or 'none'}")
+    close = difflib.get_close_matches(got, known, n=3, cutoff=0.5)
+    parts = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
+    if len(known) <= _FEW or not close:
+        rest = f", … ({len(known)} in all)" if len(known) > _MANY else ""
+        parts.append(f"expected one of: {', '.join(known[:_MANY]) or 'none'}{rest}")
+    return ValueError(f"unknown {what} '{got}'; {' '.join(parts)}")
 
 
 def get(spec: str | Method) -> Method:
