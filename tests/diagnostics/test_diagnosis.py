@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.diagnostics.diagnosis import Diagnosis, diagnose, page, panels, plain, save, summary, table
+from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, page, panels, plain, save, summary, table
 from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.verdict import judge
 from normfree.models import build
@@ -85,6 +85,11 @@ def test_text_shows_table_verdict_and_advice(deep: Diagnosis) -> None:
 def test_summary_says_where_the_gradient_came_from(short: Diagnosis, deep: Diagnosis) -> None:
     assert "the classifier is zero and lets no gradient through" in summary(short)
     assert "no targets were given" in summary(deep)
+    assert summary(deep, short).splitlines()[-2:] == [
+        f"(deep: {INJECTED['output']})",
+        f"(short: {INJECTED['features']})",
+    ]
+    assert summary(deep, deep).count(INJECTED["output"]) == 1
     assert "gradient was put" not in summary(diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)))
 
 
@@ -187,6 +192,15 @@ def test_table_names_the_worst_place(deep: Diagnosis, short: Diagnosis) -> None:
     assert rows[0][-1] in places
     dead = replace(short, verdict=replace(short.verdict, dead=("body.1.0",)))
     assert table([dead]).rows[0][-1] == "body.1.0"
+
+
+def test_table_marks_a_factor_that_falls_with_depth(deep: Diagnosis) -> None:
+    assert "↘" not in "".join([*table([deep]).rows[0], table([deep]).caption])
+    normalized = diagnosed("resnet56", "batchnorm")
+    assert normalized.verdict.backward.status == "linear"
+    shown = table([deep, normalized])
+    assert shown.rows[1][6] == f"{normalized.verdict.backward.factor:.2f}↘"
+    assert "↘" in shown.caption
 
 
 def test_diagnosis_with_targets_has_a_loss() -> None:

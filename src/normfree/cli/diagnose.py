@@ -96,8 +96,7 @@ def diagnose_model(
     else:
         console = open_console()
         print_table(room.table(found), console)
-        for diagnosis in found:
-            console.print(room.summary(diagnosis), highlight=False, markup=False)
+        console.print(room.summary(*found), highlight=False, markup=False)
     for path in out or []:
         room.save(found, path, title=f"Signal propagation in {model}")
         open_console(stderr=True).print(f"wrote {path}")

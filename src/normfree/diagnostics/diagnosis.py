@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Status, Verdict, judge
+from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
 from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
@@ -96,12 +96,17 @@ def _method(model: nn.Module, plan: ResidualPlan) -> str:
     return converted or str(getattr(getattr(model, "method", None), "name", ""))
 
 
-def summary(diagnosis: Diagnosis) -> str:
-    """The verdict in words."""
-    verdict = diagnosis.verdict
-    lines = [f"{diagnosis.name}: {verdict.status}", f"  {verdict.sentence}", f"  {verdict.recommendation}"]
-    if diagnosis.signal.injected:
-        lines += [f"  ({INJECTED[place]})" for place in diagnosis.signal.injected.split(", ")]
+def summary(*diagnoses: Diagnosis) -> str:
+    """The verdicts in words, and once where the gradient came from."""
+    lines: list[str] = []
+    starts: dict[str, list[str]] = {}
+    for d in diagnoses:
+        lines += [f"{d.name}: {d.verdict.status}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
+        for place in filter(None, d.signal.injected.split(", ")):
+            starts.setdefault(INJECTED[place], []).append(d.name)
+    for start, names in starts.items():
+        whose = "" if len(names) == len(diagnoses) else f"{', '.join(names)}: "
+        lines.append(f"({whose}{start})")
     return "\n".join(lines)
 
 
@@ -127,17 +132,27 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 d.name,
                 v.status,
                 sparkline(d.signal.series("sum"), width=12),
-                f"{v.forward.factor:.2f}",
-                f"{v.forward.total:.1e}",
+                _factor(v.forward),
+                _total(v.forward),
                 sparkline(d.signal.series("sum_gradient"), width=12),
-                f"{v.backward.factor:.2f}",
-                f"{v.backward.total:.1e}",
+                _factor(v.backward),
+                _total(v.backward),
                 v.dead[0] if v.dead else worst.worst if v.at_least("vanishing") else "–",
             )
         )
-    return Table(
-        "signal through the residual blocks", columns, tuple(rows), "curves are log variance, first block left"
-    )
+    caption = "curves are log variance, first block left; × a block is inside stages"
+    if any("linear" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
+        caption += ", ↘ comes to 1 with depth"
+    return Table("signal through the residual blocks", columns, tuple(rows), caption)
+
+
+def _factor(direction: Direction) -> str:
+    """The factor a block; the mean of many that fall where growth is a power of the depth."""
+    return f"{direction.factor:.2f}{'↘' if direction.status == 'linear' else ''}"
+
+
+def _total(direction: Direction) -> str:
+    return f"{direction.total:.2g}" if 1e-3 < direction.total < 1e3 else f"{direction.total:.1e}"
 
 
 def _worse(one: Status, other: Status) -> bool:

@@ -70,9 +70,8 @@ def judge(signal: Signal, *, method: str = "") -> Verdict:
     (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
     direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
     from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
-    numbers. A branch is dead when
-    nothing comes out of it and none of its parameters gets a gradient; one that merely starts at zero, as with Fixup,
-    is not.
+    numbers. A branch is dead when nothing comes out of it and none of its parameters gets a gradient; one that merely
+    starts at zero, as with Fixup, is not.
     """
     names = [s.name for s in signal.sums]
     stages = [s.stage for s in signal.sums]
@@ -170,9 +169,9 @@ def _sentence(forward: Direction, backward: Direction, dead: Sequence[str]) -> s
             return f"{what} {reason} at {d.broken_at}"
         if d.status == "preserved":
             word = "is preserved" if 1 / MANIFEST <= d.total <= MANIFEST else "stays within bounds"
-            return f"{what} {word} (×{d.factor:.2f} a block, ×{d.total:.2g} in all)"
+            return f"{what} {word} (×{d.factor:.2f} a block inside stages, ×{d.total:.2g} in all)"
         if d.status == "linear":
-            return f"{what} grows as a power of the depth, not exponentially (×{d.total:.2g} in all)"
+            return f"{what} grows as a power of the depth, by ever less a block (×{d.total:.2g} in all)"
         return f"{what} is {d.status}: ×{d.factor:.2f} a block, ×{d.total:.1e} in all, worst at {d.worst}"
 
     parts = [say("the forward signal", forward), say("the gradient", backward)]
