@@ -188,9 +188,9 @@ def test_every_measured_number_is_in_the_json_beside_it(document: str) -> None:
             continue
         found = list(numbers(json.loads((ROOT / "docs" / files[0]).read_text())["values"]))
         header, *rows = seen.tables[0]
-        assert header == ["check", "paper", "expected", "measured", "verdict"]
+        assert header == ["verdict", "check", "paper", "expected", "measured"]
         for row in rows:
-            for shown in filter(None, row[3].split(" ± ")):
+            for shown in filter(None, row[4].split(" ± ")):
                 value = float(shown)
                 assert any(
                     x == value or (math.isnan(x) and math.isnan(value)) or abs(x - value) <= digits(shown)
@@ -219,8 +219,8 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
     assert "1 claim: 1 holds." in text
     assert seen.tables[0][1] == ["fixup/fake", "Figure 9", "One is one.", "✓ holds", "2 of 2 checks hold"]
     assert seen.tables[1][1:] == [
-        ["one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057", "holds"],
-        ["two is above 1", "more", "≥ 1", "2.5", "holds"],
+        ["holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
+        ["holds", "two is above 1", "more", "≥ 1", "2.5"],
     ]
     assert seen.tables[2] == [["a", "b"], ["1", "2"]]
     assert {"../results/fixup/fake.json", "../results/fixup/fake.png"} <= set(seen.links)
@@ -252,7 +252,7 @@ def test_claim_that_fails_says_so(tmp_path: Path) -> None:
     text = text_of(tmp_path, made_up())
     assert "1 claim: 1 fails." in text
     assert "✗ fails" in text
-    assert [row[3:] for row in Reader(text).tables[1][1:]] == [["7", "fails"], ["nan", "fails"]]
+    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("fails", "7"), ("fails", "nan")]
 
 
 def test_error_of_the_paper_is_told(tmp_path: Path) -> None:

@@ -152,21 +152,14 @@ def _run(
 def _print(
     claim: Claim, settings: Settings, result: dict[str, Any], judgement: Judgement, out: Path, *, is_stored: bool
 ) -> None:
-    from normfree.experiments.ledger_entries import cells, duration, unmade_of
+    from normfree.experiments.ledger_entries import CHECK_COLUMNS, cells, duration, unmade_of
     from normfree.experiments.results import result_path
-    from normfree.report import Column, Table, open_console, print_table
+    from normfree.report import Table, open_console, print_table
 
     console = open_console()
-    columns = (
-        Column("check"),
-        Column("paper", "right"),
-        Column("expected", "right"),
-        Column("measured", "right"),
-        Column("verdict"),
-    )
     rows = tuple(cells(row) for row in judgement.rows)
     console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
-    print_table(Table("", columns, rows), console)
+    print_table(Table("", CHECK_COLUMNS, rows), console)
     for note in result.get("notes", []):
         console.print(f"note: {note}", markup=False, style="dim")
     for erratum in dict.fromkeys(row.check.erratum for row in judgement.rows if row.verdict == "paper errs"):

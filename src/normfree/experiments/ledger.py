@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from normfree.experiments.claims import PAPERS, Claim, Row, Scale, Status
 from normfree.experiments.ledger_entries import (
+    CHECK_COLUMNS,
     RUN_COLUMNS,
     Entry,
     cells,
@@ -38,7 +39,6 @@ _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
     "fails": "bad",
     "not run": "info",
 }
-_CHECKS = ("check", "paper", "expected", "measured", "verdict")
 _LONG = 12  # rows of a table that stands open
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
 
@@ -176,8 +176,7 @@ class _Writer:
         yield self._provenance(entry, result)
 
     def _checks(self, rows: Sequence[Row]) -> Table:
-        columns = (Column(_CHECKS[0]), *(Column(name, "right") for name in _CHECKS[1:4]), Column(_CHECKS[4]))
-        return Table("", columns, tuple(tuple(map(escape, cells(row))) for row in rows))
+        return Table("", CHECK_COLUMNS, tuple(tuple(map(escape, cells(row))) for row in rows))
 
     def _remedy(self, entry: Entry, what: str, time: str) -> str:
         if not time:
@@ -286,7 +285,7 @@ def _section(entry: Entry, out: Path) -> Section:
     if left := left_of(entry):
         text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else ""))
     text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
-    tables = [Table("Checks", tuple(map(Column, _CHECKS)), tuple(cells(row) for row in entry.judgement.rows))]
+    tables = [Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows))]
     tables += tables_of(result)
     runs = tuple((*run_cells(name, found), folder.name) for name, folder, found in runs_of(entry, out))
     tables += [Table("Training runs", tuple(map(Column, (*RUN_COLUMNS, "folder"))), runs)] if runs else []

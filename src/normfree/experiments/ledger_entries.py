@@ -13,8 +13,16 @@ from typing import Any
 from normfree.experiments.claims import Claim, Judgement, Row, Scale, Status, all_claims, judge
 from normfree.experiments.results import Result, stored
 from normfree.experiments.runs import ended
+from normfree.report.tables import Column
 
 MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
+CHECK_COLUMNS = (  # the verdict first: a phone shows two columns of five
+    Column("verdict"),
+    Column("check"),
+    Column("paper", "right"),
+    Column("expected", "right"),
+    Column("measured", "right"),
+)
 RUN_COLUMNS = ("run", "ended", "test", "epochs", "time", "hardware", "commit")
 
 
@@ -79,11 +87,11 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """A check as text: statement, the paper's value, the range, what was measured, the verdict."""
+    """A check as text, for `CHECK_COLUMNS`."""
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     verdict = row.verdict if row.check.main or row.verdict != "fails" else "fails (aside)"
-    return row.check.statement, shown, row.check.expected, number(row.measured, row.std), verdict
+    return verdict, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
 
 
 def number(value: float | None, std: float | None) -> str:
