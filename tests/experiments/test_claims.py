@@ -82,11 +82,19 @@ def test_judge_summary_counts():
     assert judgement.summary == "1 of 4 checks hold, 1 fails, 1 not measured, 1 error in the paper"
 
 
-def test_judge_leaves_out_checks_of_the_other_scale():
-    assert judge(claim(MAIN, LATE), result("quick", main=1.5)).status == "holds"
+def test_judge_lets_a_stand_in_hold_no_more_than_it_tests():
+    assert judge(claim(MAIN), result("quick", main=1.5)).status == "holds"
+    assert judge(claim(MAIN, LATE), result("quick", main=1.5)).status == "partly"
+    assert judge(claim(MAIN, LATE), result("quick", main=1.5, late=1.0)).summary == "1 of 2 checks hold, 1 not measured"
     assert judge(claim(MAIN, LATE), result("full", main=1.5)).status == "partly"
     assert judge(claim(MAIN, LATE), result("full", main=1.5, late=1.0)).status == "fails"
     assert judge(claim(MAIN, LATE), result("quick", late=1.0)).status == "not run"
+
+
+def test_judge_leaves_out_checks_of_stand_ins_and_misses_data():
+    assert judge(claim(MAIN, replace(LATE, scale="quick")), result("full", main=1.5)).status == "holds"
+    absent = replace(MAIN, name="absent", lacks="SVHN")
+    assert judge(claim(MAIN, absent), result("full", main=1.5, absent=1.5)).status == "partly"
 
 
 def test_check_wants_a_range_and_a_reason():

@@ -70,7 +70,9 @@ PRINTED = {
 @pytest.mark.parametrize("scale", ["quick", "full"])
 def test_paper_s_own_numbers_hold(claim_id, scale):
     result, judgement, _ = measured(claim_id, PRINTED[claim_id], scale)
-    assert judgement.status == "holds", judgement.rows
+    asked = get(claim_id).checks_at(scale)
+    assert all(row.verdict == "holds" for row in judgement.rows if row.check in asked), judgement.rows
+    assert judgement.status == ("holds" if len(asked) == len(judgement.rows) else "partly")
     assert result.panels
 
 

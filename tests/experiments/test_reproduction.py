@@ -219,7 +219,7 @@ def test_claim_without_its_runs_is_not_run_wherever_it_is_shown(run, tmp_path):
     status, said, _ = run("fixup/table4", "--kept", *out)
     assert status == 0
     assert "2 of 2 training runs are missing, 42 min on one H200: Fixup, seed 0 (21 min)" in said
-    assert "not run: 0 of 3 checks hold, 3 not measured" in said
+    assert "not run: 0 of 4 checks hold, 4 not measured" in said
     assert names(tmp_path) == []  # a file would only hide that there is nothing
     assert json.loads(run("fixup/table4", "--kept", "--json", *out)[1])[0]["status"] == "not run"
     records = {record["id"]: record for record in json.loads(run("--list", "--json", *out)[1])}

@@ -116,8 +116,8 @@ class Check:
 
     `paper` is what the paper gives for it, and `why` says where the range comes from. Where there are several seeds,
     their mean is judged. A check that is not `main` is a side remark of the paper: where it fails, the claim holds in
-    part. `scale` restricts it to one scale. `erratum` says why the paper's number is known to be wrong; the range is
-    then that of the right one.
+    part. `scale` restricts it to one scale. `lacks` names data that it would take and that are not at hand. `erratum`
+    says why the paper's number is known to be wrong; the range is then that of the right one.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Check:
     why: str
     main: bool = True
     scale: Scale | None = None
+    lacks: str = ""
     erratum: str = ""
 
     def __post_init__(self) -> None:
@@ -199,8 +200,8 @@ class Claim:
         return self.id.partition("/")[2]
 
     def checks_at(self, scale: Scale) -> tuple[Check, ...]:
-        """The checks that hold for runs of a scale."""
-        return tuple(check for check in self.checks if check.scale in (None, scale))
+        """The checks that a run of a scale gives numbers for."""
+        return tuple(check for check in self.checks if check.scale in (None, scale) and not check.lacks)
 
     def seeds_at(self, scale: Scale) -> tuple[int, ...]:
         """The seeds of a run unless others are asked for."""
@@ -259,11 +260,14 @@ def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
 
     A claim *fails* when a main check fails. It *holds* when every check does. In between it holds *partly*: a side
     remark fails, a number is missing, or one that the paper prints was found to be wrong. Where no check has a number
-    it was *not run*, be there a result or not: all training runs behind it may be missing.
+    it was *not run*, be there a result or not: all training runs behind it may be missing. A stand-in is judged by the
+    checks of the full scale, too, which it leaves without a number: what it does not test is not said to hold.
     """
     given: Mapping[str, Any] = {} if result is None else result
     values, scale = given.get("values", {}), given.get("scale", "full")
-    rows = tuple(_row(check, values.get(check.name)) for check in claim.checks_at(scale))
+    tested = claim.checks_at(scale)
+    others = (check for check in claim.checks if check not in tested and check.scale != "quick")
+    rows = (*(_row(check, values.get(check.name)) for check in tested), *(_row(check, None) for check in others))
     if all(row.verdict == "missing" for row in rows):
         return Judgement("not run", rows)
     if any(row.verdict == "fails" and row.check.main for row in rows):

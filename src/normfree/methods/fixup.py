@@ -50,7 +50,7 @@ def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scala
     """x' = p(x + β·f(x) + δ), β learnable, 1, δ learnable, 0, and a scalar bias before every layer and activation.
 
     The paper's ablations are options: `bias=false`; `scale=0.1,bias=false` and `scale=10,bias=false`; `branches=false`.
-    `scalar_lr` is the learning rate of the scalars as a multiple of the weights': a tenth in the paper; `10/L`
+    `scalar_lr` is the learning rate of the scalars as a multiple of the weights': a tenth in the authors' code; `10/L`
     from 1,000 layers on, where the biases, which all move together, would change the output by Θ(ηL).
 
     An attention counts as four layers, as in the authors' code; see `fixup_bounded`.
