@@ -24,9 +24,9 @@ register(
         id="fixup/table2",
         where="Table 2",
         statement="On ImageNet Fixup alone overfits, and with mixup it is on par with group norm.",
-        paper_value="test error: ResNet-50 with Fixup 27.6 %, with mixup 24.0 % (group norm 23.9 %, batch norm 23.3 %), "
-        "Xavier 31.5 %, batch norm without mixup 23.6 %; ResNet-101 with mixup 21.4 % (group norm 21.4 %, batch norm "
-        "20.8 %); Figures 5 and 6 show the curves",
+        paper_value="test error: ResNet-50 with Fixup 27.6 %, with mixup 24.0 % (group norm 23.9 %, batch norm "
+        "23.3 %), Xavier 31.5 %, batch norm without mixup 23.6 %; ResNet-101 with mixup 21.4 % (group norm "
+        "21.4 %, batch norm 20.8 %); Figures 5 and 6 show the curves",
         how="Not run, as ImageNet is not at hand: recipe fixup_imagenet on a folder of it, then with mixup=0.0, with "
         "method=groupnorm and mixup=0.1, and both with model=resnet101 and epochs=200.",
         cost=Cost(quick_seconds=84_000, full_seconds=84_000, device="gpu"),

@@ -90,9 +90,8 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
     """A check as text, for `CHECK_COLUMNS`."""
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
-    verdict = row.verdict if row.check.main or row.verdict != "fails" else "fails (aside)"
-    if row.verdict == "missing" and row.check.lacks:
-        verdict = f"missing ({row.check.lacks} not at hand)"
+    aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
+    verdict = f"missing, no {row.check.lacks}" if row.check.lacks else row.verdict + aside
     return verdict, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
 
 

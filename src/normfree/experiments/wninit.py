@@ -148,8 +148,8 @@ _PRINTED = {"PyTorch default": 4.68, "data-dependent": 3.01, "stage-wise Hanin":
     id="wninit/table2",
     where="Table 2",
     statement="The top eigenvalue of the Hessian at initialization is smallest for the proposed initialization.",
-    paper_value="log10 λ for WRN-40-10 on CIFAR-10: default 4.68 ± 0.60, data-dependent 3.01 ± 0.02, Hanin 7.14 ± 0.72, "
-    "proposed 1.31 ± 0.12; for ResNet-164 on CIFAR-100: 9.56 ± 0.54, 2.68 ± 0.09, diverged, 1.56 ± 0.18",
+    paper_value="log10 λ for WRN-40-10 on CIFAR-10: default 4.68 ± 0.60, data-dependent 3.01 ± 0.02, Hanin "
+    "7.14 ± 0.72, proposed 1.31 ± 0.12; for ResNet-164 on CIFAR-100: 9.56 ± 0.54, 2.68 ± 0.09, diverged, 1.56 ± 0.18",
     how="Lanczos with Hessian-vector products on fixed images: WRN-40-1 and 64 images (quick), WRN-40-10 and 5,000, a "
     "tenth of the training set (full).",
     cost=Cost(quick_seconds=85, full_seconds=1800, device="gpu"),

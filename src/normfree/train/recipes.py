@@ -184,7 +184,7 @@ def depth_test() -> TrainConfig:
 @_named("fixup, section 4.1, Figure 3; the rate of the scalars is measured here")
 def depth_test_10000() -> TrainConfig:
     """Fixup at 10,000 layers after one epoch of CIFAR-10, its scalars at a rate ∝ 1/L."""
-    # The tenth of the authors' code does not train at this depth; 10/L is a tenth at 100 branches, and lr · 10/4998 = 2e-4 here.
+    # A tenth, as in the authors' code, does not train at this depth; 10/L is a tenth at 100 branches, and 2e-3 here.
     return depth_test().with_changes(model="wrn-10000-1", method="fixup:scalar_lr=10/L", batch_size=64)
 
 
