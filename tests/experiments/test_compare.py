@@ -1,5 +1,6 @@
 """`compare`: which runs are made, read, resumed and refused, and what is made of them."""
 
+import itertools
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
@@ -189,6 +191,17 @@ def test_processes_train_what_one_trains(tmp_path: Path) -> None:
     assert [(r.folder, r.status, r.validation, r.test) for r in one.runs] == [
         (r.folder, r.status, r.validation, r.test) for r in two.runs
     ]
+
+
+def test_processes_read_an_image_folder(tmp_path: Path) -> None:
+    """They are daemonic, and may have no workers of their own."""
+    for part, name in itertools.product(("train", "val"), ("cat", "dog")):
+        place = tmp_path / "pictures" / part / name
+        place.mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red" if name == "cat" else "blue").save(place / "0.png")
+    base = TrainConfig(data=f"folder:{tmp_path / 'pictures'}", epochs=1, batch_size=2, validation=0.0, workers=1)
+    found = compare(base, methods=["fixup", "he_in"], models=["resmlp-1-8"], out=tmp_path / "out", jobs=2)
+    assert [run.status for run in found.runs] == ["finished", "finished"]
 
 
 def test_error_of_a_process_is_one_sentence() -> None:
