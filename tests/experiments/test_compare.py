@@ -1,5 +1,6 @@
 """`compare`: which runs are made, read, resumed and refused, and what is made of them."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -119,6 +120,20 @@ def test_diverged_run_counts_as_chance(tmp_path: Path, fitted: list[TrainConfig]
     assert "1 of 1" in table(found).rows[0]
     assert compare(wild, methods=["he_in"], models=["resmlp-2-8"], out=tmp_path) == found
     assert len(fitted) == 1
+
+
+def test_run_without_a_test_split_is_blank_and_not_diverged(tmp_path: Path) -> None:
+    finished = dataclasses.replace(run("fixup", 4, 0.1, 0.5, 0.5), test=None)
+    wild = run("he_in", 4, 0.1, 0.5, None)
+    assert str(finished) == "fixup, resmlp-4-8, lr 0.1: not tested"
+    found = made(finished, wild, lrs=(0.1,))
+    assert [(p.test, p.spread, p.diverged) for p in found.points] == [(None, None, 0), (0.1, None, 1)]
+    assert [row[5] for row in table(found).rows] == ["", "10.0 %"]
+    assert math.isnan(panel(found).curves[0].values[0])
+    assert [card.name for card in page(found, "").cards] == ["he_in"]
+    half = made(finished, dataclasses.replace(wild, method="fixup", seed=1), lrs=(0.1,), seeds=(0, 1))
+    assert [(p.test, p.diverged) for p in half.points] == [(None, 1)]  # not the chance of the other seed alone
+    assert all(path.exists() for path in save(made(finished, lrs=(0.1,)), tmp_path))
 
 
 def test_learning_rate_is_chosen_by_validation() -> None:

@@ -198,7 +198,7 @@ def page(demo: Demo) -> Page:
 
 def _card(demo: Demo, method: str) -> Card:
     points = sorted((p for p in demo.depth.points if p.method == method), key=lambda p: p.depth)
-    alive = [p for p in points if p.test >= 2 * demo.depth.chance]
+    alive = [p for p in points if (p.test or 0.0) >= 2 * demo.depth.chance]
     text = SAYS.get(method, "")
     end = f"{text[:1].upper()}{text[1:]}." if text else ""
     last = points[-1]
