@@ -23,7 +23,9 @@ from normfree.experiments.runs import Task, folder_name
 from normfree.experiments.workers import run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
+from normfree.train.recipes import recipe
 from normfree.train.signals import Stop
+from tiny_text import tiny_text
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps
 SMALL = {"methods": ["fixup", "he_in"], "models": ["resmlp-3-8", "resmlp-1-8"]}
@@ -185,6 +187,15 @@ def test_wrong_comparisons_are_refused_before_any_run(tmp_path: Path, options: d
 def test_learning_rates_without_validation_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a validation part"):
         compare(BASE.with_changes(validation=0.0), **SMALL, lrs=(0.1, 0.01), out=tmp_path)
+
+
+def test_learning_rates_of_text_need_a_valid_file(tmp_path: Path) -> None:
+    """The setting `validation` holds out nothing of text."""
+    data = tiny_text(tmp_path).folder  # train and test
+    base = recipe("language_model", data=f"text:{data}", validation=0.1)
+    with pytest.raises(ValueError, match=r"put a file such as book\.valid\.txt"):
+        compare(base, methods=["fixup"], models=["decoder-1-16-32-2"], lrs=(0.1, 0.01), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_save_writes_every_kind(tmp_path: Path) -> None:
