@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,6 +201,22 @@ def test_unreadable_image_is_refused_by_name(root: Path, tmp_path: Path) -> None
     os.remove(place / "train" / "cat" / "01.png")
     with pytest.raises(ValueError, match=r"expected an image in 'cat/01.png', got .*No such file"):
         made.batch(0)
+
+
+def test_hidden_files_and_folders_are_no_images(root: Path, tmp_path: Path) -> None:
+    place = copied(root, tmp_path)
+    (place / "train" / "cat" / "._00.JPEG").write_bytes(b"what macOS leaves")
+    (place / "train" / "cat" / "x.jpg").mkdir()
+    (place / "train" / "cat" / "link.png").symlink_to(place / "train" / "cat" / "01.png")
+    assert len(read_folder(place)) == 12  # a link to an image is one
+
+
+def test_folder_without_pillow_is_refused_when_it_is_opened(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(
+        ValueError, match=r"^expected pillow, which reads an image folder, found none; run: pip install"
+    ):
+        read_folder(root)
 
 
 def spoiled(what: str) -> Callable[[Path], object]:
