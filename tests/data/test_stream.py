@@ -238,7 +238,7 @@ def spoiled(what: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("missing", "expected an image folder 'train' of classes in 'nowhere', found none"),
+        ("missing", "expected an image folder 'train' of classes in '.*/nowhere', found none"),
         ("no classes", "expected a folder for each class in 'test', found none"),
         ("empty class", "expected images in 'train/emu', found none"),
         ("other classes", "'dog' in only one of them"),
@@ -247,6 +247,12 @@ def spoiled(what: str) -> Callable[[Path], object]:
 def test_folder_that_is_none_is_refused(root: Path, tmp_path: Path, what: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spoiled(what)(copied(root, tmp_path))
+
+
+def test_missing_part_names_the_folder_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"of classes in '\.', found none"):
+        read_folder(".")
 
 
 def test_stream_refuses_what_makes_no_batch(root: Path) -> None:

@@ -47,7 +47,7 @@ def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | 
     place = Path(root) / part
     if not place.is_dir():
         raise ValueError(
-            f"expected an image folder '{part}' of classes in '{Path(root).name}', found none; "
+            f"expected an image folder '{part}' of classes in '{root}', found none; "
             f"lay it out as {part}/<class>/<image>.jpg"
         )
     found = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
