@@ -59,7 +59,7 @@ SQRT_HALF = Law(0.5**0.5, text="√½")
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The scalars of p(c · (a · h(s) + β · f(α · x) + δ)) at every position."""
+    """The scalars of p(c · (a · h(s) + β · f(e(α · x)) + δ)) at every position."""
 
     c: Law = ONE
     a: Law = ONE
