@@ -88,6 +88,11 @@ def test_file_is_json_for_any_reader(tmp_path: Path) -> None:
     assert NOT_FINITE[back["three"][1]] == math.inf
 
 
+def test_path_that_is_no_text_can_be_written_down(tmp_path: Path) -> None:
+    write_json(tmp_path / "one.json", {"out": os.fsdecode(b"a\xffb")})
+    assert json.loads((tmp_path / "one.json").read_text(encoding="utf-8")) == {"out": "a?b"}
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO])
 def test_obstacle_is_one_sentence_with_a_remedy(code: int) -> None:
     with pytest.raises(OSError, match="could not write the table 'a/b'") as caught, explained("the table", Path("a/b")):

@@ -59,10 +59,10 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write data as JSON that any reader takes, whole or not at all."""
+    """Write data as JSON that any reader takes, whole or not at all; what is no UTF-8 in a path becomes '?'."""
     text = json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", errors="replace")
 
 
 def plain_json(value: Any) -> Any:

@@ -75,6 +75,7 @@ def test_methods_prints_every_method_plainly(run: Run) -> None:
     assert "\x1b[" not in out
     firsts = [line.split()[0] for line in out.splitlines() if line.split()]
     assert [first for first in firsts if first in names()] == names()
+    assert "x ← p(c · (a · h(s) + β · f(e(α · x)) + δ))" in out  # as in the README
     assert all(heading in out for heading in ("h(s)", "α", "β", "weights and initialization", "paper", "options"))
 
 

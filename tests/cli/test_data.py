@@ -77,7 +77,7 @@ def test_get_takes_one_tarball_for_one_data_set(tmp_path: Path) -> None:
     result = run("get", "mnist", "cifar10", "--tarball", str(tmp_path / "a.tgz"), "--dir", str(tmp_path))
     assert "expected one data set with --tarball, got mnist, cifar10" in str(result.exception)
     result = run("get", "mnist", "--tarball", str(tmp_path / "a.tgz"), "--dir", str(tmp_path))
-    assert "expected 'a.tgz' to be an archive of MNIST" in str(result.exception)
+    assert "expected an archive of MNIST in" in str(result.exception)
 
 
 def test_verb_is_imported_without_torch() -> None:

@@ -15,10 +15,12 @@ import pytest
 
 import normfree
 from normfree.cli import main
+from normfree.cli.plugins import load_plugins
 from normfree.data.prepared import MANIFEST, open_prepared
 from normfree.data.text import decoded
-from normfree.train import RunFolder, engine, read_config
-from tiny_text import LETTERS, SIZE, write_pairs, write_text
+from normfree.methods import unregister
+from normfree.train import RunFolder, TrainConfig, engine, fit, read_config
+from tiny_text import LETTERS, SIZE, tiny_pairs, tiny_text, write_pairs, write_text
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = {"model": "transformer-1-1-16-32-2", "batch_size": "120", "warmup": "2", "beam": "2", "epochs": "1"}
@@ -246,6 +248,33 @@ def test_language_model_trains_from_a_file(empty: Run, tmp_path: Path) -> None:
     assert end == ""
     likeliest = empty("continue", "run", "--temperature", "0", "--tokens", "3", given=b"a b\n")
     assert likeliest == empty("continue", "run", "--temperature", "0", "--tokens", "3", "--seed", "5", given=b"a b\n")
+
+
+@pytest.mark.parametrize("verb", ["translate", "continue"])
+def test_run_by_a_method_of_a_plugin_is_read_with_it(
+    empty: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    pytest.importorskip("sacrebleu")
+    (tmp_path / "mine_plugin.py").write_text(
+        "from dataclasses import replace\nfrom normfree.methods import get, register\n"
+        "register(replace(get('fixup'), name='mine', options={}))\n"
+    )
+    data = (tiny_pairs if verb == "translate" else tiny_text)(tmp_path)
+    kind, model = ("pairs", TINY["model"]) if verb == "translate" else ("text", "decoder-1-16-32-2")
+    config = TrainConfig(data=f"{kind}:{data.folder}", model=model, method="mine", epochs=1, batch_size=200, block=16)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    load_plugins(["mine_plugin"])
+    fit(config, out="run", picture=False)
+    unregister("mine")
+    sys.modules.pop("mine_plugin")
+    status, _, err = empty(verb, "run", given=b"a b\n")
+    assert status == 2
+    assert "unknown method 'mine'" in err
+    try:
+        assert empty(verb, "run", "--plugin", "mine_plugin", given=b"a b\n")[0] == 0
+    finally:
+        sys.modules.pop("mine_plugin")
+        unregister("mine")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,8 @@ def test_get_takes_an_archive_that_is_here(tiny: Tiny, server: Server, tmp_path:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"expected 'here\.tar\.gz' to be an archive of CIFAR-10"):
         get("cifar10", tmp_path / "other", tarball=path)
+    with pytest.raises(ValueError, match=r"an archive of CIFAR-10 in '.*/nowhere\.tgz', found no such file"):
+        get("cifar10", tmp_path / "other", tarball=tmp_path / "nowhere.tgz")
     assert not (tmp_path / "other").exists()
 
 

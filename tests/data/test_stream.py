@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,6 +203,22 @@ def test_unreadable_image_is_refused_by_name(root: Path, tmp_path: Path) -> None
         made.batch(0)
 
 
+def test_hidden_files_and_folders_are_no_images(root: Path, tmp_path: Path) -> None:
+    place = copied(root, tmp_path)
+    (place / "train" / "cat" / "._00.JPEG").write_bytes(b"what macOS leaves")
+    (place / "train" / "cat" / "x.jpg").mkdir()
+    (place / "train" / "cat" / "link.png").symlink_to(place / "train" / "cat" / "01.png")
+    assert len(read_folder(place)) == 12  # a link to an image is one
+
+
+def test_folder_without_pillow_is_refused_when_it_is_opened(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(
+        ValueError, match=r"^expected pillow, which reads an image folder, found none; run: pip install"
+    ):
+        read_folder(root)
+
+
 def spoiled(what: str) -> Callable[[Path], object]:
     def spoil(place: Path) -> object:
         train = place / "train"
@@ -221,7 +238,7 @@ def spoiled(what: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("missing", "expected an image folder 'train' of classes in 'nowhere', found none"),
+        ("missing", "expected an image folder 'train' of classes in '.*/nowhere', found none"),
         ("no classes", "expected a folder for each class in 'test', found none"),
         ("empty class", "expected images in 'train/emu', found none"),
         ("other classes", "'dog' in only one of them"),
@@ -230,6 +247,12 @@ def spoiled(what: str) -> Callable[[Path], object]:
 def test_folder_that_is_none_is_refused(root: Path, tmp_path: Path, what: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         spoiled(what)(copied(root, tmp_path))
+
+
+def test_missing_part_names_the_folder_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"of classes in '\.', found none"):
+        read_folder(".")
 
 
 def test_stream_refuses_what_makes_no_batch(root: Path) -> None:

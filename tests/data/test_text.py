@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normfree.data.text import find_by_prefix, find_parallel, read_lines, read_parallel
+from normfree.data.text import find_parallel, read_lines, read_parallel
 
 WRITERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
 
@@ -80,15 +80,14 @@ def test_parallel_leaves_out_empty_and_overlong_lines_and_says_which(tmp_path: P
         ("empty", (2, 3, 6)),
         ("of more than 3 words", (4, 5)),
     ]
-    assert "2 pairs of" in parallel.report()
-    assert "left out 3 empty (lines 2, 3, 6) and 2 of more than 3 words (lines 4, 5)" in parallel.report()
+    assert list(map(str, parallel.left_out)) == ["3 empty (lines 2, 3, 6)", "2 of more than 3 words (lines 4, 5)"]
     assert len(read_parallel(source, target, longest=3, whole=True)) == 7
 
 
-def test_parallel_report_shows_the_first_lines_of_many(tmp_path: Path) -> None:
+def test_parallel_tells_the_first_of_many_lines(tmp_path: Path) -> None:
     source = write(tmp_path / "a.de", *[""] * 30, "x")
-    report = read_parallel(source, write(tmp_path / "a.en", *["y"] * 31)).report()
-    assert report.endswith("left out 30 empty (lines 1, 2, 3, 4, 5, …)")
+    (left_out,) = read_parallel(source, write(tmp_path / "a.en", *["y"] * 31)).left_out
+    assert str(left_out) == "30 empty (lines 1, 2, 3, 4, 5, …)"
 
 
 @pytest.mark.parametrize("lines", [(3, 5), (5, 3)])
@@ -117,9 +116,8 @@ def test_parallel_names_the_side_that_is_not_utf8(tmp_path: Path) -> None:
 def test_splits_are_found_beside_the_training_files(tmp_path: Path) -> None:
     for name in ("m.train.de.xz", "m.train.en", "m.dev.de", "m.dev.en.gz", "m.test.de.xz", "m.test.de", "m.test.en"):
         write(tmp_path / name, "x")
-    names = {
-        split: tuple(path.name for path in paths) for split, paths in find_by_prefix(tmp_path / "m", "de", "en").items()
-    }
+    found = find_parallel(tmp_path / "m.train.de.xz", tmp_path / "m.train.en")
+    names = {split: tuple(path.name for path in paths) for split, paths in found.items()}
     assert names == {
         "train": ("m.train.de.xz", "m.train.en"),
         "valid": ("m.dev.de", "m.dev.en.gz"),
@@ -129,9 +127,10 @@ def test_splits_are_found_beside_the_training_files(tmp_path: Path) -> None:
 
 
 def test_splits_of_one_side_are_refused(tmp_path: Path) -> None:
+    train = tmp_path / "m.train.de", tmp_path / "m.train.en"
     with pytest.raises(ValueError, match=r"m\.train\.de', found none"):
-        find_by_prefix(tmp_path / "m", "de", "en")
+        find_parallel(*train)
     for name in ("m.train.de", "m.train.en", "m.test.en"):
         write(tmp_path / name, "x")
     with pytest.raises(ValueError, match=r"the test file that goes with '.*m\.test\.en' beside '.*m\.train\.de'"):
-        find_by_prefix(tmp_path / "m", "de", "en")
+        find_parallel(*train)

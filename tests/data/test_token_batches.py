@@ -222,9 +222,9 @@ def test_small_sets_have_few_batches() -> None:
 def test_batches_refuse_what_does_not_fit() -> None:
     pairs = pairs_of([(3, 5), (9, 2)])
     TokenBatches(pairs, tokens=10)
-    with pytest.raises(ValueError, match=r"longest sentence of 10 tokens in a batch, got tokens=9; raise it"):
+    with pytest.raises(ValueError, match=r"longest sentence of 10 tokens in a batch, got batch_size=9; raise"):
         TokenBatches(pairs, tokens=9)
-    with pytest.raises(ValueError, match=r"of 10 tokens for each of 2 ranks in a batch, got tokens=19"):
+    with pytest.raises(ValueError, match=r"of 10 tokens for each of 2 ranks in a batch, got batch_size=19"):
         TokenBatches(pairs, tokens=19, world=2)
     with pytest.raises(ValueError, match="at least one pair"):
         TokenBatches(pairs_of([]), tokens=10)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normfree.data.token_pairs import TokenLines, TokenPairs, load_pairs, save_pairs
+from normfree.data.token_pairs import TokenLines, TokenPairs, pack_lines, unpack_lines
 from normfree.models.tokens import END
 
 TOKENS = st.lists(st.sampled_from([1, 4, 5, 9000, 2**31 - 1]), max_size=6)
 LINES = st.lists(TOKENS, max_size=8)
+SIDES = ("source", "target")
+
+
+def packed(pairs: list[tuple[list[int], list[int]]]) -> bytes:
+    """The content of a file of pairs."""
+    made = TokenPairs.of(pairs)
+    return pack_lines({"source": made.source, "target": made.target})
 
 
 @settings(max_examples=60, deadline=None)
@@ -29,12 +34,8 @@ def test_lines_come_back_as_they_were(lines: list[list[int]], data: st.DataObjec
 
 @settings(max_examples=30, deadline=None)
 @given(pairs=st.lists(st.tuples(TOKENS, TOKENS), max_size=6))
-def test_pairs_survive_the_disk(
-    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[list[int], list[int]]]
-) -> None:
-    path = tmp_path_factory.mktemp("pairs") / "a.safetensors"
-    save_pairs(path, TokenPairs.of(pairs))
-    read = load_pairs(path)
+def test_pairs_survive_packing(pairs: list[tuple[list[int], list[int]]]) -> None:
+    read = TokenPairs(*unpack_lines(packed(pairs), SIDES, "a.safetensors"))
     assert [read[i] for i in range(len(read))] == pairs
     order = list(range(len(pairs)))[::-1]
     assert [read.take(order)[i] for i in range(len(pairs))] == pairs[::-1]
@@ -60,13 +61,8 @@ def test_lines_that_do_not_fit_are_refused() -> None:
         TokenPairs(TokenLines.of([[5]]), TokenLines.of([[5], [6]]))
 
 
-def test_files_of_something_else_are_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    with pytest.raises(ValueError, match=r"a\.safetensors', found none"):
-        load_pairs(path)
-    save_pairs(path, TokenPairs.of([([5, 6], [7])]))
-    content = path.read_bytes()
+def test_something_else_is_refused_by_name() -> None:
+    content = packed([([5, 6], [7])])
     for wrong in (b"", b"text", content[:-1], content[: len(content) // 2]):
-        path.write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"source and target in '.*a\.safetensors', got something else"):
-            load_pairs(path)
+        with pytest.raises(ValueError, match=r"source and target in 'a\.safetensors', got something else"):
+            unpack_lines(wrong, SIDES, "a.safetensors")

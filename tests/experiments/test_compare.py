@@ -1,5 +1,7 @@
 """`compare`: which runs are made, read, resumed and refused, and what is made of them."""
 
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
@@ -20,7 +23,9 @@ from normfree.experiments.runs import Task, folder_name
 from normfree.experiments.workers import run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
+from normfree.train.recipes import recipe
 from normfree.train.signals import Stop
+from tiny_text import tiny_text
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps
 SMALL = {"methods": ["fixup", "he_in"], "models": ["resmlp-3-8", "resmlp-1-8"]}
@@ -119,6 +124,20 @@ def test_diverged_run_counts_as_chance(tmp_path: Path, fitted: list[TrainConfig]
     assert len(fitted) == 1
 
 
+def test_run_without_a_test_split_is_blank_and_not_diverged(tmp_path: Path) -> None:
+    finished = dataclasses.replace(run("fixup", 4, 0.1, 0.5, 0.5), test=None)
+    wild = run("he_in", 4, 0.1, 0.5, None)
+    assert str(finished) == "fixup, resmlp-4-8, lr 0.1: not tested"
+    found = made(finished, wild, lrs=(0.1,))
+    assert [(p.test, p.spread, p.diverged) for p in found.points] == [(None, None, 0), (0.1, None, 1)]
+    assert [row[5] for row in table(found).rows] == ["", "10.0 %"]
+    assert math.isnan(panel(found).curves[0].values[0])
+    assert [card.name for card in page(found, "").cards] == ["he_in"]
+    half = made(finished, dataclasses.replace(wild, method="fixup", seed=1), lrs=(0.1,), seeds=(0, 1))
+    assert [(p.test, p.diverged) for p in half.points] == [(None, 1)]  # not the chance of the other seed alone
+    assert all(path.exists() for path in save(made(finished, lrs=(0.1,)), tmp_path))
+
+
 def test_learning_rate_is_chosen_by_validation() -> None:
     found = made(run("fixup", 4, 0.1, 0.7, 0.2), run("fixup", 4, 0.01, 0.6, 0.9))
     assert [(p.lr, p.test) for p in found.points] == [(0.1, 0.2)]
@@ -170,6 +189,15 @@ def test_learning_rates_without_validation_are_refused(tmp_path: Path) -> None:
         compare(BASE.with_changes(validation=0.0), **SMALL, lrs=(0.1, 0.01), out=tmp_path)
 
 
+def test_learning_rates_of_text_need_a_valid_file(tmp_path: Path) -> None:
+    """The setting `validation` holds out nothing of text."""
+    data = tiny_text(tmp_path).folder  # train and test
+    base = recipe("language_model", data=f"text:{data}", validation=0.1)
+    with pytest.raises(ValueError, match=r"put a file such as book\.valid\.txt"):
+        compare(base, methods=["fixup"], models=["decoder-1-16-32-2"], lrs=(0.1, 0.01), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_save_writes_every_kind(tmp_path: Path) -> None:
     found = made(run("fixup", 4, 0.1, 0.5, 0.5), run("he_in", 4, 0.1, 0.5, None), lrs=(0.1,))
     paths = save(found, tmp_path / "new")
@@ -189,6 +217,17 @@ def test_processes_train_what_one_trains(tmp_path: Path) -> None:
     assert [(r.folder, r.status, r.validation, r.test) for r in one.runs] == [
         (r.folder, r.status, r.validation, r.test) for r in two.runs
     ]
+
+
+def test_processes_read_an_image_folder(tmp_path: Path) -> None:
+    """They are daemonic, and may have no workers of their own."""
+    for part, name in itertools.product(("train", "val"), ("cat", "dog")):
+        place = tmp_path / "pictures" / part / name
+        place.mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red" if name == "cat" else "blue").save(place / "0.png")
+    base = TrainConfig(data=f"folder:{tmp_path / 'pictures'}", epochs=1, batch_size=2, validation=0.0, workers=1)
+    found = compare(base, methods=["fixup", "he_in"], models=["resmlp-1-8"], out=tmp_path / "out", jobs=2)
+    assert [run.status for run in found.runs] == ["finished", "finished"]
 
 
 def test_error_of_a_process_is_one_sentence() -> None:

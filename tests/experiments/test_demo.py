@@ -1,7 +1,10 @@
 """The demo in small: the same path in seconds."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,7 +47,26 @@ def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pyt
     monkeypatch.setattr(room, "measure_signal", refuse)
     told: list[tuple[int, int]] = []
     assert run_demo(folder, TINY, progress=lambda done, total, _: told.append((done, total))) == demo
-    assert told[-1] == (24, 24)  # 4 signals, 4·2·2 and 2·2 runs
+    assert told[0] == (0, 100)
+    assert told[-1] == (100, 100)  # hundredths
+
+
+def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number the 12 deepest of 64 would be a fifth of the work, and the time left more than twice what it is."""
+    told: list[int] = []
+
+    def stopped(*_: object, progress: Callable[[int, int, str], None], **__: object) -> Any:
+        for done in (0, 12, 48):
+            progress(done, 48, "")
+        return SimpleNamespace(signal=1)
+
+    monkeypatch.setattr(room, "compare", stopped)
+    monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
+    assert run_demo(tmp_path, progress=lambda done, *_: told.append(done)) is None
+    start, signals, deepest, depths = told
+    assert (start, signals) == (0, pytest.approx(4, abs=1))  # of 260 s on one core: 10, 124 and 54 more
+    assert deepest - signals == pytest.approx(48, abs=6)
+    assert depths - deepest == pytest.approx(21, abs=4)
 
 
 def test_demo_page_says_what_was_measured(demo: Demo) -> None:

@@ -1,7 +1,11 @@
 """The registry of methods: its rows, its options, and methods from outside."""
 
+import copy
+import pickle
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +113,36 @@ def test_options_reach_the_rule() -> None:
     assert "delta" in get("fixup").rule.at(third)
     assert "delta" not in get("fixup:bias=false").rule.at(third)
     assert get("shao").rule.at(third)["beta"] == pytest.approx(13**-0.5)
+
+
+@pytest.mark.parametrize("spec", [*names(), "fixup:scalar_lr=1/L", "hanin:r=0.8"])
+def test_method_is_pickled_as_its_spec(spec: str) -> None:
+    method = get(spec)
+    again = pickle.loads(pickle.dumps(method))
+    assert (again.spec, again.to_json()) == (method.spec, method.to_json())
+
+
+def test_built_model_is_pickled() -> None:
+    model = build("resnet8", "fixup")
+    again = pickle.loads(pickle.dumps(model))
+    assert again.method.spec == model.method.spec
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"decay": "weights"}, {"rule": Rule(beta=Law(0.5))}, {"initializer": he_fan_in_}, {"options": {}}]
+)
+def test_changed_method_is_not_pickled_as_another(changes: dict[str, Any]) -> None:
+    """It comes back as it is, or is refused."""
+    changed = replace(get("fixup"), **changes)
+    with suppress(pickle.PicklingError, AttributeError):
+        assert pickle.loads(pickle.dumps(changed)) == changed
+
+
+def test_copied_model_has_the_method_registered_or_not() -> None:
+    mine = replace(get("fixup"), name="mine")
+    for method in (get("fixup"), mine):
+        assert copy.deepcopy(build("resmlp-1-8", method)).method == method
 
 
 def test_record_is_returned_as_it_is() -> None:

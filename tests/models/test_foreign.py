@@ -138,6 +138,8 @@ def test_error_of_the_factory_itself_is_passed_on() -> None:
         (".relative:model", "expected the name of a module before ':'"),
         (":model", "expected a model such as 'torchvision:resnet50'"),
         ("torchvision:", "expected a model such as 'torchvision:resnet50'"),
+        ("made_up_zoo:factory.<locals>.Net", "got 'made_up_zoo:factory.<locals>.Net', .* pass model= to load a run"),
+        ("__main__:NoSuchNet", "got '__main__:NoSuchNet', of a script or inside a function; pass model="),
     ],
 )
 def test_missing_module_is_refused(name: str, says: str) -> None:

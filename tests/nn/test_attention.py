@@ -124,6 +124,12 @@ def test_impossible_attention_is_refused() -> None:
         Attention(12, 3, causal=True, cross=True)
 
 
+def test_empty_batch_gives_an_empty_batch() -> None:
+    assert made()(torch.zeros(0, T, WIDTH, dtype=torch.float64)).shape == (0, T, WIDTH)
+    memory = torch.zeros(0, S, WIDTH, dtype=torch.float64)
+    assert made(cross=True)(torch.zeros(0, T, WIDTH, dtype=torch.float64), memory).shape == (0, T, WIDTH)
+
+
 def test_bias_of_the_keys_would_learn_nothing() -> None:
     """The reason why there is none: it adds the same number to every logit of a query."""
     attention, x = made(), signal(1, T)

@@ -371,7 +371,7 @@ def test_fingerprint_counts_what_changes_translations() -> None:
         ({"method": "nf"}, r"method 'nf' does not admit model 'transformer-1-1-16-32-2'"),
         ({"method": "as built"}, r"as built"),
         ({"accumulate": 2}, r"expected accumulate=1 for tokens, got 2"),
-        ({"batch_size": 5}, r"room for the longest sentence of 11 tokens"),
+        ({"batch_size": 5}, r"longest sentence of 11 tokens in a batch of the train split, got batch_size=5; raise"),
         ({"recompute": 1}, r"recompute"),
         ({"form": "linear"}, r"linear"),
     ],

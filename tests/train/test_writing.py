@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 import normfree as nf
 from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
-from normfree.train.writing import continue_tokens
+from normfree.train.writing import continue_line, continue_tokens
+from tiny_text import tiny_text
 
 VOCABULARY = 12
 
@@ -96,6 +98,25 @@ def test_nothing_more_is_written_than_asked_for(method: str) -> None:
     model = decoder(1, method)
     assert continue_tokens(model, [4], longest=0) == []
     assert all(len(continue_tokens(model, [4], longest=n, window=4)) <= n for n in range(1, 9))
+
+
+def test_line_stays_as_it_was_typed(tmp_path: Path) -> None:
+    """What the vocabulary does not know, ligatures and runs of spaces, too; a new word has one space before it."""
+    vocabulary = tiny_text(tmp_path).vocabulary()
+    draws = torch.Generator().manual_seed(0)
+    model = nf.build("decoder-1-16-32-2", "layernorm", num_classes=vocabulary.size, generator=draws)
+    for line in ("a  b € 北京", "ﬁ a", "a b  ", "a ⁇ b", ""):
+        lines = [
+            continue_line(
+                model, vocabulary, line, longest=8, temperature=1, generator=torch.Generator().manual_seed(seed)
+            )
+            for seed in range(20)
+        ]
+        added = [written.removeprefix(line) for written in lines]
+        assert all(written.startswith(line) for written in lines)
+        assert any(added)
+        assert not any("⁇" in text for text in added)
+        assert any(text.startswith(" ") for text in added) == bool(line.strip() == line != "")
 
 
 @pytest.mark.parametrize("wrong", [{"longest": -1}, {"temperature": -0.1}, {"temperature": math.nan}, {"window": 1}])

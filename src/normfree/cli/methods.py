@@ -27,7 +27,7 @@ def list_methods(
     columns = tuple(Column(key, style="cyan" if i == 0 else None) for i, key in enumerate(rows[0])) if rows else ()
     print_table(
         Table(
-            title="x ← p(c · (h(s) + β · f(α · x) + δ))",
+            title="x ← p(c · (a · h(s) + β · f(e(α · x)) + δ))",
             columns=columns or (Column("method"),),
             rows=tuple(tuple(row.values()) for row in rows),
             caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. --json tells more.",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.plugins import Plugins, load_plugins
+
 if TYPE_CHECKING:
     from normfree.data.vocabulary import Vocabulary
     from normfree.train import TrainConfig
@@ -96,6 +98,7 @@ def translate_lines(
         float | None, typer.Option("--length-penalty", help="0 favours short translations; the run's own.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+    plugin: Plugins = None,
 ) -> None:
     """Translate standard input line by line with the model of a run.
 
@@ -105,6 +108,7 @@ def translate_lines(
     from normfree.train.tokens import PAIRS
     from normfree.train.translating import translate
 
+    load_plugins(plugin)
     config, vocabulary, model = _opened(run, PAIRS, "a run on pairs of sentences", "translation", device)
     lines = decoded(sys.stdin.buffer, "on standard input")
     # One by one for whoever types, many at once for a file.
@@ -131,6 +135,7 @@ def continue_lines(
     ] = 0.8,
     seed: Annotated[int, typer.Option("--seed", help="Of the draws.")] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+    plugin: Plugins = None,
 ) -> None:
     """Write on every line of standard input with the language model of a run; an empty one is written from nothing.
 
@@ -142,6 +147,7 @@ def continue_lines(
     from normfree.train.tokens import TEXT
     from normfree.train.writing import continue_line
 
+    load_plugins(plugin)
     what = "a language model, which is a run on text,"
     config, vocabulary, model = _opened(run, TEXT, what, "language_model", device)
     draws = torch.Generator().manual_seed(seed)

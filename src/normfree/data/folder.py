@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from normfree.data.augment import flips
 from normfree.data.draws import Purpose, below, extend, sample_keys, uniform
+from normfree.data.formats import require_pillow
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 _ATTEMPTS = 10  # at a window that fits, as torchvision makes them
@@ -36,12 +38,16 @@ class Folder:
 def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | None = None) -> Folder:
     """What lies in root/part/<class>/, classes and files by name; `classes` of the training part hold for the others.
 
-    Raises `ValueError` for a folder that is missing, has no classes or other ones, or a class without images.
+    Hidden files, such as those that macOS leaves on other disks, are no images.
+
+    Raises `ValueError` for a folder that is missing, has no classes or other ones, or a class without images, and
+    where pillow is missing.
     """
+    require_pillow("an image folder")
     place = Path(root) / part
     if not place.is_dir():
         raise ValueError(
-            f"expected an image folder '{part}' of classes in '{Path(root).name}', found none; "
+            f"expected an image folder '{part}' of classes in '{root}', found none; "
             f"lay it out as {part}/<class>/<image>.jpg"
         )
     found = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -57,12 +63,17 @@ def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | 
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        images = sorted(path for path in (place / name).iterdir() if path.suffix.lower() in _SUFFIXES)
+        with os.scandir(place / name) as entries:  # knows what is a file without a look at each
+            images = sorted(Path(entry.path) for entry in entries if _is_image(entry))
         if not images:
             raise ValueError(f"expected images in '{part}/{name}', found none; remove the folder or fill it")
         files += images
         labels += [label] * len(images)
     return Folder(classes=names, files=tuple(files), labels=torch.tensor(labels))
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.name.lower().endswith(_SUFFIXES) and entry.is_file()
 
 
 def crop_window(draw: Tensor, width: int, height: int) -> tuple[int, int, int, int]:

@@ -97,6 +97,16 @@ def read_mat(path: Path, classes: int = 10) -> Split:
     return _split(pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels), classes, path)
 
 
+def require_pillow(what: str) -> None:
+    """Raise `ValueError`, which says what is read by it, if pillow is missing."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"expected pillow, which reads {what}, found none; run: pip install 'normfree[data]'"
+        ) from error
+
+
 def read_idx(images: Path, labels: Path, classes: int = 10) -> Split:
     """MNIST's idx files, plain or compressed (.gz): a header of sizes, then the bytes.
 

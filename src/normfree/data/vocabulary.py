@@ -119,8 +119,10 @@ class Vocabulary:
             self._processor = _sentencepiece("splits text into tokens").SentencePieceProcessor(model_proto=self.model)
         return [list(ids) for ids in self._processor.encode(list(texts), num_threads=1)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, after: bool = False) -> str:
         """The text of tokens up to the first END, without spaces at its ends; PAD and START are skipped.
+
+        `after` keeps the space in front, for text that goes on after another.
 
         Raises:
             ValueError: for a number that is no token.
@@ -140,7 +142,8 @@ class Vocabulary:
                 raw.clear()
             text.append("" if kind == _CONTROL else _SURFACE if kind == _UNKNOWN else piece.replace(_SPACE, " "))
         text.append(raw.decode("utf-8", errors="replace"))
-        return "".join(text).strip(" ")
+        joined = "".join(text).rstrip(" ")
+        return joined if after else joined.lstrip(" ")
 
 
 def _sentencepiece(doing: str) -> Any:

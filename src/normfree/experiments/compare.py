@@ -62,12 +62,8 @@ def compare(
     if jobs < 1:
         raise ValueError(f"expected at least 1 job, got {jobs}")
     data = open_data(base)
-    held_out = base.validation or (isinstance(data, Prepared) and "valid" in data.splits)
-    if len(rates) > 1 and not held_out:
-        raise ValueError(
-            "expected a validation part to choose the learning rate by, got validation=0; set validation=0.1, or give "
-            "one learning rate"
-        )
+    if len(rates) > 1:
+        _require_validation(base, data)
     specs = tuple(dict.fromkeys(methods))
     depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
     # The deepest first: the processes then end at about the same time, and the time left is not estimated too low.
@@ -100,6 +96,17 @@ def layers(plan: ResidualPlan) -> int:
     It is the number in the name of a CIFAR ResNet or MLP; a wide ResNet's also counts two shortcuts.
     """
     return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
+
+
+def _require_validation(base: TrainConfig, data: Data) -> None:
+    """Refuse data that leaves nothing to choose a learning rate by; of text, `validation` holds out nothing."""
+    if isinstance(data, Prepared):
+        there = "valid" in data.splits
+        got = f"got '{data.folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
+    else:
+        there, got = base.validation > 0, "got validation=0; set validation=0.1"
+    if not there:
+        raise ValueError(f"expected a validation part to choose the learning rate by, {got}, or give one learning rate")
 
 
 def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +23,10 @@ _CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run that ended; a diverged one has no test. `origin` is its commit, versions and hardware."""
+    """One run that ended; a diverged one has no test, nor one on data without a test split.
+
+    `origin` is its commit, versions and hardware.
+    """
 
     method: str
     model: str
@@ -38,15 +42,15 @@ class Run:
 
     def __str__(self) -> str:
         """What it was and how it ended, in a line."""
-        end = "diverged" if self.test is None else f"{100 * self.test:.1f} %"
-        return f"{self.method}, {self.model}, lr {self.lr:g}: {end}"
+        end = "diverged" if self.status == "diverged" else percent(self.test)
+        return f"{self.method}, {self.model}, lr {self.lr:g}: {end or 'not tested'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """A method in a model at its learning rate: means over the seeds, and the spread where there are several.
 
-    A diverged run counts as chance, in `validation` and in `test`.
+    A diverged run counts as chance, in `validation` and in `test`. Either is None where a finished run has none.
     """
 
     method: str
@@ -56,7 +60,7 @@ class Point:
     runs: int
     diverged: int
     validation: float | None
-    test: float
+    test: float | None
     spread: float | None  # standard deviation of `test` over the seeds, of a sample
     seconds: float  # of all seeds at this rate
 
@@ -94,9 +98,8 @@ class Comparison:
         runs = [run for run in self.runs if (run.method, run.model, run.lr) == (method, model, lr)]
         if not runs:
             return None
-        test = [self.chance if run.test is None else run.test for run in runs]
-        validation = [self.chance if run.status == "diverged" else run.validation for run in runs]
-        known = [value for value in validation if value is not None]
+        test = self._counted(runs, [run.test for run in runs])
+        validation = self._counted(runs, [run.validation for run in runs])
         return Point(
             method=runs[0].method,
             model=runs[0].model,
@@ -104,23 +107,31 @@ class Comparison:
             lr=runs[0].lr,
             runs=len(runs),
             diverged=sum(run.status == "diverged" for run in runs),
-            validation=fmean(known) if known else None,
-            test=fmean(test),
+            validation=fmean(validation) if validation else None,
+            test=fmean(test) if test else None,
             spread=stdev(test) if len(test) > 1 else None,
             seconds=sum(run.seconds for run in runs),
         )
+
+    def _counted(self, runs: Sequence[Run], shares: Sequence[float | None]) -> list[float]:
+        """Their accuracies, a diverged run's that of chance; empty where a finished one has none."""
+        each = [self.chance if run.status == "diverged" else share for run, share in zip(runs, shares, strict=True)]
+        known = [share for share in each if share is not None]
+        return known if len(known) == len(runs) else []
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
         return {**asdict(self), "points": [asdict(point) for point in self.points]}
 
 
-def percent(share: float, spread: float | None = None) -> str:
-    """An accuracy for a reader.
+def percent(share: float | None, spread: float | None = None) -> str:
+    """An accuracy for a reader; blank where there is none.
 
-    >>> percent(0.8351), percent(0.8351, 0.0123)
-    ('83.5 %', '83.5 ± 1.2 %')
+    >>> percent(0.8351), percent(0.8351, 0.0123), percent(None)
+    ('83.5 %', '83.5 ± 1.2 %', '')
     """
+    if share is None:
+        return ""
     return f"{100 * share:.1f} %" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f} %"
 
 
@@ -142,7 +153,7 @@ def table(comparison: Comparison) -> Table:
             p.model,
             f"{p.depth:,}",
             f"{p.lr:g}",
-            "" if p.validation is None else percent(p.validation),
+            percent(p.validation),
             percent(p.test, p.spread),
             f"{p.diverged} of {p.runs}" if p.diverged else "",
             duration(p.seconds),
@@ -228,11 +239,11 @@ def _panel(comparison: Comparison) -> Panel:
 
 
 def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
-    """Points at positions as a curve in per cent, with its spread, and a cross where a run diverged."""
+    """Points at positions as a curve in per cent, with its spread, a cross where a run diverged, NaN where untested."""
     spread = tuple(100 * (p.spread or 0.0) for p in points)
     return Curve(
         name,
-        tuple(100 * p.test for p in points),
+        tuple(math.nan if p.test is None else 100 * p.test for p in points),
         tuple(float(position) for position in x),
         spread=spread if any(spread) else (),
         crossed=tuple(i for i, p in enumerate(points) if p.diverged),
@@ -264,19 +275,21 @@ def _listed(seeds: Sequence[int]) -> str:
 
 
 def _cards(comparison: Comparison) -> tuple[Card, ...]:
+    """How each method ends at the deepest network that was tested; none for one that never was."""
     cards = []
     for method in comparison.methods:
-        points = [p for p in comparison.points if p.method == method]
-        if not points:
+        scores = {p: p.test for p in comparison.points if p.method == method and p.test is not None}
+        if not scores:
             continue
-        deepest = max(points, key=lambda p: p.depth)
-        best = max(points, key=lambda p: p.test)
-        lost = best.test - deepest.test
+        deepest = max(scores, key=lambda p: p.depth)
+        best = max(scores, key=lambda p: scores[p])
+        lost = scores[best] - scores[deepest]
+        guessed = scores[deepest] < 2 * comparison.chance
         status: Literal["good", "warn", "bad"] = (
-            "bad" if deepest.diverged or deepest.test < 2 * comparison.chance else "warn" if lost > _CLOSE else "good"
+            "bad" if deepest.diverged or guessed else "warn" if lost > _CLOSE else "good"
         )
         end = "diverged" if deepest.diverged == deepest.runs else percent(deepest.test, deepest.spread)
-        text = f"Best: {percent(best.test)} at {best.depth:,} layers." if best != deepest and best.test > 0 else ""
+        text = f"Best: {percent(best.test)} at {best.depth:,} layers." if best != deepest and scores[best] > 0 else ""
         cards.append(Card(method, status, f"{end} at {deepest.depth:,} layers", text))
     return tuple(cards)
 

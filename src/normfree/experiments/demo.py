@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from normfree.diagnostics.propagation import propagate
-from normfree.experiments.compare import compare
+from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Point, curve, levels, panel, percent, table
 from normfree.experiments.workers import run_tasks
 from normfree.files import NOT_FINITE, explained, replacing, write_json
@@ -34,6 +34,8 @@ SAYS = {
 }
 _NO_LIMIT = 1e30  # a large loss alone shall not end a run: it has diverged when the loss is no longer a number
 _FADED = 1e-3
+_IMAGES = 6_000
+_SIGNAL = 13_000.0  # what one costs: as long as so many layers of a training step take
 Update = Callable[[int, int, str], None]
 
 
@@ -70,25 +72,33 @@ def run_demo(
 ) -> Demo | None:
     """Run the three experiments, or read what is below `out` already; None after a signal, with what is done kept.
 
+    `progress` is told how many hundredths of the work are done, since a deep run takes thirty times as long as a
+    shallow one.
+
     Raises:
         ValueError: where a run cannot be trained.
         OSError: where a folder cannot be written.
     """
     settings = settings or DemoSettings()
     out = Path(out)
-    tell = progress or (lambda *_: None)
+    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # seconds, soon run again
+    quick = base.with_changes(epochs=1, validation=settings.batch_held_out)
     share = len(settings.methods) * len(settings.models) * len(settings.lrs)
     each = len(settings.twins) * len(settings.batch_rates)
-    total = len(settings.methods) + share + each * len(settings.batch_sizes)
-    tell(0, total, f"signal through {settings.signal_model}")
+    work = _work(settings, base, quick)
+
+    def tell(done: int, now: str) -> None:
+        if progress is not None:
+            progress(int(100 * sum(work[:done]) / sum(work)), 100, now)
+
+    tell(0, f"signal through {settings.signal_model}")
     signals = _signals(settings, out / "signal.json", jobs)
     if signals is None:
         return None
-    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # seconds, soon run again
     before = len(settings.methods)
 
     def counted(done: int, _: int, now: str) -> None:
-        tell(before + done, total, now)
+        tell(before + done, now)
 
     common: dict[str, Any] = {"seeds": (settings.seed,), "out": out / "runs", "jobs": jobs, "progress": counted}
     depth = compare(base, methods=settings.methods, models=settings.models, lrs=settings.lrs, **common)
@@ -97,15 +107,35 @@ def run_demo(
     before += share
     batches = {}
     for size in settings.batch_sizes:
-        quick = base.with_changes(epochs=1, batch_size=size, validation=settings.batch_held_out)
         rates = [rate * size / 128 for rate in settings.batch_rates]
-        batches[size] = compare(quick, methods=settings.twins, models=[settings.batch_model], lrs=rates, **common)
+        sized = quick.with_changes(batch_size=size)
+        batches[size] = compare(sized, methods=settings.twins, models=[settings.batch_model], lrs=rates, **common)
         if batches[size].signal is not None:
             return None
         before += each
     return Demo(
         settings=settings, forward=signals["forward"], backward=signals["backward"], depth=depth, batches=batches
     )
+
+
+def _work(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list[float]:
+    """About what each signal and run costs, in the order in which `compare` begins them, the deepest first.
+
+    Networks this narrow take as long as they have layers, however many images are in a batch.
+    """
+
+    def cost(model: str, config: TrainConfig) -> float:
+        steps = config.epochs * math.ceil(_IMAGES * (1 - config.validation) / config.batch_size)
+        return float(layers(build(model, "he_in", device="meta").plan) * steps)
+
+    rates = len(settings.methods) * len(settings.lrs)
+    depths = sorted((cost(model, base) for model in settings.models), reverse=True)
+    sizes = [cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes]
+    return [
+        *[_SIGNAL] * len(settings.methods),
+        *(one for one in depths for _ in range(rates)),
+        *(one for one in sizes for _ in range(len(settings.twins) * len(settings.batch_rates))),
+    ]
 
 
 def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | None:
@@ -198,7 +228,7 @@ def page(demo: Demo) -> Page:
 
 def _card(demo: Demo, method: str) -> Card:
     points = sorted((p for p in demo.depth.points if p.method == method), key=lambda p: p.depth)
-    alive = [p for p in points if p.test >= 2 * demo.depth.chance]
+    alive = [p for p in points if (p.test or 0.0) >= 2 * demo.depth.chance]
     text = SAYS.get(method, "")
     end = f"{text[:1].upper()}{text[1:]}." if text else ""
     last = points[-1]
@@ -284,7 +314,7 @@ def _batch_section(demo: Demo) -> Section:
         method: [next(p for p in c.points if p.method == method) for c in demo.batches.values()] for method in s.twins
     }
     sizes = tuple(float(size) for size in demo.batches)
-    images = round(6000 * (1 - s.batch_held_out))
+    images = round(_IMAGES * (1 - s.batch_held_out))
     first = demo.batches[s.batch_sizes[0]]
     normed, free = (found[method] for method in s.twins)
     rates = ", ".join(f"{rate:g}·b/128" for rate in s.batch_rates)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from normfree.nn.normalizers import ActivationName, NormName
 from normfree.nn.weight import WeightKind
@@ -59,7 +59,7 @@ SQRT_HALF = Law(0.5**0.5, text="√½")
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The scalars of p(c · (a · h(s) + β · f(α · x) + δ)) at every position."""
+    """The scalars of p(c · (a · h(s) + β · f(e(α · x)) + δ)) at every position."""
 
     c: Law = ONE
     a: Law = ONE
@@ -160,6 +160,28 @@ class Method:
         """The options as they are written after the name."""
         texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}
         return separator.join(f"{key}={text}" for key, text in texts.items())
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """A method of the registry is pickled as its spec, since the functions inside it cannot be.
+
+        Any other, such as a changed one that the spec does not give, is left to what pickle makes of it.
+        """
+        from normfree.methods.registry import get
+
+        try:
+            named = get(self.spec)
+        except ValueError:  # not registered
+            return super().__reduce_ex__(protocol)
+        # Functions made anew are never equal: those of the rule are known by their texts, the initializer by its code.
+        alike = replace(named, initializer=self.initializer, rule=self.rule) == self
+        code = [getattr(method.initializer, "__code__", None) for method in (named, self)]
+        if alike and code[0] == code[1] and named.to_json() == self.to_json():
+            return get, (self.spec,)
+        return super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Method:
+        """Itself, since nothing in it changes: a copied model has an equal method, registered or not."""
+        return self
 
     def row(self) -> dict[str, str]:
         """The method as a row of the table of methods."""

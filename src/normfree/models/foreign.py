@@ -66,6 +66,11 @@ def named_object(name: str, what: str = "model") -> Any:
     with _current_folder_first():
         found = _import(source, name, "run in its folder or install it", what)
     for part in target.split("."):
+        if not hasattr(found, part) and (source == "__main__" or part == "<locals>"):
+            raise ValueError(
+                f"expected a {what} that other programs can import, got '{name}', of a script or inside a function; "
+                "pass model= to load a run of it, or a factory to load what it was converted to"
+            )
         if not hasattr(found, part):
             raise unknown(f"name in module '{source}'", part, [n for n in dir(found) if not n.startswith("_")])
         found = getattr(found, part)

@@ -122,7 +122,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(N, T, width) → (N, heads, T, width / heads)."""
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """The number of heads, and what it sees."""

@@ -13,7 +13,7 @@ from normfree.nn.weight import lower_
 
 
 class Residual(nn.Module):
-    """One residual sum, p(c · (h(s) + β · f(e(α · x)) + δ)).
+    """One residual sum, p(c · (a · h(s) + β · f(e(α · x)) + δ)).
 
     `branch` is f and `shortcut` h. `entry` e stands before the branch (the pre-activation, or Fixup's first bias) and
     the shortcut reads s = e(α · x) when `shortcut_reads_entry`, else s = x. `exit` is p. A scalar that is left out is

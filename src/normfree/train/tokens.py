@@ -138,7 +138,7 @@ def token_batches(
     ranks = processes or Processes()
     shared: dict[str, Any] = {"seed": config.seed, "device": device, "rank": ranks.rank, "world": ranks.world}
     if translates(data):
-        return TokenBatches(data.pairs(split), tokens=config.batch_size, **shared)
+        return TokenBatches(data.pairs(split), tokens=config.batch_size, split=split, **shared)
     return TextBatches(data.text(split), block=config.block, batch_size=config.batch_size, **shared)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from normfree.data.vocabulary import Vocabulary
 from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
 from normfree.train.evaluation import evaluating
-from normfree.train.translating import as_line, require_vocabulary
+from normfree.train.translating import require_vocabulary
 
 _NEVER = (PAD, START, UNKNOWN)
 
@@ -50,7 +50,7 @@ def continue_tokens(
             if cache.used + len(fresh) > window:
                 fresh, cache = seen[-(window // 2) :], model.start_cache(1, window)
             logits = model(torch.tensor([fresh], device=device), cache)[0, -1]
-            token = _drawn(logits.double().cpu(), temperature, source)
+            token = _drawn(logits.cpu().double(), temperature, source)
             if token == END:
                 break
             seen.append(token)
@@ -68,7 +68,9 @@ def continue_line(
     window: int = 128,
     generator: torch.Generator | None = None,
 ) -> str:
-    """A line with what the model writes on to it; the rest is as for `continue_tokens`.
+    """A line as it is, with what the model writes on to it; the rest is as for `continue_tokens`.
+
+    The tokens of the line are not turned into text again: a vocabulary does not know every character and space.
 
     Raises:
         ValueError: if the vocabulary is not the model's, or sentencepiece is missing.
@@ -76,7 +78,8 @@ def continue_line(
     require_vocabulary(model, vocabulary)
     start = vocabulary.encode(line) if line.strip() else []
     found = continue_tokens(model, start, longest=longest, temperature=temperature, window=window, generator=generator)
-    return as_line(vocabulary, [*start, *found])
+    inside = bool(start) and not line[-1].isspace()
+    return line + " ".join(vocabulary.decode(found, after=inside).splitlines())
 
 
 def _drawn(logits: Tensor, temperature: float, source: torch.Generator) -> int:
