@@ -99,11 +99,26 @@ def test_figure_keeps_the_legend_clear_of_the_panels_and_names_as_they_are() -> 
     figure = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in names))] * 2, "title $", 2)
     figure.draw_without_rendering()
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
     box = legend.get_window_extent()
     assert box.x1 <= figure.bbox.x1
     assert box.y1 <= figure.texts[0].get_window_extent().y0
     assert all(axes.get_tightbbox().y1 <= box.y0 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(("length", "rows"), [(10, [5]), (30, [3, 2]), (60, [2, 2, 1])])
+def test_legend_is_read_by_rows(length: int, rows: list[int]) -> None:
+    names = [f"{i}{'x' * length}" for i in range(5)]
+    figure = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in names))], "", 1)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
+    read = sorted(places, key=lambda name: (-round(places[name].y0), places[name].x0))
+    assert read == names
+    heights = [round(places[name].y0) for name in names]
+    assert [heights.count(height) for height in dict.fromkeys(heights)] == rows
+    colours = {t.get_text(): line.get_color() for t, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+    assert [colours[name] for name in names] == [light for light, _ in COLOURS[:5]]
 
 
 def test_figure_says_what_is_not_drawn() -> None:
