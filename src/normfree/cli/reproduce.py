@@ -43,6 +43,9 @@ def reproduce_claims(
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the runs that are kept.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the pictures of the stored results anew; measure nothing.")
+    ] = False,
     write: Annotated[
         list[Path] | None,
         typer.Option("--write", metavar="FILE", help="Write all claims with their results: .md or .html."),
@@ -63,7 +66,7 @@ def reproduce_claims(
     files = [require_kind(path) for path in write or ()]
     if listing and claims:
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
-    if not (listing or claims or files):
+    if not (listing or claims or files or draw):
         raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
     if not out.is_dir() and not files:
         from normfree.report import open_console
@@ -79,6 +82,9 @@ def reproduce_claims(
     asked = device is not None or only or quick
     modest = trained if asked else Training((), jobs)  # hours of training on a CPU are nobody's wish
     place = device or ("auto" if only else "cpu")
+    if draw:
+        _redraw(out, wanted)
+        wanted = []
     judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in wanted]
     if as_json and judged:
         import json
@@ -92,6 +98,17 @@ def reproduce_claims(
             raise ValueError(f"expected a part of a run's name in --only, got {part!r}; there are: {'; '.join(runs)}")
     if any(judgement.status == "fails" for _, _, judgement in judged):
         raise typer.Exit(1)
+
+
+def _redraw(out: Path, claims: Sequence[Claim]) -> None:
+    from normfree.experiments.reproduction import redraw
+    from normfree.report import open_console
+
+    try:
+        drawn = redraw(out, claims or None)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    open_console(stderr=True).print(f"drew {len(drawn)} picture{'s' if len(drawn) != 1 else ''} in {out}", markup=False)
 
 
 def _write(path: Path, out: Path) -> None:
