@@ -15,9 +15,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from normfree.cli import main
-from normfree.experiments.claims import Check, Claim, Cost, all_claims
+from normfree.experiments.claims import Check, Claim, Cost, all_claims, judge
 from normfree.experiments.ledger import code, escape, markdown, page, write_ledger
-from normfree.experiments.ledger_entries import Entry, entries, origin_of, run_cells
+from normfree.experiments.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
 from normfree.experiments.results import result_path
 from normfree.files import write_json
 from normfree.report.page import render_page
@@ -219,8 +219,8 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
     assert "1 claim: 1 holds." in text
     assert seen.tables[0][1] == ["fixup/fake", "Figure 9", "One is one.", "✓ holds", "2 of 2 checks hold"]
     assert seen.tables[1][1:] == [
-        ["holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
-        ["holds", "two is above 1", "more", "≥ 1", "2.5"],
+        ["✓ holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
+        ["✓ holds", "two is above 1", "more", "≥ 1", "2.5"],
     ]
     assert seen.tables[2] == [["a", "b"], ["1", "2"]]
     assert {"../results/fixup/fake.json", "../results/fixup/fake.png"} <= set(seen.links)
@@ -252,7 +252,7 @@ def test_claim_that_fails_says_so(tmp_path: Path) -> None:
     text = text_of(tmp_path, made_up())
     assert "1 claim: 1 fails." in text
     assert "✗ fails" in text
-    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("fails", "7"), ("fails", "nan")]
+    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("✗ fails", "7"), ("✗ fails", "nan")]
 
 
 def test_error_of_the_paper_is_told(tmp_path: Path) -> None:
@@ -402,6 +402,24 @@ def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_escaped_text_is_rendered_as_it_was(text: str) -> None:
     assert Reader(f"x {escape(text)}").text.strip() == "x " + " ".join(text.split())
     assert Reader(f"x {code(text)}").text.strip() == "x " + " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "verdict"),
+    [
+        ({}, 1.0, ("✓ holds", "good")),
+        ({}, 7.0, ("✗ fails", "bad")),
+        ({"main": False}, 7.0, ("✗ fails (aside)", "bad")),
+        ({}, None, ("– missing", "info")),
+        ({"erratum": "It misprints one."}, 1.0, ("◐ paper errs", "warn")),
+    ],
+)
+def test_verdict_has_the_mark_and_colour_of_how_it_stands(
+    check: dict[str, Any], value: float | None, verdict: tuple[str, str]
+) -> None:
+    checks = (Check(name="one", statement="one", low=0.0, high=2.0, why="it is", **check),)
+    shown = cells(judge(made_up(checks=checks), {"values": {"one": value}}).rows[0])[0]
+    assert (shown, CHECK_COLUMNS[0].status(shown)) == verdict
 
 
 # One page

@@ -207,7 +207,7 @@ def test_command_prints_checks_and_files(make, run, tmp_path):
     status, out, _ = run("fixup/fake", "--seeds", "2", "--out", str(tmp_path))
     assert status == 0
     line = next(line for line in out.splitlines() if "one is about 1" in line)
-    assert " ".join(line.split()) == "holds one is about 1 1 0.8 to 1.2 1.05 ± 0.071"
+    assert " ".join(line.split()) == "✓ holds one is about 1 1 0.8 to 1.2 1.05 ± 0.071"
     assert "holds: 2 of 2 checks hold (2 seeds" in out
     assert str(tmp_path / "fixup" / "fake.json") in out.replace("\n", "")
     assert str(tmp_path / "fixup" / "fake.png") in out.replace("\n", "")

@@ -184,6 +184,13 @@ def test_write_page_leaves_the_old_file_on_failure(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_cells_of_a_marked_column_have_the_status_of_their_mark() -> None:
+    rows = (("✓ holds", "✗ plain"), ("✗ fails", "x"), ("other", "x"))
+    page = Page("Report", tables=(Table("t", (Column("verdict", marked=True), Column("any")), rows),))
+    cells = [attributes["class"] for tag, attributes in Reader(render_page(page)).tags if tag == "td"]
+    assert cells == ["left marked good", "left", "left marked bad", "left", "left", "left"]
+
+
 def test_card_refuses_an_unknown_status() -> None:
     with pytest.raises(ValueError, match=r"card 'a': expected status good, warn, bad or info, got 'fine'; choose"):
         Card("a", "fine", "b")  # type: ignore[arg-type]

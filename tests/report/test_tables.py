@@ -27,6 +27,15 @@ def printed(table: Table, width: int, **options: bool) -> str:
     return out.getvalue()
 
 
+def test_cells_of_a_marked_column_have_the_colour_of_their_mark() -> None:
+    rows = (("✓ holds", "✗ plain"), ("✗ fails", "x"), ("◐ in part", "x"), ("– not run", "x"), ("other", "x"))
+    text = printed(Table("", (Column("verdict", marked=True), Column("any")), rows), 80, force_terminal=True)
+    for styled in ("\x1b[32m✓ holds", "\x1b[31m✗ fails", "\x1b[33m◐ in part", "\x1b[2m– not run"):
+        assert styled in text
+    assert text.count("\x1b[3") == 3  # no other cell is coloured
+    assert to_markdown(Table("", (Column("verdict", marked=True),), (("✗ fails",),))).endswith("| ✗ fails |")
+
+
 @pytest.mark.parametrize("width", [30, 50, 80, 120, 400])
 def test_print_table_keeps_every_word_within_the_width(width: int) -> None:
     text = printed(TABLE, width)

@@ -204,7 +204,7 @@ def _print(
 def _list(out: Path, as_json: bool) -> None:
     import json
 
-    from normfree.experiments.ledger_entries import duration, entries
+    from normfree.experiments.ledger_entries import MARKS, duration, entries
     from normfree.report import Column, Table, print_table
 
     rows, records = [], []
@@ -213,17 +213,22 @@ def _list(out: Path, as_json: bool) -> None:
         records.append(_plain(claim, entry.result, entry.judgement))
         checks = entry.judgement.rows
         count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
-        status = entry.status + count + " (quick)" * entry.is_quick
+        status = MARKS[entry.status] + count + " (quick)" * entry.is_quick
         cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
         rows.append((claim.id, claim.statement, status, cost))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
-    columns = ("id", "statement", "checks that hold", "quick / full")
+    columns = (
+        Column("id", style="cyan"),
+        Column("statement"),
+        Column("checks that hold", marked=True),
+        Column("quick / full"),
+    )
     print_table(
         Table(
             "Claims",
-            tuple(Column(name, style="cyan" if name == "id" else None) for name in columns),
+            columns,
             tuple(rows),
             caption="normfree reproduce ID shows one with its numbers, and --list --json all of them.",
         )

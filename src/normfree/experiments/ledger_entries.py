@@ -10,14 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.experiments.claims import Claim, Judgement, Row, Scale, Status, all_claims, judge
+from normfree.experiments.claims import Claim, Judgement, Row, Scale, Status, Verdict, all_claims, judge
 from normfree.experiments.results import Result, stored
 from normfree.experiments.runs import ended
 from normfree.report.tables import Column
 
 MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
+VERDICTS: dict[Verdict, str] = {
+    "holds": "✓ holds",
+    "fails": "✗ fails",
+    "missing": "– missing",
+    "paper errs": "◐ paper errs",
+}
 CHECK_COLUMNS = (  # the verdict first: a phone shows two columns of five
-    Column("verdict"),
+    Column("verdict", marked=True),
     Column("check"),
     Column("paper", "right"),
     Column("expected", "right"),
@@ -90,8 +96,8 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
     """A check as text, for `CHECK_COLUMNS`."""
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
-    verdict = row.verdict if row.check.main or row.verdict != "fails" else "fails (aside)"
-    return verdict, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
+    aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
+    return VERDICTS[row.verdict] + aside, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
 
 
 def number(value: float | None, std: float | None) -> str:

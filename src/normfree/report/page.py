@@ -13,12 +13,10 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
-from normfree.report.tables import Table
-
-Status = Literal["good", "warn", "bad", "info"]
+from normfree.report.tables import Status, Table
 
 
 @dataclass(frozen=True)

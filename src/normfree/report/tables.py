@@ -11,8 +11,12 @@ from normfree.report.terminal import open_console
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 Justify = Literal["left", "right", "center"]
+Status = Literal["good", "warn", "bad", "info"]
+MARKS: dict[str, Status] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "info"}  # how a cell of a marked column begins
+_STYLES: dict[Status, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
 
 _COMFORT = 20  # a column of a split table gets this much, if its content is that wide
 _GAP = 2  # blanks between two columns: the padding of a cell and the divider
@@ -20,11 +24,23 @@ _GAP = 2  # blanks between two columns: the padding of a cell and the divider
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading, its alignment and the rich style of its cells."""
+    """A column's heading, its alignment and the rich style of its cells.
+
+    The cells of a `marked` one begin with ✓, ◐, ✗ or –, and have the colour of that in a terminal and on a page.
+    """
 
     name: str
     justify: Justify = "left"
     style: str | None = None
+    marked: bool = False
+
+    def status(self, cell: str) -> Status | None:
+        """What the mark of a cell says.
+
+        >>> Column("verdict", marked=True).status("✗ fails"), Column("any").status("✗ fails")
+        ('bad', None)
+        """
+        return MARKS.get(cell[:1]) if self.marked else None
 
 
 @dataclass(frozen=True)
@@ -111,8 +127,16 @@ def _grid(table: Table, part: Sequence[int], widths: Sequence[int], title: str, 
         column = table.columns[i]
         grid.add_column(Text(column.name), justify=column.justify, style=column.style, width=width, overflow="fold")
     for row in table.rows:
-        grid.add_row(*(Text(row[i]) for i in part))  # Text, so that brackets in a cell are not read as markup
+        grid.add_row(*(_cell(table.columns[i], row[i]) for i in part))
     return grid
+
+
+def _cell(column: Column, cell: str) -> Text:
+    """A cell as text, so that brackets in it are not read as markup."""
+    from rich.text import Text
+
+    status = column.status(cell)
+    return Text(cell, _STYLES[status] if status else "")
 
 
 def _split(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
