@@ -15,7 +15,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from normfree.cli import main
-from normfree.experiments.claims import Check, Claim, Cost, all_claims, judge
+from normfree.experiments.claims import PAPERS, Check, Claim, Cost, all_claims, judge
 from normfree.experiments.ledger import code, escape, markdown, page, write_ledger
 from normfree.experiments.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
 from normfree.experiments.results import result_path
@@ -437,12 +437,21 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
         ("fixup/gone", "info", "not run"),
         ("fixup/quick", "good", "holds (small stand-in)"),
     ]
+    assert {(card.text, card.group) for card in made.cards} == {("One is one.", PAPERS["fixup"])}
+    assert set(made.places) == {PAPERS["fixup"], *(claim.id for claim in claims)}  # every card leads somewhere
     assert [section.title for section in made.sections[1:]] == [
         "fixup/fake, Figure 9: ✓ holds",
         "fixup/fails, Figure 9: ✗ fails",
+        "fixup/gone, Figure 9: – not run",
         "fixup/quick, Figure 9: ✓ holds (small stand-in)",
     ]
     assert made.sections[1].panels[0].curves[0].values == (1.0, 2.0)
+    assert made.sections[3].text == (
+        "One is one.",
+        "The paper: 1",
+        "Measured: By looking.",
+        "Not run: all, about 2 h on one H200: normfree reproduce fixup/gone --device cuda",
+    )
     assert [row[0] for row in made.tables[0].rows] == ["fixup/gone", "fixup/quick"]
 
 

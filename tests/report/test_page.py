@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normfree.report.page import Card, Page, page_data, render_page, write_page
+from normfree.report.page import Card, Page, Section, page_data, render_page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.tables import Column, Table
 
@@ -189,6 +189,23 @@ def test_cells_of_a_marked_column_have_the_status_of_their_mark() -> None:
     page = Page("Report", tables=(Table("t", (Column("verdict", marked=True), Column("any")), rows),))
     cells = [attributes["class"] for tag, attributes in Reader(render_page(page)).tags if tag == "td"]
     assert cells == ["left marked good", "left", "left marked bad", "left", "left", "left"]
+
+
+def test_cards_stand_under_their_group_and_lead_to_the_sections_of_their_names() -> None:
+    names = ("one", "one", "two & <b>")
+    cards = tuple(Card(f"x/a_{i}", "good", "holds", "says", group=name) for i, name in enumerate(names))
+    page = Page("Report", cards=cards, sections=(Section("s", name="x/a_1"), Section("t", name="one")))
+    text = render_page(page)
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+    assert headings[:5] == [
+        '<a href="#part-1">one</a>',
+        "<span>x/<wbr>a_<wbr>0</span>",
+        '<a href="#part-0">x/<wbr>a_<wbr>1</a>',
+        "<span>two &amp; &lt;b&gt;</span>",
+        "<span>x/<wbr>a_<wbr>2</span>",
+    ]
+    assert '<section class="cards grouped"' in text
+    assert '<section class="cards"' in render_page(PAGE)
 
 
 def test_card_refuses_an_unknown_status() -> None:

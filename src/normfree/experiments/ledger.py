@@ -256,8 +256,8 @@ def page(found: Sequence[Entry], out: str | Path) -> Page:
     for paper, title in PAPERS.items():
         of = [entry for entry in found if entry.claim.paper == paper]
         if of:
-            sections.append(Section(title, (counts_of(of).capitalize() + ".",)))
-            sections += [_section(entry, Path(out)) for entry in of if entry.result is not None]
+            sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
+            sections += [_section(entry, Path(out)) for entry in of]
     left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
     rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim) if what[1] else "") for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
@@ -272,22 +272,23 @@ def page(found: Sequence[Entry], out: str | Path) -> Page:
 
 
 def _card(entry: Entry) -> Card:
-    summary = entry.claim.where if entry.status == "not run" else f"{entry.claim.where}: {entry.judgement.summary}"
-    return Card(entry.claim.id, _COLOURS[entry.status], entry.standing[2:], summary)
+    claim = entry.claim
+    return Card(claim.id, _COLOURS[entry.status], entry.standing[2:], claim.statement, group=PAPERS[claim.paper])
 
 
 def _section(entry: Entry, out: Path) -> Section:
     claim, result = entry.claim, entry.result
-    assert result is not None
+    title = f"{claim.id}, {claim.where}: {entry.standing}"
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
+    if left := left_of(entry):
+        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else "."))
+    if result is None:
+        return Section(title, tuple(filter(None, text)), name=claim.id)
     text += dict.fromkeys(f"Error in the paper: {r.check.erratum}" for r in entry.judgement.rows if r.check.erratum)
     text += [f"Note: {note}" for note in result.get("notes", [])]
-    if left := left_of(entry):
-        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else ""))
     text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
     tables = [Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows))]
     tables += tables_of(result)
     runs = tuple((*run_cells(name, found), folder.name) for name, folder, found in runs_of(entry, out))
     tables += [Table("Training runs", tuple(map(Column, (*RUN_COLUMNS, "folder"))), runs)] if runs else []
-    title = f"{claim.id}, {claim.where}: {entry.standing}"
     return Section(title, tuple(filter(None, text)), panels_of(result), tuple(tables), name=claim.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from normfree.report.tables import Status, Table
 class Card:
     """A verdict on one method: its name, how good that is, a headline and a sentence or two.
 
+    Cards of one `group` that follow each other stand under it as a heading, and are small; it and the name of a card
+    lead to the sections of these names.
+
     Raises:
         ValueError: if the status is none of good, warn, bad and info.
     """
@@ -31,6 +35,7 @@ class Card:
     status: Status
     headline: str
     text: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -121,6 +126,7 @@ def render_page(page: Page) -> str:
         split=split,
         legend=lambda panels: _looks(panels if split else page.all_panels),
         marks={"good": "✓", "warn": "!", "bad": "✕", "info": "i"},
+        breakable=lambda name: Markup("<wbr>").join(re.split(r"(?<=[/_])", name)),
         gaps=describe_gaps,
         summary=_summary,
         script=Markup(script),
