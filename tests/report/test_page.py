@@ -11,7 +11,7 @@ import pytest
 
 from normfree.report.page import Card, Page, Section, page_data, render_page, write_page
 from normfree.report.panels import Curve, Panel
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Column, Link, Table
 
 EVIL = "</script><script>alert('1 & 2')</script><img src=x onerror=\"alert(3)\">"
 PAGE = Page(
@@ -206,6 +206,18 @@ def test_cards_stand_under_their_group_and_lead_to_the_sections_of_their_names()
     ]
     assert '<section class="cards grouped"' in text
     assert '<section class="cards"' in render_page(PAGE)
+
+
+def test_section_shows_its_files_and_folds_tables() -> None:
+    table = Table("runs", (Column("run"),), ((EVIL,),), links=((Link(EVIL, "a%20b/config.toml"),),))
+    section = Section("s", links=(Link("one.json", "../one.json"), Link("two", "two.json")), folded=(table,))
+    reader = Reader(render_page(Page("Report", sections=(section,))))
+    links = [attributes["href"] for tag, attributes in reader.tags if tag == "a" and "href" in attributes]
+    assert links == ["../one.json", "two.json", "a%20b/config.toml"]
+    assert [tag for tag, _ in reader.tags if tag in ("details", "summary", "img")] == ["details", "summary"]
+    assert reader.text.count(EVIL) == 2
+    assert "one.json · two" in reader.text
+    assert embedded(render_page(Page("Report", sections=(section,))))["sections"][0]["folded"][0]["columns"] == ["run"]
 
 
 def test_card_refuses_an_unknown_status() -> None:

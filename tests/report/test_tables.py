@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from normfree.report import Column, Table, print_table, to_markdown
+from normfree.report import Column, Link, Table, print_table, to_markdown
 
 TABLE = Table(
     title="Methods [all]",
@@ -42,6 +42,27 @@ def test_print_table_keeps_every_word_within_the_width(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     missing = Counter("".join(cell for row in TABLE.rows for cell in row)) - Counter(text)
     assert not {letter for letter in missing if letter != " "}
+
+
+def test_links_are_a_last_column_of_markdown() -> None:
+    rows = (("a", "1"), ("b", "2"))
+    links = ((Link("result", "../a%20b.json"), Link("log", "log.txt")), ())
+    table = Table("", (Column("run"), Column("n", "right")), rows, links=links)
+    assert to_markdown(table).splitlines() == [
+        "| run | n | files |",
+        "| --- | ---: | --- |",
+        "| a | 1 | [result](../a%20b.json) [log](log.txt) |",
+        "| b | 2 |  |",
+    ]
+    assert "result" not in printed(table, 80)
+    with pytest.raises(ValueError, match="expected links for 2 rows, got 1"):
+        Table("t", table.columns, rows, links=links[:1])
+
+
+@pytest.mark.parametrize("href", ["/etc/passwd", "javascript:alert(1)", "https://example.org"])
+def test_link_is_relative(href: str) -> None:
+    with pytest.raises(ValueError, match="expected a relative address"):
+        Link("a", href)
 
 
 def test_print_table_breaks_no_word_at_80_columns() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
-from normfree.report.tables import Status, Table
+from normfree.report.tables import Link, Status, Table
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,18 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, paragraphs, charts and tables; a card with its `name` leads to it."""
+    """A part of a page: a heading, paragraphs, files, charts and tables; a card with its `name` leads to it.
+
+    The `folded` tables come last and are opened by a click.
+    """
 
     title: str
     text: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     name: str = ""
+    links: tuple[Link, ...] = ()
+    folded: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def page_data(page: Page) -> dict[str, Any]:
     "NaN", "Infinity" and "-Infinity"."""
     data = asdict(page)
     parts = (data, *data["sections"])
-    for table in (table for part in parts for table in part["tables"]):
+    for table in (table for part in parts for table in (*part["tables"], *part.get("folded", ()))):
         table["columns"] = [column["name"] for column in table["columns"]]
     for panel in (panel for part in parts for panel in part["panels"]):
         panel["x"] = [float(position) for position in panel["x"]]
@@ -99,7 +104,7 @@ def page_data(page: Page) -> dict[str, Any]:
 
 
 def render_page(page: Page) -> str:
-    """The page as one HTML text that refers to nothing outside itself.
+    """The page as one HTML text that loads nothing from outside itself.
 
     Every text is escaped, the data sits in a JSON block without `<`, `>` and `&`, and a content security policy names
     the hashes of the one script and the one style, so that no other would run and nothing could be fetched.

@@ -44,11 +44,29 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A text that leads to a file, by its address from the file that holds the link.
+
+    Raises:
+        ValueError: if the address is not relative.
+    """
+
+    text: str
+    href: str
+
+    def __post_init__(self) -> None:
+        if self.href.startswith("/") or ":" in self.href:
+            raise ValueError(f"link {self.text!r}: expected a relative address, got {self.href!r}; quote what is in it")
+
+
+@dataclass(frozen=True)
 class Table:
     """A titled grid of text cells.
 
+    `links` are the files of each row, a last column in Markdown and on a page; a terminal does without.
+
     Raises:
-        ValueError: if there is no column, or a row has not one cell a column.
+        ValueError: if there is no column, a row has not one cell a column, or there are links for other rows.
 
     >>> print(to_markdown(Table("Gains", (Column("layer"), Column("gain", "right")), (("relu", "1.41"),))))
     **Gains**
@@ -62,8 +80,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str | None = None
+    links: tuple[tuple[Link, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.links and len(self.links) != len(self.rows):
+            raise ValueError(
+                f"table {self.title!r}: expected links for {len(self.rows)} rows, got {len(self.links)}; pass () for a "
+                "row without"
+            )
         if not self.columns:
             raise ValueError(f"table {self.title!r}: expected at least one column, got none; pass columns=(Column(…),)")
         for index, row in enumerate(self.rows):
@@ -93,10 +117,12 @@ def print_table(table: Table, console: Console | None = None) -> None:
 def to_markdown(table: Table) -> str:
     """The table in GitHub's Markdown, title above and caption below."""
     rule = {"left": "---", "right": "---:", "center": ":---:"}
+    files = [[" ".join(f"[{link.text}]({link.href})" for link in row)] for row in table.links]
+    more = files or [[]] * len(table.rows)
     lines = [
-        _markdown_row([column.name for column in table.columns]),
-        _markdown_row([rule[column.justify] for column in table.columns]),
-        *(_markdown_row(row) for row in table.rows),
+        _markdown_row([*(column.name for column in table.columns), *(["files"] if files else [])]),
+        _markdown_row([*(rule[column.justify] for column in table.columns), *(["---"] if files else [])]),
+        *(_markdown_row([*row, *cells]) for row, cells in zip(table.rows, more, strict=True)),
     ]
     above = [f"**{table.title}**", ""] if table.title else []
     below = ["", table.caption] if table.caption else []
