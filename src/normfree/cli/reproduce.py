@@ -48,7 +48,7 @@ def reproduce_claims(
     ] = False,
     write: Annotated[
         list[Path] | None,
-        typer.Option("--write", metavar="FILE", help="Write all claims with their results: .md or .html."),
+        typer.Option("--write", metavar="FILE", help="Write the claims, or all, with their results: .md or .html."),
     ] = None,
 ) -> None:
     """Run claims of the papers and judge them, or list them all, or write them into one file.
@@ -84,14 +84,13 @@ def reproduce_claims(
     place = device or ("auto" if only else "cpu")
     if draw:
         _redraw(out, wanted)
-        wanted = []
-    judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in wanted]
+    judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in (() if draw else wanted)]
     if as_json and judged:
         import json
 
         typer.echo(json.dumps([_plain(*one) for one in judged], indent=1, ensure_ascii=False))
     for path in files:
-        _write(path, out)
+        _write(path, out, wanted)
     runs = [name for _, result, _ in judged for name in result.get("runs", ())]
     for part in only or ():
         if not any(part in name for name in runs):
@@ -111,11 +110,11 @@ def _redraw(out: Path, claims: Sequence[Claim]) -> None:
     open_console(stderr=True).print(f"drew {len(drawn)} picture{'s' if len(drawn) != 1 else ''} in {out}", markup=False)
 
 
-def _write(path: Path, out: Path) -> None:
+def _write(path: Path, out: Path, claims: Sequence[Claim]) -> None:
     from normfree.experiments.ledger import write_ledger
     from normfree.report import open_console
 
-    write_ledger(path, out)
+    write_ledger(path, out, claims or None)
     open_console(stderr=True).print(f"wrote {path}", markup=False)
 
 
