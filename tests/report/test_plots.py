@@ -199,6 +199,16 @@ def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     assert axes.get_ylim()[0] == 0
 
 
+@pytest.mark.parametrize(("level", "bottom"), [(10.0, 0.0), (70.0, 69.0), (-10.0, -19.0)])
+def test_axis_with_levels_begins_at_zero_unless_all_is_far_above(level: float, bottom: float) -> None:
+    panel = Panel("p", (Curve("a", (75.0, 80.0)),), log_y=False, levels=(Level("a level", level),))
+    figure = _figure((panel,), "", 1)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_ylim()[0] == pytest.approx(bottom)
+    assert axes.texts[0].get_window_extent().y0 >= axes.get_window_extent().y0
+
+
 def test_thousands_are_separated_on_every_axis() -> None:
     values, steps = (2000.0, 3000.0, 12000.0), (1000.0, 4000.0, 100_000.0)
     linear = Panel("p", (Curve("a", values, steps),), log_y=False)

@@ -193,8 +193,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
         _set_names(axes, panel.names, width)
     else:
         _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
-    if panel.levels and not panel.log_y and min(values) >= 0:
-        axes.set_ylim(bottom=0)  # room for a name below the lowest line, and heights that compare
+    if panel.levels and not panel.log_y:  # room for a name below the lowest line; from 0, as far as heights compare
+        low, high = min(values), max(values)
+        axes.set_ylim(bottom=0 if 0 <= low < high / 2 else low - 0.1 * (high - low))
     if panel.log_y:
         low, high = _log_range(values)
         ticks, minor = _log_ticks(low, high)
