@@ -55,8 +55,8 @@ demo: $(STAMP) ## show what trains without normalization, on one page (two minut
 	@$(PY) -m normfree demo --out demo
 
 .PHONY: claims
-claims: $(STAMP) ## write docs/claims.md anew from the claims and the results
-	@$(PY) -m normfree reproduce --write docs/claims.md
+claims: $(STAMP) ## write docs/claims.md and draw the pictures anew from the claims and the results
+	@$(PY) -m normfree reproduce --draw --write docs/claims.md
 
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.

@@ -64,6 +64,23 @@ def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
 
 
+@pytest.mark.parametrize(
+    ("tests", "drawn"),
+    [
+        ((0.69, 0.78), ["linear"]),  # chance would take six times the room of the curves
+        ((0.30, 0.78), ["linear", "chance"]),
+        ((0.775, 0.78), ["linear", "chance"]),  # a small difference shall look like one
+    ],
+)
+def test_line_far_below_the_curves_is_said_and_not_drawn(tests: tuple[float, float], drawn: list[str]) -> None:
+    found = made(
+        *(run(method, 10, lr, 0.5, test) for method, test in zip("ab", tests, strict=True) for lr in (0.1, 0.01))
+    )
+    for shown in (panel(found), panel_over_rates(found)):
+        assert [level.name.split()[0].strip(",") for level in shown.levels] == drawn
+        assert ("The axis begins above chance, 10.0 %." in shown.note) == ("chance" not in drawn)
+
+
 def test_compare_is_what_single_runs_give(tmp_path: Path, fitted: list[TrainConfig]) -> None:
     told = []
     found = compare(

@@ -73,6 +73,8 @@ def test_demo_page_says_what_was_measured(demo: Demo) -> None:
     shown = page(demo)
     assert [len(section.panels) for section in shown.sections] == [2, 1, 1]
     assert "100 layers" in shown.title
+    networks = [demo.settings.signal_model] * 2 + ["resmlp-N-8", demo.settings.batch_model]
+    assert all(name in panel.title for name, panel in zip(networks, shown.all_panels, strict=True))
     cards = {card.name: card for card in shown.cards}
     assert list(cards) == ["fixup", "batchnorm", "sqrt_half", "he_in"]
     assert (cards["he_in"].status, cards["he_in"].headline) == ("bad", "diverges at 100 layers")

@@ -15,9 +15,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from normfree.cli import main
-from normfree.experiments.claims import Check, Claim, Cost, all_claims
+from normfree.experiments.claims import PAPERS, Check, Claim, Cost, all_claims, judge
 from normfree.experiments.ledger import code, escape, markdown, page, write_ledger
-from normfree.experiments.ledger_entries import Entry, entries, origin_of, run_cells
+from normfree.experiments.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
 from normfree.experiments.results import result_path
 from normfree.files import write_json
 from normfree.report.page import render_page
@@ -219,8 +219,8 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
     assert "1 claim: 1 holds." in text
     assert seen.tables[0][1] == ["fixup/fake", "Figure 9", "One is one.", "✓ holds", "2 of 2 checks hold"]
     assert seen.tables[1][1:] == [
-        ["holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
-        ["holds", "two is above 1", "more", "≥ 1", "2.5"],
+        ["✓ holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
+        ["✓ holds", "two is above 1", "more", "≥ 1", "2.5"],
     ]
     assert seen.tables[2] == [["a", "b"], ["1", "2"]]
     assert {"../results/fixup/fake.json", "../results/fixup/fake.png"} <= set(seen.links)
@@ -252,7 +252,7 @@ def test_claim_that_fails_says_so(tmp_path: Path) -> None:
     text = text_of(tmp_path, made_up())
     assert "1 claim: 1 fails." in text
     assert "✗ fails" in text
-    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("fails", "7"), ("fails", "nan")]
+    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("✗ fails", "7"), ("✗ fails", "nan")]
 
 
 def test_error_of_the_paper_is_told(tmp_path: Path) -> None:
@@ -376,6 +376,9 @@ def test_long_tables_are_folded(tmp_path: Path) -> None:
     text = text_of(tmp_path, made_up())
     assert "<details><summary>Many</summary>" in text
     assert [len(table) for table in Reader(text).tables] == [2, 3, 41, 3]
+    (section,) = page(entries(tmp_path, [made_up()]), tmp_path, tmp_path).sections[1:]
+    assert [table.title for table in section.tables] == ["Checks"]
+    assert [len(table.rows) for table in section.folded] == [40, 2]
 
 
 def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
@@ -393,7 +396,7 @@ def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
     assert EVIL in cells
     assert seen.text.count(EVIL) >= 12
     assert all(len(row) == len(rows[0]) for rows in seen.tables for row in rows)
-    html = render_page(page(entries(tmp_path, [evil]), tmp_path))
+    html = render_page(page(entries(tmp_path, [evil]), tmp_path, tmp_path))
     assert "<script>alert" not in html
     assert "<b>|" not in html
 
@@ -404,6 +407,24 @@ def test_escaped_text_is_rendered_as_it_was(text: str) -> None:
     assert Reader(f"x {code(text)}").text.strip() == "x " + " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("check", "value", "verdict"),
+    [
+        ({}, 1.0, ("✓ holds", "good")),
+        ({}, 7.0, ("✗ fails", "bad")),
+        ({"main": False}, 7.0, ("✗ fails (aside)", "bad")),
+        ({}, None, ("– missing", "info")),
+        ({"erratum": "It misprints one."}, 1.0, ("◐ paper errs", "warn")),
+    ],
+)
+def test_verdict_has_the_mark_and_colour_of_how_it_stands(
+    check: dict[str, Any], value: float | None, verdict: tuple[str, str]
+) -> None:
+    checks = (Check(name="one", statement="one", low=0.0, high=2.0, why="it is", **check),)
+    shown = cells(judge(made_up(checks=checks), {"values": {"one": value}}).rows[0])[0]
+    assert (shown, CHECK_COLUMNS[0].status(shown)) == verdict
+
+
 # One page
 
 
@@ -412,25 +433,74 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
     store(tmp_path, claims[0])
     store(tmp_path, claims[1], values={"one": {"mean": 5.0}})
     store(tmp_path, claims[3], "quick")
-    made = page(entries(tmp_path, claims), tmp_path)
+    made = page(entries(tmp_path, claims), tmp_path, tmp_path)
     assert [(card.name, card.status, card.headline) for card in made.cards] == [
         ("fixup/fake", "good", "holds"),
         ("fixup/fails", "bad", "fails"),
         ("fixup/gone", "info", "not run"),
         ("fixup/quick", "good", "holds (small stand-in)"),
     ]
+    assert {(card.text, card.group) for card in made.cards} == {("One is one.", PAPERS["fixup"])}
+    assert set(made.places) == {PAPERS["fixup"], *(claim.id for claim in claims)}  # every card leads somewhere
     assert [section.title for section in made.sections[1:]] == [
         "fixup/fake, Figure 9: ✓ holds",
         "fixup/fails, Figure 9: ✗ fails",
+        "fixup/gone, Figure 9: – not run",
         "fixup/quick, Figure 9: ✓ holds (small stand-in)",
     ]
     assert made.sections[1].panels[0].curves[0].values == (1.0, 2.0)
+    assert made.sections[3].text == (
+        "One is one.",
+        "The paper: 1",
+        "Measured: By looking.",
+        "Not run: all, about 2 h on one H200: normfree reproduce fixup/gone --device cuda",
+    )
     assert [row[0] for row in made.tables[0].rows] == ["fixup/gone", "fixup/quick"]
 
 
-def test_page_of_all_results_can_be_made() -> None:
-    html = render_page(page(entries(ROOT / "results"), ROOT / "results"))
+def test_page_of_all_results_can_be_made_and_its_links_lead_somewhere() -> None:
+    html = render_page(page(entries(ROOT / "results"), ROOT / "results", ROOT / "docs"))
     assert all(claim.id in html for claim in all_claims())
+    links = [unquote(link) for link in re.findall(r'href="([^"#]+)"', html)]
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+    kept = [path for paper in PAPERS for path in (ROOT / "results" / paper).glob("*.json")]
+    assert {Path(link).name for link in links} >= {path.name for path in kept}
+    assert sum(link.endswith("config.toml") for link in links) > 50
+
+
+def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    keep_run(out)
+    runs = {"first": {"folder": FOLDER}, "gone": {"folder": "gone"}, "second": {"gpu_seconds": 5400}}
+    store(out, made_up(), runs=runs)
+    store(out, made_up(), "quick")
+    made = page(entries(out, [made_up()]), out, tmp_path / "docs")
+    section = made.sections[1]
+    assert [(link.text, link.href) for link in section.links] == [
+        ("fake.json", "../results/fixup/fake.json"),
+        ("its small stand-in", "../results/fixup/fake.quick.json"),
+    ]
+    table = next(table for table in section.tables if table.title == "2 training runs")
+    assert [[link.text for link in row] for row in table.links] == [["result", "configuration", "metrics"], []]
+    assert table.links[0][1].href == f"../results/runs/{FOLDER}/config.toml"
+    left = next(table for table in section.tables if table.title == "1 training run not made")
+    assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
+    (reasons,) = section.folded
+    assert reasons.rows[0] == ("one is about 1", "it is one", "one")
+    assert "it holds in part when an aside of the paper fails" in made.subtitle
+
+
+def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) -> None:
+    for part in sections(document).values():
+        seen = Reader(part)
+        if "*From*" not in part:
+            continue
+        rows = next(table for table in seen.tables if table[0][-1] == "in the JSON")[1:]
+        checks = next(table for table in seen.tables if table[0][0] == "verdict")[1:]
+        assert [row[0] for row in rows] == [row[1] for row in checks]
+        file = next(link for link in seen.links if link.endswith(".json") and "/runs/" not in link)
+        values = json.loads((ROOT / "docs" / file).read_text())["values"]
+        assert {row[2] for row, check in zip(rows, checks, strict=True) if check[4]} <= set(values)
 
 
 @pytest.mark.browser
@@ -480,6 +550,16 @@ def test_command_writes_both_kinds(run: Callable[..., tuple[int, str]], tmp_path
     assert (docs / "a.md").read_text() == markdown(entries(out), out, docs)
     assert (docs / "b.html").read_text().startswith("<!doctype html>")
     assert sorted(path.name for path in docs.iterdir()) == ["a.md", "b.html"]
+
+
+def test_command_writes_the_claims_that_are_named(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    for name in ("some.md", "some.html"):
+        file = tmp_path / name
+        status, _ = run("fixup/thm1", "normdead/sec2_3", "--write", str(file), "--out", str(ROOT / "results"))
+        assert status == 0
+        text = file.read_text()
+        assert "2 claims: 2 hold" in text
+        assert [claim.id for claim in all_claims() if claim.id in text] == ["fixup/thm1", "normdead/sec2_3"]
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,12 @@ def test_wrong_algebra_is_noticed(monkeypatch):
     # A data shift in both kinds, and the weight shift of vectors.
     assert result["values"]["cells unlike the algebra"]["mean"] == 3
     assert judge(CLAIM, result).status == "fails"
+
+
+def test_invariances_are_shown_as_tables_alone():
+    """A row a normalizer and a column a change; curves over names of changes would say nothing."""
+    measurement = CLAIM.measure(Settings(seeds=(0,)))
+    assert measurement.panels == ()
+    assert [[column.name for column in table.columns] for table in measurement.tables] == [
+        ["normalizer", *inv.CHANGES]
+    ] * 2

@@ -1,14 +1,16 @@
 """Running a claim: files at the end or none, stored results taken, and the command line around it."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from normfree.cli import main
-from normfree.experiments.claims import Check, Measurement, Settings, all_claims
-from normfree.experiments.reproduction import draw, reproduce
+from normfree.experiments.claims import PAPERS, Check, Measurement, Settings, all_claims
+from normfree.experiments.reproduction import draw, redraw, reproduce
 from normfree.experiments.reproduction import run as run_claim
 from normfree.experiments.results import result_path
 
@@ -141,6 +143,56 @@ def test_reproduce_without_matplotlib_keeps_the_numbers(make, monkeypatch, tmp_p
     assert names(tmp_path) == ["fixup/fake.json"]
 
 
+def test_pictures_are_drawn_anew_without_a_measurement(make, counted, run, tmp_path):
+    claims = [make(measure=counted), make(id="fixup/other", measure=counted)]
+    for claim in claims:
+        reproduce(claim.id, FULL, tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "fixup").iterdir()}
+    pictures = [result_path(tmp_path, claim, "full", ".png") for claim in claims]
+    for picture in pictures:
+        picture.write_bytes(b"an older drawing")
+    status, out, err = run("fixup/fake", "--draw", "--out", str(tmp_path))
+    assert (status, out, err) == (0, "", f"drew 1 picture in {tmp_path}\n")
+    assert [picture.read_bytes() == files[picture] for picture in pictures] == [True, False]
+    assert redraw(tmp_path) == pictures
+    assert {path: path.read_bytes() for path in (tmp_path / "fixup").iterdir()} == files
+    assert counted.runs == 2
+
+
+def test_picture_that_a_result_no_longer_has_is_removed(make, tmp_path):
+    claim = make()
+    reproduce("fixup/fake", FULL, tmp_path)
+    path = result_path(tmp_path, claim, "full")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "panels": []}))
+    assert redraw(tmp_path, [claim]) == []
+    assert names(tmp_path) == ["fixup/fake.json"]
+
+
+def test_drawing_without_matplotlib_is_one_line(make, run, monkeypatch, tmp_path):
+    make()
+    reproduce("fixup/fake", FULL, tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run("--draw", "--out", str(tmp_path))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "a plot needs matplotlib" in err
+
+
+def test_every_stored_result_of_this_repository_can_be_drawn(monkeypatch, tmp_path):
+    """Each has its picture there, and no other has."""
+    monkeypatch.setattr("normfree.report.plots._DPI", 20)  # in a tenth of the time
+    results = Path(__file__).parents[2] / "results"
+    kept = [path for paper in PAPERS for path in (results / paper).glob("*.json")]
+    for path in kept:
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.parent.name)
+    drawn = redraw(tmp_path)
+    pictured = [path for path in kept if json.loads(path.read_text())["panels"]]
+    assert sorted(drawn) == sorted(tmp_path / path.parent.name / f"{path.stem}.png" for path in pictured)
+    assert all((tmp_path / path.parent.name / path.name).read_bytes() == path.read_bytes() for path in kept)
+    there = [path for paper in PAPERS for path in (results / paper).glob("*.png")]
+    assert sorted(p.relative_to(tmp_path) for p in drawn) == sorted(p.relative_to(results) for p in there)
+
+
 def test_claim_that_cannot_be_run_says_why(make, tmp_path):
     make(measure=None, how="It needs ImageNet, which is not at hand.")
     with pytest.raises(ValueError, match="'fixup/fake' cannot be run here: It needs ImageNet"):
@@ -155,7 +207,7 @@ def test_command_prints_checks_and_files(make, run, tmp_path):
     status, out, _ = run("fixup/fake", "--seeds", "2", "--out", str(tmp_path))
     assert status == 0
     line = next(line for line in out.splitlines() if "one is about 1" in line)
-    assert " ".join(line.split()) == "holds one is about 1 1 0.8 to 1.2 1.05 ± 0.071"
+    assert " ".join(line.split()) == "✓ holds one is about 1 1 0.8 to 1.2 1.05 ± 0.071"
     assert "holds: 2 of 2 checks hold (2 seeds" in out
     assert str(tmp_path / "fixup" / "fake.json") in out.replace("\n", "")
     assert str(tmp_path / "fixup" / "fake.png") in out.replace("\n", "")

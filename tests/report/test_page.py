@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from normfree.report.page import Card, Page, page_data, render_page, write_page
+from normfree.report.page import Card, Page, Section, page_data, render_page, write_page
 from normfree.report.panels import Curve, Panel
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Column, Link, Table
 
 EVIL = "</script><script>alert('1 & 2')</script><img src=x onerror=\"alert(3)\">"
 PAGE = Page(
@@ -182,6 +182,42 @@ def test_write_page_leaves_the_old_file_on_failure(tmp_path: Path, monkeypatch: 
         write_page(PAGE, path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_cells_of_a_marked_column_have_the_status_of_their_mark() -> None:
+    rows = (("✓ holds", "✗ plain"), ("✗ fails", "x"), ("other", "x"))
+    page = Page("Report", tables=(Table("t", (Column("verdict", marked=True), Column("any")), rows),))
+    cells = [attributes["class"] for tag, attributes in Reader(render_page(page)).tags if tag == "td"]
+    assert cells == ["left marked good", "left", "left marked bad", "left", "left", "left"]
+
+
+def test_cards_stand_under_their_group_and_lead_to_the_sections_of_their_names() -> None:
+    names = ("one", "one", "two & <b>")
+    cards = tuple(Card(f"x/a_{i}", "good", "holds", "says", group=name) for i, name in enumerate(names))
+    page = Page("Report", cards=cards, sections=(Section("s", name="x/a_1"), Section("t", name="one")))
+    text = render_page(page)
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
+    assert headings[:5] == [
+        '<a href="#part-1">one</a>',
+        "<span>x/<wbr>a_<wbr>0</span>",
+        '<a href="#part-0">x/<wbr>a_<wbr>1</a>',
+        "<span>two &amp; &lt;b&gt;</span>",
+        "<span>x/<wbr>a_<wbr>2</span>",
+    ]
+    assert '<section class="cards grouped"' in text
+    assert '<section class="cards"' in render_page(PAGE)
+
+
+def test_section_shows_its_files_and_folds_tables() -> None:
+    table = Table("runs", (Column("run"),), ((EVIL,),), links=((Link(EVIL, "a%20b/config.toml"),),))
+    section = Section("s", links=(Link("one.json", "../one.json"), Link("two", "two.json")), folded=(table,))
+    reader = Reader(render_page(Page("Report", sections=(section,))))
+    links = [attributes["href"] for tag, attributes in reader.tags if tag == "a" and "href" in attributes]
+    assert links == ["../one.json", "two.json", "a%20b/config.toml"]
+    assert [tag for tag, _ in reader.tags if tag in ("details", "summary", "img")] == ["details", "summary"]
+    assert reader.text.count(EVIL) == 2
+    assert "one.json · two" in reader.text
+    assert embedded(render_page(Page("Report", sections=(section,))))["sections"][0]["folded"][0]["columns"] == ["run"]
 
 
 def test_card_refuses_an_unknown_status() -> None:

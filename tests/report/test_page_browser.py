@@ -325,6 +325,18 @@ def test_page_does_not_scroll_sideways(open_tab: Open, width: int) -> None:
     assert len(lefts) == (1 if width < 700 else 2)
 
 
+def test_legend_of_a_phone_shows_every_name_whole(open_tab: Open) -> None:
+    tab = open_tab(390)
+    legend = tab.locator("#legend")
+    assert legend.evaluate("e => e.scrollWidth <= e.clientWidth")
+    assert legend.evaluate("e => e.clientHeight <= innerHeight / 4 + 1")
+    for entry, name in zip(legend.locator(".entry").all(), NAMES, strict=True):
+        entry.scroll_into_view_if_needed()
+        assert inside(tab, entry)
+        assert entry.locator("span").text_content() == name
+        assert entry.locator("span").evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
 def test_charts_follow_the_width(open_tab: Open) -> None:
     tab = open_tab(1200)
     tab.set_viewport_size({"width": 390, "height": 844})

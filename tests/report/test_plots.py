@@ -99,11 +99,26 @@ def test_figure_keeps_the_legend_clear_of_the_panels_and_names_as_they_are() -> 
     figure = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in names))] * 2, "title $", 2)
     figure.draw_without_rendering()
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
     box = legend.get_window_extent()
     assert box.x1 <= figure.bbox.x1
     assert box.y1 <= figure.texts[0].get_window_extent().y0
     assert all(axes.get_tightbbox().y1 <= box.y0 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(("length", "rows"), [(10, [5]), (30, [3, 2]), (60, [2, 2, 1])])
+def test_legend_is_read_by_rows(length: int, rows: list[int]) -> None:
+    names = [f"{i}{'x' * length}" for i in range(5)]
+    figure = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in names))], "", 1)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
+    read = sorted(places, key=lambda name: (-round(places[name].y0), places[name].x0))
+    assert read == names
+    heights = [round(places[name].y0) for name in names]
+    assert [heights.count(height) for height in dict.fromkeys(heights)] == rows
+    colours = {t.get_text(): line.get_color() for t, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+    assert [colours[name] for name in names] == [light for light, _ in COLOURS[:5]]
 
 
 def test_figure_says_what_is_not_drawn() -> None:
@@ -182,6 +197,16 @@ def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     (cross,) = (line for line in axes.lines if line.get_marker() == "x")
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([3.0], [10.0])
     assert axes.get_ylim()[0] == 0
+
+
+@pytest.mark.parametrize(("level", "bottom"), [(10.0, 0.0), (70.0, 69.0), (-10.0, -19.0)])
+def test_axis_with_levels_begins_at_zero_unless_all_is_far_above(level: float, bottom: float) -> None:
+    panel = Panel("p", (Curve("a", (75.0, 80.0)),), log_y=False, levels=(Level("a level", level),))
+    figure = _figure((panel,), "", 1)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_ylim()[0] == pytest.approx(bottom)
+    assert axes.texts[0].get_window_extent().y0 >= axes.get_window_extent().y0
 
 
 def test_thousands_are_separated_on_every_axis() -> None:

@@ -59,7 +59,7 @@ def test_lines_tell_count_time_left_and_numbers(clock: Clock, capsys: pytest.Cap
         f"resnet20: 10 of 100 done after 2 s, 18 s left, {says}",
         f"resnet20: 20 of 100 done after 4 s, 16 s left, {says}",
         f"resnet20: 50 of 100 done after 6 s, 6 s left, {says}",
-        "resnet20: done after 6 s",
+        "resnet20: ended after 6 s",
     ]
 
 
@@ -68,7 +68,8 @@ def test_lines_come_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str
         for done in range(1000):
             clock.now += 0.01
             update(done)
-    assert [line.split(" done")[0] for line in lines(capsys)] == ["work: 499 of 1000", "work: 999 of 1000", "work:"]
+    told = ["work: 499 of 1000", "work: 999 of 1000", "work: ended after 10 s"]
+    assert [line.split(" done")[0] for line in lines(capsys)] == told
 
 
 def test_short_work_is_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,14 +109,14 @@ def test_total_may_be_unknown_or_change(clock: Clock, capsys: pytest.CaptureFixt
         "work: 1 done after 2 s",
         "work: 2 of 4 done after 4 s, 4 s left, [bold]now[/bold]",
         "work: 9 of 4 done after 6 s",
-        "work: done after 6 s",
+        "work: ended after 6 s",
     ]
 
 
 def test_work_without_steps_tells_its_end_only(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with progress("diagnosing he_in"):
         clock.now += 75
-    assert lines(capsys) == ["diagnosing he_in: done after 1 min 15 s"]
+    assert lines(capsys) == ["diagnosing he_in: ended after 1 min 15 s"]
 
 
 def test_failed_work_is_not_done(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,45 @@ def test_card_leads_to_the_section_of_its_name_and_back(tab: Tab) -> None:
     tab.wait_for_function("window.scrollY === 0")
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_many_cards_are_small_and_their_names_break_at_slashes_and_underscores_alone(
+    width: int, tmp_path: Path
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.fail("expected chromium on the path, found none; run: apt-get install chromium")
+    name = "a_paper_of_some_length/table3_of_the_long_appendix_with_everything"
+    cards = tuple(Card(name, "good", "holds (small stand-in)", "many words " * 40, group="paper") for _ in range(9))
+    write_page(Page("Cards", cards=cards, sections=(Section("s", name=name),)), tmp_path / "cards.html")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        opened = browser.new_page(viewport={"width": width, "height": 900})
+        opened.goto((tmp_path / "cards.html").as_uri())
+        assert opened.locator(".group").all_inner_texts() == ["paper"]
+        assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        lines = opened.locator(".card h2 a").first.evaluate(
+            """a => {
+                const lines = new Map();
+                for (const node of [...a.childNodes].filter(node => node.nodeType === Node.TEXT_NODE)) {
+                    const range = document.createRange();
+                    range.selectNode(node);
+                    for (const box of range.getClientRects()) {
+                        lines.set(box.top, (lines.get(box.top) ?? "") + node.textContent);
+                    }
+                }
+                return [...lines.values()];
+            }"""
+        )
+        box = opened.locator(".card").first.bounding_box()
+        browser.close()
+    assert "".join(lines) == name  # no part of it is on two lines
+    assert len(lines) > 1
+    assert box
+    assert box["height"] < 150
+
+
 def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:
     chart = tab.locator(".chart svg").nth(1)
     assert (chart.locator(".whisker").get_attribute("d") or "").count("V") == 2

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from normfree.report import Column, Table, print_table, to_markdown
+from normfree.report import Column, Link, Table, print_table, to_markdown
 
 TABLE = Table(
     title="Methods [all]",
@@ -27,12 +27,42 @@ def printed(table: Table, width: int, **options: bool) -> str:
     return out.getvalue()
 
 
+def test_cells_of_a_marked_column_have_the_colour_of_their_mark() -> None:
+    rows = (("✓ holds", "✗ plain"), ("✗ fails", "x"), ("◐ in part", "x"), ("– not run", "x"), ("other", "x"))
+    text = printed(Table("", (Column("verdict", marked=True), Column("any")), rows), 80, force_terminal=True)
+    for styled in ("\x1b[32m✓ holds", "\x1b[31m✗ fails", "\x1b[33m◐ in part", "\x1b[2m– not run"):
+        assert styled in text
+    assert text.count("\x1b[3") == 3  # no other cell is coloured
+    assert to_markdown(Table("", (Column("verdict", marked=True),), (("✗ fails",),))).endswith("| ✗ fails |")
+
+
 @pytest.mark.parametrize("width", [30, 50, 80, 120, 400])
 def test_print_table_keeps_every_word_within_the_width(width: int) -> None:
     text = printed(TABLE, width)
     assert max(map(len, text.splitlines())) <= width
     missing = Counter("".join(cell for row in TABLE.rows for cell in row)) - Counter(text)
     assert not {letter for letter in missing if letter != " "}
+
+
+def test_links_are_a_last_column_of_markdown() -> None:
+    rows = (("a", "1"), ("b", "2"))
+    links = ((Link("result", "../a%20b.json"), Link("log", "log.txt")), ())
+    table = Table("", (Column("run"), Column("n", "right")), rows, links=links)
+    assert to_markdown(table).splitlines() == [
+        "| run | n | files |",
+        "| --- | ---: | --- |",
+        "| a | 1 | [result](../a%20b.json) [log](log.txt) |",
+        "| b | 2 |  |",
+    ]
+    assert "result" not in printed(table, 80)
+    with pytest.raises(ValueError, match="expected links for 2 rows, got 1"):
+        Table("t", table.columns, rows, links=links[:1])
+
+
+@pytest.mark.parametrize("href", ["/etc/passwd", "javascript:alert(1)", "https://example.org"])
+def test_link_is_relative(href: str) -> None:
+    with pytest.raises(ValueError, match="expected a relative address"):
+        Link("a", href)
 
 
 def test_print_table_breaks_no_word_at_80_columns() -> None:

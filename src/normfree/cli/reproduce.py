@@ -43,9 +43,12 @@ def reproduce_claims(
     ] = None,
     kept: Annotated[bool, typer.Option("--kept", help="Train nothing; judge by the runs that are kept.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Training runs at a time.")] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the pictures of the stored results anew; measure nothing.")
+    ] = False,
     write: Annotated[
         list[Path] | None,
-        typer.Option("--write", metavar="FILE", help="Write all claims with their results: .md or .html."),
+        typer.Option("--write", metavar="FILE", help="Write the claims, or all, with their results: .md or .html."),
     ] = None,
 ) -> None:
     """Run claims of the papers and judge them, or list them all, or write them into one file.
@@ -63,7 +66,7 @@ def reproduce_claims(
     files = [require_kind(path) for path in write or ()]
     if listing and claims:
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
-    if not (listing or claims or files):
+    if not (listing or claims or files or draw):
         raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
     if not out.is_dir() and not files:
         from normfree.report import open_console
@@ -79,13 +82,15 @@ def reproduce_claims(
     asked = device is not None or only or quick
     modest = trained if asked else Training((), jobs)  # hours of training on a CPU are nobody's wish
     place = device or ("auto" if only else "cpu")
-    judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in wanted]
+    if draw:
+        _redraw(out, wanted)
+    judged = [_run(claim, scale, seeds, data, out, place, again, as_json, modest) for claim in (() if draw else wanted)]
     if as_json and judged:
         import json
 
         typer.echo(json.dumps([_plain(*one) for one in judged], indent=1, ensure_ascii=False))
     for path in files:
-        _write(path, out)
+        _write(path, out, wanted)
     runs = [name for _, result, _ in judged for name in result.get("runs", ())]
     for part in only or ():
         if not any(part in name for name in runs):
@@ -94,11 +99,22 @@ def reproduce_claims(
         raise typer.Exit(1)
 
 
-def _write(path: Path, out: Path) -> None:
+def _redraw(out: Path, claims: Sequence[Claim]) -> None:
+    from normfree.experiments.reproduction import redraw
+    from normfree.report import open_console
+
+    try:
+        drawn = redraw(out, claims or None)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    open_console(stderr=True).print(f"drew {len(drawn)} picture{'s' if len(drawn) != 1 else ''} in {out}", markup=False)
+
+
+def _write(path: Path, out: Path, claims: Sequence[Claim]) -> None:
     from normfree.experiments.ledger import write_ledger
     from normfree.report import open_console
 
-    write_ledger(path, out)
+    write_ledger(path, out, claims or None)
     open_console(stderr=True).print(f"wrote {path}", markup=False)
 
 
@@ -187,7 +203,7 @@ def _print(
 def _list(out: Path, as_json: bool) -> None:
     import json
 
-    from normfree.experiments.ledger_entries import duration, entries
+    from normfree.experiments.ledger_entries import MARKS, duration, entries
     from normfree.report import Column, Table, print_table
 
     rows, records = [], []
@@ -196,17 +212,22 @@ def _list(out: Path, as_json: bool) -> None:
         records.append(_plain(claim, entry.result, entry.judgement))
         checks = entry.judgement.rows
         count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
-        status = entry.status + count + " (quick)" * entry.is_quick
+        status = MARKS[entry.status] + count + " (quick)" * entry.is_quick
         cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
         rows.append((claim.id, claim.statement, status, cost))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
-    columns = ("id", "statement", "checks that hold", "quick / full")
+    columns = (
+        Column("id", style="cyan"),
+        Column("statement"),
+        Column("checks that hold", marked=True),
+        Column("quick / full"),
+    )
     print_table(
         Table(
             "Claims",
-            tuple(Column(name, style="cyan" if name == "id" else None) for name in columns),
+            columns,
             tuple(rows),
             caption="normfree reproduce ID shows one with its numbers, and --list --json all of them.",
         )

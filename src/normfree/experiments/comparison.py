@@ -19,6 +19,7 @@ from normfree.report.tables import Column, Table
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
 _CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
+_SPREAD, _FAR = 5.0, 3.0  # curves that differ by so many points are not to be flattened by a line so many times below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,17 @@ def levels(comparison: Comparison) -> tuple[Level, ...]:
     return (*known, Level(f"chance, {percent(comparison.chance)}", 100 * comparison.chance))
 
 
-def panel(comparison: Comparison, title: str = "accuracy against depth") -> Panel:
+def _held_against(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[Level, ...], str]:
+    """The levels that are drawn with curves, and a sentence on those so far below that they would flatten them."""
+    reached = [value for curve in curves for i in range(len(curve.values)) for value in curve.reach(i)]
+    low, spread = min(reached), max(reached) - min(reached)
+    known = levels(comparison)
+    far = [level for level in known if spread >= _SPREAD and low - level.value > _FAR * spread]
+    words = f" The axis begins above {' and '.join(level.name for level in far)}." if far else ""
+    return tuple(level for level in known if level not in far), words
+
+
+def panel(comparison: Comparison) -> Panel:
     """Test accuracy over the number of layers, a curve a method, as Figure 3 of `fixup`."""
     points = comparison.points
     shapes = {_shape(p.model) for p in points}
@@ -201,15 +212,16 @@ def panel(comparison: Comparison, title: str = "accuracy against depth") -> Pane
         groups.setdefault(p.method if len(shapes) == 1 else f"{p.method}, {_shape(p.model)}", []).append(p)
     order = {method: number for number, method in enumerate(comparison.methods)}
     curves = [curve(name, [p.depth for p in g], g) for name, g in groups.items()]
+    drawn, words = _held_against(comparison, curves)
     return Panel(
-        title,
+        f"accuracy of {next(iter(shapes))} against depth" if len(shapes) == 1 else "accuracy against depth",
         tuple(sorted(curves, key=lambda c: order[groups[c.name][0].method])),
         y_label="test accuracy in %",
         x_label="layers",
         log_y=False,
         log_x=True,
-        levels=levels(comparison),
-        note=_caption(comparison) + (" × marks them." if any(p.diverged for p in points) else ""),
+        levels=drawn,
+        note=_caption(comparison) + (" × marks them." if any(p.diverged for p in points) else "") + words,
     )
 
 
@@ -220,6 +232,7 @@ def panel_over_rates(comparison: Comparison) -> Panel:
         found = [p for lr in comparison.lrs if (p := comparison.point(method, comparison.runs[0].model, lr))]
         found.sort(key=lambda p: p.lr)
         curves.append(curve(method, [p.lr for p in found], found))
+    drawn, words = _held_against(comparison, curves)
     return Panel(
         f"accuracy of {comparison.runs[0].model} against the learning rate",
         tuple(curves),
@@ -227,8 +240,8 @@ def panel_over_rates(comparison: Comparison) -> Panel:
         x_label="learning rate",
         log_y=False,
         log_x=True,
-        levels=levels(comparison),
-        note=_caption(comparison, best=False),
+        levels=drawn,
+        note=_caption(comparison, best=False) + words,
     )
 
 

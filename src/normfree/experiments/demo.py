@@ -257,8 +257,8 @@ def _signal_section(demo: Demo) -> Section:
         panels=tuple(
             Panel(title, tuple(Curve(m, tuple(values)) for m, values in series.items()), y_label="variance")
             for title, series in (
-                ("forward: variance of the signal", demo.forward),
-                ("backward: variance of its gradient", demo.backward),
+                (f"forward through {s.signal_model}: variance of the signal", demo.forward),
+                (f"backward through {s.signal_model}: variance of its gradient", demo.backward),
             )
         ),
     )
@@ -319,7 +319,7 @@ def _batch_section(demo: Demo) -> Section:
     normed, free = (found[method] for method in s.twins)
     rates = ", ".join(f"{rate:g}·b/128" for rate in s.batch_rates)
     panels = Panel(
-        "accuracy against batch size",
+        f"accuracy of {s.batch_model} against batch size",
         tuple(curve(method, sizes, points) for method, points in found.items()),
         y_label="test accuracy in %",
         x_label="batch size",

@@ -1,7 +1,7 @@
 """The ledger: every claim beside what was measured, as Markdown and as one HTML page, made from results alone.
 
-From each number a reader finds the JSON that holds it, the configurations of the training runs behind it, and the
-command that makes it again. Nothing in it depends on when or where it is written.
+From each number a reader finds the JSON that holds it and its name there, the configurations of the training runs
+behind it, and the command that makes it again. Nothing in it depends on when or where it is written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from normfree.experiments.claims import PAPERS, Claim, Row, Scale, Status
+from normfree.experiments.claims import PAPERS, Claim, Row, Status
 from normfree.experiments.ledger_entries import (
     CHECK_COLUMNS,
     RUN_COLUMNS,
@@ -30,7 +30,7 @@ from normfree.experiments.ledger_entries import (
 )
 from normfree.experiments.results import Result, panels_of, result_path, tables_of
 from normfree.files import explained, replacing
-from normfree.report import Column, Table, to_markdown
+from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
@@ -41,20 +41,27 @@ _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
 }
 _LONG = 12  # rows of a table that stands open
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
+_MEANING = (
+    "A claim *holds* when all its checks do, and *fails* when a main one does; it holds *in part* when an aside of the "
+    "paper fails, a number was not measured, or one that the paper prints is wrong. A *small stand-in* is a quick run "
+    "on a CPU and says little about the paper's."
+)
 
 
-def write_ledger(path: str | Path, out: str | Path) -> None:
+def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | None = None) -> None:
     """Write the ledger of the results below `out`, as Markdown or as one HTML page by the suffix of the path.
+
+    It holds all claims, or those that are given.
 
     Raises `ValueError` for another suffix or a stored file that is no result, `OSError` where it cannot be written.
     """
     path = require_kind(path)
     if not Path(out).is_dir():
         raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
-    found = entries(out)
+    found = entries(out, claims)
     with explained("the claims", path), replacing(path) as temporary:
         if path.suffix == ".html":
-            write_page(page(found, out), temporary)
+            write_page(page(found, out, path.parent), temporary)
         else:
             temporary.write_text(markdown(found, out, path.parent), encoding="utf-8")
 
@@ -65,6 +72,57 @@ def require_kind(path: str | Path) -> Path:
     if path.suffix not in (".md", ".html"):
         raise ValueError(f"expected a file that ends in .md or .html to write the claims to, got '{path}'; rename it")
     return path
+
+
+# What both show
+
+
+def _link(text: str, path: Path, folder: Path) -> Link:
+    """A link from a file in a folder."""
+    return Link(text, quote(Path(os.path.relpath(path, folder)).as_posix()))
+
+
+def _results(entry: Entry, result: Result, out: Path) -> list[tuple[str, Path]]:
+    """The file of the shown result, and that of its small stand-in where there is one beside it."""
+    own, quick = result_path(out, entry.claim, result["scale"]), result_path(out, entry.claim, "quick")
+    return [(own.name, own), *([("its small stand-in", quick)] if own != quick and quick.exists() else [])]
+
+
+def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
+    """The training runs that were made with their files, as a table if there are any."""
+    found = runs_of(entry, out)
+    if not found:
+        return []
+    kept = [{text: at / file for text, file in _FILES.items() if result is not None} for _, at, result in found]
+    return [
+        Table(
+            f"{len(found)} training runs" if len(found) > 1 else "The training run",
+            tuple(map(Column, RUN_COLUMNS)),
+            tuple(run_cells(name, result) for name, _, result in found),
+            links=tuple(
+                tuple(_link(text, path, folder) for text, path in files.items() if path.exists()) for files in kept
+            ),
+        )
+    ]
+
+
+def _unmade(entry: Entry) -> list[Table]:
+    """The training runs that were not made with their commands, as a table if there are any."""
+    rows = tuple(
+        (name, duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
+        for name, seconds in entry.unmade.items()
+    )
+    title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
+    return [Table(title, (Column("run"), Column("about", "right"), Column("command")), rows)] if rows else []
+
+
+def _reasons(rows: Sequence[Row]) -> Table:
+    """Why the ranges of the checks are what they are, and by which name the JSON holds each number."""
+    return Table(
+        "Why these ranges, and where the numbers are",
+        tuple(map(Column, ("check", "why this range", "in the JSON"))),
+        tuple((row.check.statement, row.check.why, row.check.name) for row in rows),
+    )
 
 
 # Markdown
@@ -110,19 +168,16 @@ class _Writer:
         self._out, self._folder = out, folder
 
     def _link(self, text: str, path: Path) -> str:
-        return f"[{escape(text)}]({quote(Path(os.path.relpath(path, self._folder)).as_posix())})"
+        link = _link(text, path, self._folder)
+        return f"[{escape(link.text)}]({link.href})"
 
     def lines(self, found: Sequence[Entry]) -> Iterable[str]:
         yield "# The claims of the papers, run and judged"
         yield (
-            "Made by `make claims` from the claims in `src/normfree/experiments` and what was measured in `results`; "
-            "not to be edited by hand."
+            "Made by `normfree reproduce --write` from the claims in `src/normfree/experiments` and what was measured "
+            "in `results`, anew by `make claims`; not to be edited by hand."
         )
-        yield (
-            f"{counts_of(found)}. A claim *holds* when all its checks do, and *fails* when a main one does; it holds "
-            "*in part* when an aside of the paper fails, a number was not measured, or one that the paper prints is "
-            "wrong. A *small stand-in* is a quick run on a CPU and says little about the paper's."
-        )
+        yield f"{counts_of(found)}. {_MEANING}"
         papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
         papers = {paper: of for paper, of in papers.items() if of}
         yield "## Contents"
@@ -184,41 +239,21 @@ class _Writer:
         return f"*Not run:* {escape(what)}, about {time}: {code(command_of(entry.claim))}"
 
     def _runs(self, entry: Entry) -> Iterable[str]:
-        rows = []
-        for name, folder, result in runs_of(entry, self._out):
-            files = [(text, folder / file) for text, file in _FILES.items() if result is not None]
-            links = " ".join(self._link(text, path) for text, path in files if path.exists())
-            rows.append((*map(escape, run_cells(name, result)), links))
-        if rows:
-            title = f"{len(rows)} training runs" if len(rows) > 1 else "The training run"
-            yield _folded(title, Table("", tuple(map(Column, (*RUN_COLUMNS, "files"))), tuple(rows)))
+        for table in _runs(entry, self._out, self._folder):
+            yield _folded(table.title, _escaped(table))
             command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
             yield f"One is made again from its configuration by {code(command)}."
-        if entry.unmade:
-            scale: Scale = entry.planned["scale"]
-            rows = [
-                (escape(name), duration(seconds), code(command_of(entry.claim, scale, name)))
-                for name, seconds in entry.unmade.items()
-            ]
-            title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
-            yield _folded(title, Table("", (Column("run"), Column("about", "right"), Column("command")), tuple(rows)))
+        for table in _unmade(entry):
+            rows = tuple((escape(name), time, code(command)) for name, time, command in table.rows)
+            yield _folded(table.title, Table("", table.columns, rows))
 
     def _provenance(self, entry: Entry, result: Result) -> str:
         origin = origin_of(result)
-        scale: Scale = result["scale"]
-        parts = [
-            self._link(result_path(self._out, entry.claim, scale).name, result_path(self._out, entry.claim, scale))
-        ]
-        parts += [code(origin.pop("command"))]
+        own, *others = (self._link(text, path) for text, path in _results(entry, result, self._out))
+        parts = [own, code(origin.pop("command"))]
         parts += [f"{name} {escape(text)}" for name, text in origin.items() if text]
-        quick = result_path(self._out, entry.claim, "quick")
-        parts += [self._link("its small stand-in", quick)] if scale == "full" and quick.exists() else []
-        why = Table(
-            "",
-            (Column("check"), Column("why this range")),
-            tuple((escape(row.check.statement), escape(row.check.why)) for row in entry.judgement.rows),
-        )
-        return "*From* " + " · ".join(parts) + "\n\n" + _details("Why these ranges", to_markdown(why))
+        why = _reasons(entry.judgement.rows)
+        return f"*From* {' · '.join([*parts, *others])}\n\n{_details(why.title, to_markdown(_escaped(why)))}"
 
     def _not_run(self, found: Sequence[Entry]) -> str:
         rows = []
@@ -233,7 +268,7 @@ class _Writer:
 
 def _escaped(table: Table) -> Table:
     columns = tuple(Column(escape(column.name), column.justify) for column in table.columns)
-    return Table("", columns, tuple(tuple(map(escape, row)) for row in table.rows))
+    return Table("", columns, tuple(tuple(map(escape, row)) for row in table.rows), links=table.links)
 
 
 def _folded(title: str, table: Table) -> str:
@@ -250,20 +285,20 @@ def _details(title: str, text: str) -> str:
 # One page
 
 
-def page(found: Sequence[Entry], out: str | Path) -> Page:
-    """The ledger as a page: a card a claim, then each with its figures, which answer to hover and click."""
+def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
+    """The ledger as a page in `folder`: a card a claim, then each with its figures, which answer to hover and click."""
     sections = []
     for paper, title in PAPERS.items():
         of = [entry for entry in found if entry.claim.paper == paper]
         if of:
-            sections.append(Section(title, (counts_of(of).capitalize() + ".",)))
-            sections += [_section(entry, Path(out)) for entry in of if entry.result is not None]
+            sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
+            sections += [_section(entry, Path(out), Path(folder)) for entry in of]
     left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
     rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim) if what[1] else "") for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
     return Page(
         "The claims of the papers, run and judged",
-        subtitle=f"{counts_of(found)}. Each with what was measured beside what the paper says.",
+        subtitle=f"{counts_of(found)}. {_MEANING.replace('*', '')}",
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
         tables=(Table("What was not run", columns, rows),) if rows else (),
@@ -272,22 +307,31 @@ def page(found: Sequence[Entry], out: str | Path) -> Page:
 
 
 def _card(entry: Entry) -> Card:
-    summary = entry.claim.where if entry.status == "not run" else f"{entry.claim.where}: {entry.judgement.summary}"
-    return Card(entry.claim.id, _COLOURS[entry.status], entry.standing[2:], summary)
+    claim = entry.claim
+    return Card(claim.id, _COLOURS[entry.status], entry.standing[2:], claim.statement, group=PAPERS[claim.paper])
 
 
-def _section(entry: Entry, out: Path) -> Section:
+def _section(entry: Entry, out: Path, folder: Path) -> Section:
     claim, result = entry.claim, entry.result
-    assert result is not None
+    title = f"{claim.id}, {claim.where}: {entry.standing}"
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
+    if left := left_of(entry):
+        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else "."))
+    if result is None:
+        return Section(title, tuple(filter(None, text)), name=claim.id)
     text += dict.fromkeys(f"Error in the paper: {r.check.erratum}" for r in entry.judgement.rows if r.check.erratum)
     text += [f"Note: {note}" for note in result.get("notes", [])]
-    if left := left_of(entry):
-        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else ""))
     text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
-    tables = [Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows))]
-    tables += tables_of(result)
-    runs = tuple((*run_cells(name, found), folder.name) for name, folder, found in runs_of(entry, out))
-    tables += [Table("Training runs", tuple(map(Column, (*RUN_COLUMNS, "folder"))), runs)] if runs else []
-    title = f"{claim.id}, {claim.where}: {entry.standing}"
-    return Section(title, tuple(filter(None, text)), panels_of(result), tuple(tables), name=claim.id)
+    more = [*tables_of(result), *_runs(entry, out, folder), *_unmade(entry)]
+    return Section(
+        title,
+        tuple(filter(None, text)),
+        panels_of(result),
+        (
+            Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows)),
+            *(table for table in more if len(table.rows) <= _LONG),
+        ),
+        name=claim.id,
+        links=tuple(_link(name, path, folder) for name, path in _results(entry, result, out)),
+        folded=(*(table for table in more if len(table.rows) > _LONG), _reasons(entry.judgement.rows)),
+    )

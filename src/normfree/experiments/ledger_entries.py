@@ -10,14 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.experiments.claims import Claim, Judgement, Row, Scale, Status, all_claims, judge
+from normfree.experiments.claims import Claim, Judgement, Row, Scale, Status, Verdict, all_claims, judge
 from normfree.experiments.results import Result, stored
 from normfree.experiments.runs import ended
 from normfree.report.tables import Column
 
 MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
+VERDICTS: dict[Verdict, str] = {
+    "holds": "✓ holds",
+    "fails": "✗ fails",
+    "missing": "– missing",
+    "paper errs": "◐ paper errs",
+}
 CHECK_COLUMNS = (  # the verdict first: a phone shows two columns of five
-    Column("verdict"),
+    Column("verdict", marked=True),
     Column("check"),
     Column("paper", "right"),
     Column("expected", "right"),
@@ -91,7 +97,8 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
-    verdict = f"missing, no {row.check.lacks}" if row.check.lacks else row.verdict + aside
+    lacks = f", no {row.check.lacks}" if row.check.lacks else ""
+    verdict = VERDICTS[row.verdict] + aside + lacks
     return verdict, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
 
 

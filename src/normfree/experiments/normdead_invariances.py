@@ -17,7 +17,6 @@ from normfree.experiments.normdead_statements import ROUNDING, generator, mean, 
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 
 _FACTOR = 3.0  # of a change of scale: no power of two, which would change no digit
 
@@ -265,7 +264,6 @@ def sec2_3(settings: Settings) -> Measurement:
     ]
     return Measurement(
         values=values,
-        panels=tuple(_panel(kind, values) for kind in ("images", "vectors")),  # all names are in the first
         tables=tuple(_table(kind, values) for kind in found),
         notes=(
             "; ".join(f"{name}: {text}" for name, (text, _) in CHANGES.items()),
@@ -274,26 +272,6 @@ def sec2_3(settings: Settings) -> Measurement:
             "centred weight norm takes over batch norm's invariance to the scale of neurons, and of its invariance to "
             "data shifts only the part that all inputs share",
         ),
-    )
-
-
-def _panel(kind: str, values: dict[str, list[float]]) -> Panel:
-    """A row for every normalizer, raised where it notices a change."""
-    names = [name for name, spec in NORMALIZERS.items() if kind in spec.kinds]
-    edges = tuple(i + side for i in range(1, len(CHANGES) + 1) for side in (-0.4, 0.4))
-    curves = []
-    for row, name in enumerate(names):
-        noticed = [mean(values[f"{name}, {change}, {kind}"]) > ROUNDING for change in CHANGES]
-        heights = [len(names) - row + 0.6 * raised for raised in noticed for _ in range(2)]
-        curves.append(Curve(name, tuple(heights)))
-    return Panel(
-        f"{kind}: low where a change is not noticed",
-        tuple(curves),
-        "rows as in the legend",
-        "change",
-        log_y=False,
-        x=edges,
-        note=", ".join(f"{i} {change}" for i, change in enumerate(CHANGES, start=1)),
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from normfree.experiments.claims import Claim, Judgement, Scale, Settings, get, judge
+from normfree.experiments.claims import SCALES, Claim, Judgement, Scale, Settings, all_claims, get, judge
 from normfree.experiments.results import Result, collect, is_empty, is_whole, panels_of, result_path, stored
 from normfree.files import plain_json, replacing, write_json
 
@@ -65,16 +67,37 @@ def picture_path(out: str | Path, claim: Claim, scale: Scale) -> Path:
 
 def draw(claim: Claim, result: Result, out: str | Path) -> None:
     """Draw the panels of a result; without matplotlib the numbers have to do."""
+    with suppress(ImportError):
+        _draw(claim, result, out)
+
+
+def redraw(out: str | Path = RESULTS, claims: Sequence[Claim] | None = None) -> list[Path]:
+    """Draw the pictures of all stored results anew, or of those of some claims; nothing is measured.
+
+    One that a result no longer has is removed. Raises `ValueError` for a stored file that is no result, and
+    `ImportError` without matplotlib.
+    """
+    drawn = []
+    for claim in all_claims() if claims is None else claims:
+        for scale in SCALES:
+            result = stored(out, claim, scale)
+            if result is not None and _draw(claim, result, out):
+                drawn.append(picture_path(out, claim, scale))
+            elif result is not None:
+                picture_path(out, claim, scale).unlink(missing_ok=True)
+    return drawn
+
+
+def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
+    """Draw the panels of a result, if it has any."""
     from normfree.report.plots import write_plot
 
     panels = panels_of(result)
     if not panels:
-        return
+        return False
     title = f"{claim.id}: {claim.where}, measured here"
     if result["scale"] == "quick":
         title += " (quick)"
-    try:
-        with replacing(picture_path(out, claim, result["scale"])) as temporary:
-            write_plot(panels, temporary, title=title)
-    except ImportError:
-        return
+    with replacing(picture_path(out, claim, result["scale"])) as temporary:
+        write_plot(panels, temporary, title=title)
+    return True

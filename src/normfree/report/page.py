@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,17 +14,18 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
-from normfree.report.tables import Table
-
-Status = Literal["good", "warn", "bad", "info"]
+from normfree.report.tables import Link, Status, Table
 
 
 @dataclass(frozen=True)
 class Card:
     """A verdict on one method: its name, how good that is, a headline and a sentence or two.
+
+    Cards of one `group` that follow each other stand under it as a heading, and are small; it and the name of a card
+    lead to the sections of these names.
 
     Raises:
         ValueError: if the status is none of good, warn, bad and info.
@@ -33,6 +35,7 @@ class Card:
     status: Status
     headline: str
     text: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -43,13 +46,18 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, paragraphs, charts and tables; a card with its `name` leads to it."""
+    """A part of a page: a heading, paragraphs, files, charts and tables; a card with its `name` leads to it.
+
+    The `folded` tables come last and are opened by a click.
+    """
 
     title: str
     text: tuple[str, ...] = ()
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     name: str = ""
+    links: tuple[Link, ...] = ()
+    folded: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ def page_data(page: Page) -> dict[str, Any]:
     "NaN", "Infinity" and "-Infinity"."""
     data = asdict(page)
     parts = (data, *data["sections"])
-    for table in (table for part in parts for table in part["tables"]):
+    for table in (table for part in parts for table in (*part["tables"], *part.get("folded", ()))):
         table["columns"] = [column["name"] for column in table["columns"]]
     for panel in (panel for part in parts for panel in part["panels"]):
         panel["x"] = [float(position) for position in panel["x"]]
@@ -96,7 +104,7 @@ def page_data(page: Page) -> dict[str, Any]:
 
 
 def render_page(page: Page) -> str:
-    """The page as one HTML text that refers to nothing outside itself.
+    """The page as one HTML text that loads nothing from outside itself.
 
     Every text is escaped, the data sits in a JSON block without `<`, `>` and `&`, and a content security policy names
     the hashes of the one script and the one style, so that no other would run and nothing could be fetched.
@@ -123,6 +131,7 @@ def render_page(page: Page) -> str:
         split=split,
         legend=lambda panels: _looks(panels if split else page.all_panels),
         marks={"good": "✓", "warn": "!", "bad": "✕", "info": "i"},
+        breakable=lambda name: Markup("<wbr>").join(re.split(r"(?<=[/_])", name)),
         gaps=describe_gaps,
         summary=_summary,
         script=Markup(script),

@@ -87,7 +87,8 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
 
     names = curve_names(panels)
     rows = math.ceil(len(panels) / columns)
-    per_row = max(1, min(len(names), int(_LETTERS / (8 + max(map(len, names))))))
+    shown = [textwrap.shorten(name, _LETTERS, placeholder="…") for name in names]
+    per_row = _per_row(shown)
     above = _TITLE if title else 0.0  # inches above the legend, then above the panels
     top = above + _ENTRY * math.ceil(len(names) / per_row) + 0.15
     height = rows * (_ROW if columns > 1 else 4.6) + top
@@ -104,21 +105,33 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
     for axes in places[len(panels) :]:
         axes.remove()
     joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
+    order = [i for first in range(per_row) for i in range(first, len(names), per_row)]  # matplotlib fills by columns
     # The names are set afterwards: matplotlib drops an entry whose name begins with an underscore.
     legend = figure.legend(
-        [Line2D([], [], **(_look(i) if name in joined else _point(i))) for i, name in enumerate(names)],
-        [str(i) for i in range(len(names))],
+        [Line2D([], [], **(_look(i) if names[i] in joined else _point(i))) for i in order],
+        [str(i) for i in order],
         loc="upper left",
         bbox_to_anchor=(0.004, 1 - above / height),
         ncols=per_row,
         frameon=False,
     )
     legend.set_in_layout(False)  # its room is in `top`
-    for text, name in zip(legend.get_texts(), names, strict=True):
+    for text, i in zip(legend.get_texts(), order, strict=True):
         text.set_parse_math(False)
-        text.set_text(textwrap.shorten(name, _LETTERS, placeholder="…"))
+        text.set_text(shown[i])
         text.set_color(_INK)
     return figure
+
+
+def _per_row(names: Sequence[str]) -> int:
+    """How many names stand in a row of the legend: as few rows as fit, filled as evenly as they can be.
+
+    >>> _per_row(["a"] * 5), _per_row(["a" * 40] * 4)
+    (5, 2)
+    """
+    counts = range(1, len(names) + 1)
+    fit = [n for n in counts if sum(10 + max(map(len, names[i::n])) for i in range(n)) <= _LETTERS]
+    return min(fit or [1], key=lambda n: (math.ceil(len(names) / n), n))
 
 
 def _look(index: int) -> dict[str, Any]:
@@ -180,8 +193,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
         _set_names(axes, panel.names, width)
     else:
         _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
-    if panel.levels and not panel.log_y and min(values) >= 0:
-        axes.set_ylim(bottom=0)  # room for a name below the lowest line, and heights that compare
+    if panel.levels and not panel.log_y:  # room for a name below the lowest line; from 0, as far as heights compare
+        low, high = min(values), max(values)
+        axes.set_ylim(bottom=0 if 0 <= low < high / 2 else low - 0.1 * (high - low))
     if panel.log_y:
         low, high = _log_range(values)
         ticks, minor = _log_ticks(low, high)

@@ -96,7 +96,7 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
 
     yield update
     if (seconds := time.perf_counter() - start) >= every:
-        console.print(f"{what}: done after {duration(seconds)}", markup=False, soft_wrap=True)
+        console.print(f"{what}: ended after {duration(seconds)}", markup=False, soft_wrap=True)
 
 
 def numbers(

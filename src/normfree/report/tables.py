@@ -11,8 +11,12 @@ from normfree.report.terminal import open_console
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
 Justify = Literal["left", "right", "center"]
+Status = Literal["good", "warn", "bad", "info"]
+MARKS: dict[str, Status] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "info"}  # how a cell of a marked column begins
+_STYLES: dict[Status, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
 
 _COMFORT = 20  # a column of a split table gets this much, if its content is that wide
 _GAP = 2  # blanks between two columns: the padding of a cell and the divider
@@ -20,19 +24,49 @@ _GAP = 2  # blanks between two columns: the padding of a cell and the divider
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading, its alignment and the rich style of its cells."""
+    """A column's heading, its alignment and the rich style of its cells.
+
+    The cells of a `marked` one begin with ✓, ◐, ✗ or –, and have the colour of that in a terminal and on a page.
+    """
 
     name: str
     justify: Justify = "left"
     style: str | None = None
+    marked: bool = False
+
+    def status(self, cell: str) -> Status | None:
+        """What the mark of a cell says.
+
+        >>> Column("verdict", marked=True).status("✗ fails"), Column("any").status("✗ fails")
+        ('bad', None)
+        """
+        return MARKS.get(cell[:1]) if self.marked else None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A text that leads to a file, by its address from the file that holds the link.
+
+    Raises:
+        ValueError: if the address is not relative.
+    """
+
+    text: str
+    href: str
+
+    def __post_init__(self) -> None:
+        if self.href.startswith("/") or ":" in self.href:
+            raise ValueError(f"link {self.text!r}: expected a relative address, got {self.href!r}; quote what is in it")
 
 
 @dataclass(frozen=True)
 class Table:
     """A titled grid of text cells.
 
+    `links` are the files of each row, a last column in Markdown and on a page; a terminal does without.
+
     Raises:
-        ValueError: if there is no column, or a row has not one cell a column.
+        ValueError: if there is no column, a row has not one cell a column, or there are links for other rows.
 
     >>> print(to_markdown(Table("Gains", (Column("layer"), Column("gain", "right")), (("relu", "1.41"),))))
     **Gains**
@@ -46,8 +80,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str | None = None
+    links: tuple[tuple[Link, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.links and len(self.links) != len(self.rows):
+            raise ValueError(
+                f"table {self.title!r}: expected links for {len(self.rows)} rows, got {len(self.links)}; pass () for a "
+                "row without"
+            )
         if not self.columns:
             raise ValueError(f"table {self.title!r}: expected at least one column, got none; pass columns=(Column(…),)")
         for index, row in enumerate(self.rows):
@@ -77,10 +117,12 @@ def print_table(table: Table, console: Console | None = None) -> None:
 def to_markdown(table: Table) -> str:
     """The table in GitHub's Markdown, title above and caption below."""
     rule = {"left": "---", "right": "---:", "center": ":---:"}
+    files = [[" ".join(f"[{link.text}]({link.href})" for link in row)] for row in table.links]
+    more = files or [[]] * len(table.rows)
     lines = [
-        _markdown_row([column.name for column in table.columns]),
-        _markdown_row([rule[column.justify] for column in table.columns]),
-        *(_markdown_row(row) for row in table.rows),
+        _markdown_row([*(column.name for column in table.columns), *(["files"] if files else [])]),
+        _markdown_row([*(rule[column.justify] for column in table.columns), *(["---"] if files else [])]),
+        *(_markdown_row([*row, *cells]) for row, cells in zip(table.rows, more, strict=True)),
     ]
     above = [f"**{table.title}**", ""] if table.title else []
     below = ["", table.caption] if table.caption else []
@@ -111,8 +153,16 @@ def _grid(table: Table, part: Sequence[int], widths: Sequence[int], title: str, 
         column = table.columns[i]
         grid.add_column(Text(column.name), justify=column.justify, style=column.style, width=width, overflow="fold")
     for row in table.rows:
-        grid.add_row(*(Text(row[i]) for i in part))  # Text, so that brackets in a cell are not read as markup
+        grid.add_row(*(_cell(table.columns[i], row[i]) for i in part))
     return grid
+
+
+def _cell(column: Column, cell: str) -> Text:
+    """A cell as text, so that brackets in it are not read as markup."""
+    from rich.text import Text
+
+    status = column.status(cell)
+    return Text(cell, _STYLES[status] if status else "")
 
 
 def _split(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
