@@ -5,6 +5,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -415,6 +416,69 @@ def test_sequences_have_their_channels_last() -> None:
     triples: list[Triple] = []
     foreign(TwoSums)(x, triples)
     assert signal.series("sum") == pytest.approx([measured(t)[1] for t, _, _ in triples], rel=EXACT)
+
+
+class Arranged(nn.Module):
+    """Two residual sums of signals (N, C, T) or (N, T, C), (N, C, H, W) or (N, H, W, C).
+
+    The last layer is a convolution or a linear one, whose output is turned or not before it is added.
+    """
+
+    def __init__(self, last: nn.Module, turn: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.turn = turn
+        self.body = nn.ModuleList([last, deepcopy(last)])
+
+    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        for layer in self.body:
+            x = x + (layer(x) if self.turn is None else layer(x.permute(self.turn)).permute(self.turn))
+            if seen is not None:
+                seen.append(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("last", "turn", "shape", "channels"),
+    [
+        (lambda: nn.Conv1d(6, 6, 1), None, (4, 6, 9), 1),
+        (lambda: nn.Conv1d(6, 6, 1), None, (4, 6, 6), 1),
+        (lambda: nn.Conv1d(6, 6, 1), (0, 2, 1), (4, 9, 6), 2),
+        (lambda: nn.Linear(6, 6), None, (4, 9, 6), 2),
+        (lambda: nn.Linear(6, 6), (0, 2, 1), (4, 6, 9), 2),  # mixes positions: the stream's channels are still the last
+        (lambda: nn.Linear(6, 6), None, (4, 9, 5, 6), 3),
+        (lambda: nn.Linear(6, 6), (0, 3, 2, 1), (4, 6, 5, 9), 1),
+    ],
+)
+def test_channels_are_where_the_last_layer_puts_them(
+    last: Callable[[], nn.Module], turn: tuple[int, ...] | None, shape: tuple[int, ...], channels: int
+) -> None:
+    model = foreign(lambda: Arranged(last(), turn))
+    x = seeded(*shape)
+    sums: list[Tensor] = []
+    model(x, sums)
+    expected = [measured(t.movedim(channels, 1).flatten(2).unsqueeze(-1)) for t in sums]
+    found = propagate(model, x).sums
+    assert [list(dataclasses.astuple(s.sum)) for s in found] == [pytest.approx(e, rel=EXACT) for e in expected]
+
+
+def test_constant_a_channel_is_preserved_in_one_dimension_as_in_two() -> None:
+    """A network of one-dimensional convolutions is that of two-dimensional ones with one row."""
+
+    class Network(nn.Module):
+        def __init__(self, convolution: type[nn.Module]) -> None:
+            super().__init__()
+            self.body = nn.ModuleList([convolution(8, 8, 1) for _ in range(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.body:
+                x = x + layer(x)
+            return x
+
+    one, two = foreign(lambda: Network(nn.Conv1d)), foreign(lambda: Network(nn.Conv2d))
+    two.load_state_dict({name: t if t.dim() < 3 else t.unsqueeze(2) for name, t in one.state_dict().items()})
+    x = seeded(4, 8, 20) + 5 * torch.arange(8.0, dtype=torch.float64).view(1, 8, 1)
+    expected = propagate(two, x.unsqueeze(2)).series("sum")
+    assert propagate(one, x).series("sum") == pytest.approx(expected, rel=EXACT)
 
 
 class Composed(nn.Module):
@@ -838,6 +902,18 @@ def test_moments_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     assert list(dataclasses.astuple(moments(x))) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("way", ["plain", "dear"])
+@pytest.mark.parametrize(("shape", "channels"), [((4, 3, 5), 1), ((4, 3, 600), 1), ((4, 5, 6, 3), 3), ((4, 5, 3), 2)])
+def test_moments_are_of_the_channels_that_are_given(
+    shape: tuple[int, ...], channels: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = seeded(*shape) * 3 + 1
+    if way == "dear":
+        dear(monkeypatch)
+    expected = measured(x.movedim(channels, 1).flatten(2).unsqueeze(-1))
+    assert list(dataclasses.astuple(moments(x, channels))) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_moments_do_not_leave_the_range_before_the_signal(scale: float) -> None:
     """Squares of float32 would: they end at 1e-45 and 3e38."""
@@ -917,9 +993,9 @@ def test_tensor_is_reduced_once_for_all_that_it_is(monkeypatch: pytest.MonkeyPat
     hooked: list[Tensor] = []
     register = Tensor.register_hook
 
-    def count(tensor: Tensor) -> Any:
+    def count(tensor: Tensor, channels: int) -> Any:
         reduced.append(tensor)
-        return reduce(tensor)
+        return reduce(tensor, channels)
 
     def hook(tensor: Tensor, call: Any) -> Any:
         hooked.append(tensor)

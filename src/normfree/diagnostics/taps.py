@@ -51,6 +51,18 @@ class _Seen(NamedTuple):
     gradients: list[Place]
 
 
+class _Channels(NamedTuple):
+    """Where the last layer of a branch puts its channels, and how many they are."""
+
+    dim: int
+    width: int
+
+    def of(self, tensor: Tensor) -> int:
+        """The channels' dimension at the sum: the layer's, unless something moved them on the way."""
+        kept = tensor.dim() > 2 and tensor.shape[self.dim] == self.width
+        return self.dim % tensor.dim() if kept else channel_dim(tensor)
+
+
 class Taps(TorchFunctionMode):
     """Watches the additions that the plan names, and takes statistics of their operands and results."""
 
@@ -64,6 +76,7 @@ class Taps(TorchFunctionMode):
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
                 "leave the plan out to have it discovered"
             )
+        self._channels = {b.name: _channels(b, modules) for b in plan.branches}
         self._own = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
         self._homes: list[str] = []
         self._watching = False
@@ -91,13 +104,13 @@ class Taps(TorchFunctionMode):
         self._tap(branch, "sum", out)
         return out
 
-    def _once(self, tensor: Tensor) -> _Seen:
+    def _once(self, tensor: Tensor, channels: int) -> _Seen:
         """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
-        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride())
+        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
         for seen in self._recent:
             if seen.key == key:
                 return seen
-        reduced = reduce(tensor.detach())
+        reduced = reduce(tensor.detach(), channels)
         if reduced.mean.dim() == 2:
             self._unsettled += reduced.mean.nbytes
         seen = _Seen(key, tensor, reduced, [])
@@ -123,12 +136,13 @@ class Taps(TorchFunctionMode):
     def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
             return
-        if tensor.dim() > 1 and tensor.numel() == tensor.shape[channel_dim(tensor)]:
+        channels = self._channels[branch.name].of(tensor)
+        if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
                 f"expected at least two values a channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
                 "which has no variance; use a larger batch"
             )
-        seen = self._once(tensor)
+        seen = self._once(tensor, channels)
         self._note((branch.name, part), seen.reduced)
         place = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
@@ -143,7 +157,7 @@ class Taps(TorchFunctionMode):
         places.append(place)
 
         def backward(gradient: Tensor) -> None:
-            reduced = self._once(gradient).reduced
+            reduced = self._once(gradient, channels).reduced
             for place in places:
                 self._note(place, reduced)
 
@@ -255,3 +269,11 @@ class Taps(TorchFunctionMode):
 def _label(branch: Branch) -> str:
     """What a sum is called; one in the model's own forward pass has no module to be named after."""
     return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
+
+
+def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
+    """The channels of what a branch adds: dimension 1 behind a convolution, the last behind a linear layer."""
+    module = modules.get(branch.last.name) if branch.layers else None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return _Channels(1, module.out_channels)
+    return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)
