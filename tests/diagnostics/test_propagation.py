@@ -418,6 +418,30 @@ def test_sequences_have_their_channels_last() -> None:
     assert signal.series("sum") == pytest.approx([measured(t)[1] for t, _, _ in triples], rel=EXACT)
 
 
+class Multiplied(TwoSums):
+    """Its classifier is a parameter of its own, which no module is called for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        return super().forward(x, seen) @ self.projection
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_classifier_that_is_a_parameter_is_measured(zero: bool) -> None:
+    model, x = foreign(Multiplied), seeded(8, 6)
+    if zero:
+        nn.init.zeros_(model.get_parameter("projection"))
+    signal = propagate(model, x)
+    assert signal.injected == "output"
+    assert {s.name: s.weight_norm for s in signal.layers}["projection"] == pytest.approx(
+        float(model.get_parameter("projection").detach().norm())
+    )
+    assert all((value == 0) is zero for value in signal.series("sum_gradient"))
+
+
 class Arranged(nn.Module):
     """Two residual sums of signals (N, C, T) or (N, T, C), (N, C, H, W) or (N, H, W, C).
 

@@ -167,10 +167,13 @@ def _recordable(value: Any) -> Any:
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
-    """The classifier when all its weights are zero: nothing would flow back through it."""
+    """The classifier when all its weights are zero: nothing would flow back through it.
+
+    Only a layer that is called, whose input can be seen; a parameter that a model multiplies by itself is none.
+    """
     for layer in plan.classifier:
         module = model.get_submodule(layer.name)
-        if not torch.any(module.weight != 0):  # type: ignore[arg-type]
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(module.weight != 0):
             return module
     return None
 
@@ -276,11 +279,12 @@ def _layer_signals(
     first = {id(p): name for name, p in known.parameters.items()}
     weights: dict[str, list[str]] = {}
     for layer in plan.layers():
-        if layer.name not in weights:
+        name = layer.name if layer.parameter == "weight" else layer.path
+        if name not in weights:
             module = known.modules[layer.name]
-            plain = module._parameters.get("weight")
+            plain = module._parameters.get(layer.parameter)
             parts = [plain] if plain is not None else [p for n, p in module.named_parameters() if n != "bias"]
-            weights[layer.name] = [first[id(p)] for p in parts]
+            weights[name] = [first[id(p)] for p in parts]
     own = norms({name: known.parameters[name] for names in weights.values() for name in names})
     both = {("weight", name): size for name, size in own.items()}
     both |= {("gradient", name): size for name, size in gradients.items()}
