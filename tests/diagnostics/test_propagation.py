@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from normfree.diagnostics.batched import flat
 from normfree.diagnostics.moments import Stats, finish, moments, reduce, settle
@@ -653,9 +654,8 @@ class Detached(TwoSums):
     """Nothing flows back past the first sum."""
 
     def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
-        with torch.no_grad():
-            x = self.stem(x)
-            x = x + self.first(x.relu())
+        x = self.stem(x)
+        x = (x + self.first(x.relu())).detach()
         return self.out(x + self.second(x.relu()))  # type: ignore[no-any-return]
 
 
@@ -682,6 +682,44 @@ def test_model_without_sums_is_refused() -> None:
 def test_meta_device_is_refused() -> None:
     model = build("resnet8", "he_in", device="meta")
     refuse("expected a model with values, got parameters on the meta device", model, torch.randn(2, 3, 32, 32))
+
+
+class Checkpointed(nn.Module):
+    """Its blocks keep nothing for the backward pass, which runs them again."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant, self.stem = reentrant, nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class WithoutGradients(TwoSums):
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        with torch.no_grad():
+            x = self.stem(x)
+            x = x + self.first(x.relu())
+        return self.out(x + self.second(x.relu()))  # type: ignore[no-any-return]
+
+
+def test_sum_that_keeps_nothing_for_a_gradient_is_refused() -> None:
+    """Its gradient would be read as zero."""
+    says = "expected a gradient at {}, got a forward pass that keeps none; turn gradient checkpointing off"
+    refuse(says.format("blocks.0"), foreign(lambda: Checkpointed(True)), seeded(8, 6))
+    refuse(says.format(r"\(model\)#1"), foreign(WithoutGradients), seeded(8, 6))
+
+
+def test_checkpointing_that_keeps_the_graph_is_measured() -> None:
+    model = foreign(lambda: Checkpointed(False))
+    found = propagate(model, seeded(8, 6))
+    plain = foreign(lambda: nn.Sequential(nn.Linear(6, 6), *[Block() for _ in range(3)]))
+    expected = propagate(plain, seeded(8, 6))
+    assert found.series("sum_gradient") == pytest.approx(expected.series("sum_gradient"), rel=EXACT)
 
 
 def test_one_value_a_channel_is_refused() -> None:

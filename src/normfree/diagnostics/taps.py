@@ -147,6 +147,7 @@ class Taps(TorchFunctionMode):
         place = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
+                self._require_gradient(branch)
                 self._awaited.add(place)  # one that never comes is zero
             return
         self._awaited.add(place)
@@ -162,6 +163,15 @@ class Taps(TorchFunctionMode):
                 self._note(place, reduced)
 
         tensor.register_hook(backward)
+
+    def _require_gradient(self, branch: Branch) -> None:
+        """Refuse a sum that no gradient can come to although its branch has parameters that want one."""
+        layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
+        if any(p.requires_grad for module in layers for p in module.parameters()):
+            raise ValueError(
+                f"expected a gradient at {_label(branch)}, got a forward pass that keeps none; turn gradient "
+                "checkpointing off, and take torch.no_grad out of the forward pass"
+            )
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
