@@ -568,8 +568,9 @@ def test_several_inputs_are_handed_on(kind: str) -> None:
         lambda out: (None, out),
         lambda out: [out.argmax(1), out],
         lambda out: SimpleNamespace(loss=None, logits=out),
+        lambda out: {"aux": out.detach().exp(), "logits": out},
     ],
-    ids=["dict", "tuple", "list after integers", "logits"],
+    ids=["dict", "tuple", "list after integers", "logits", "logits by name"],
 )
 def test_output_is_found_in_its_wrapping(wrap: Callable[[Tensor], Any]) -> None:
     inputs = (seeded(8, 6), seeded(8, 6, seed=2))

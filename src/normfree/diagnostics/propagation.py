@@ -142,10 +142,11 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a model puts out: itself, `.logits`, or the first of numbers in a tuple, list or mapping."""
+    """The tensor that a model puts out: itself, its 'logits', or the first of numbers in a tuple, list or mapping."""
     values = list(output.values()) if isinstance(output, Mapping) else output
     held = values if isinstance(values, list | tuple) else ()
-    for value in (output, getattr(output, "logits", None), *held):
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    for value in (output, logits, *held):
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
     raise ValueError(
