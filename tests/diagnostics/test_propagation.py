@@ -167,6 +167,19 @@ def test_given_loss_replaces_cross_entropy() -> None:
     agree(signal, triples)
 
 
+def test_given_loss_needs_no_targets() -> None:
+    x = seeded(8, 6)
+    signal = propagate(foreign(TwoSums), x, loss=lambda output, targets: output.square().sum() + (targets or 1.0))
+    model = foreign(TwoSums)
+    triples: list[Triple] = []
+    value = model(x, triples).square().sum()
+    for triple in triples:
+        kept(*triple)
+    value.backward()
+    agree(signal, triples)
+    assert (signal.injected, signal.loss) == ("", pytest.approx(float(value.detach()) + 1.0))
+
+
 @pytest.mark.parametrize("targets", [None, labels(4)], ids=["no loss", "loss"])
 def test_zero_classifier_gets_its_gradient_at_the_features(targets: Tensor | None) -> None:
     x = seeded(4, 3, 16, 16)

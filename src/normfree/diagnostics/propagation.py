@@ -83,12 +83,12 @@ def propagate(
 ) -> Signal:
     """Measure the signal of any model in one forward and one backward pass, and leave no trace of it.
 
-    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` the backward
-    pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit gradient at the
-    output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the start of Fixup,
-    the random gradient is put on its input instead, and `injected` says so; likewise on the memory that a decoder reads
-    where every attention over it puts out zero, so that nothing would reach the encoder. Frozen parameters get
-    gradients too: the signal is that of the network, whatever is trained.
+    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` or `loss`
+    the backward pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit
+    gradient at the output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the
+    start of Fixup, the random gradient is put on its input instead, and `injected` says so; likewise on the memory that
+    a decoder reads where every attention over it puts out zero, so that nothing would reach the encoder. Frozen
+    parameters get gradients too: the signal is that of the network, whatever is trained.
 
     Hooks, modes, gradients, buffers, random state and memory are as before, also when the model raises. Only numbers
     are kept, so memory does not grow beyond one plain pass.
@@ -151,7 +151,7 @@ def first_tensor(output: Any) -> Tensor:
             return value
     raise ValueError(
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
-        "pass loss= and targets= that turn it into a number"
+        "pass a loss= that turns it into a number"
     )
 
 
@@ -185,7 +185,7 @@ def _start(
     """Where the backward pass starts and with which gradients, and the loss, still on its device."""
     value = None
     starts: dict[Tensor, Tensor | None] = {}
-    if targets is not None:
+    if targets is not None or loss is not None:
         result = (loss or cross_entropy)(output, targets)
         value = result.detach()
         starts[result] = None  # reaches at least a classifier of zeros
