@@ -940,6 +940,20 @@ def test_input_of_the_caller_gets_no_gradient(leaf: bool) -> None:
     x.sum().backward()  # the caller's graph is still there
 
 
+class Overwriting(TwoSums):
+    """Scales its input in place, as preprocessing does."""
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        return super().forward(x.mul_(2.0), seen)
+
+
+def test_input_of_the_caller_is_not_written_into() -> None:
+    model, x = foreign(Overwriting), seeded(8, 6)
+    first, again = propagate(model, x), propagate(model, x)
+    assert first.sums == again.sums
+    assert torch.equal(x, seeded(8, 6))
+
+
 def test_sum_with_an_input_that_needs_a_gradient_leaves_no_hook() -> None:
     model, x = foreign(Block), seeded(8, 6).requires_grad_()
     signal = propagate(model, x)

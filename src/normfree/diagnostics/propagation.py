@@ -156,15 +156,13 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def _recordable(value: Any) -> Any:
-    """An input that a backward pass may reach: one of the caller's graph would get a gradient, one made in inference
-    mode cannot take part.
+    """A copy of an input: a model may write into it, the caller's graph would get a gradient, and what was made in
+    inference mode cannot take part in a backward pass.
     """
     if not isinstance(value, Tensor):
         return value
-    if value.is_inference():
-        with torch.inference_mode(False):
-            return value.clone()
-    return value.detach().requires_grad_() if value.requires_grad else value
+    with torch.inference_mode(False):
+        return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
