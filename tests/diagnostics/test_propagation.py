@@ -432,6 +432,21 @@ def test_sequences_have_their_channels_last() -> None:
     assert signal.series("sum") == pytest.approx([measured(t)[1] for t, _, _ in triples], rel=EXACT)
 
 
+def test_encoder_behind_silent_attentions_gets_a_gradient_of_its_own() -> None:
+    words = torch.randint(4, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+    model = build("transformer-2-2-16-32-2", "fixup", num_classes=50, dropout=0.0)
+    signal = propagate(model, (words, words))
+    assert signal.injected == "output, memory"
+    assert all(value > 0 for value in signal.series("sum_gradient"))
+
+
+def test_four_layers_in_a_row_are_no_attention() -> None:
+    x = seeded(4, 3, 8, 8)
+    signal = propagate(own("resmlp-4-32-4", "fixup", x), x)
+    assert signal.injected == "features"
+    assert len({s.branch_gradient.variance for s in signal.sums}) == 1  # of the one gradient that was put in
+
+
 class Multiplied(TwoSums):
     """Its classifier is a parameter of its own, which no module is called for."""
 

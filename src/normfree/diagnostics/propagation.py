@@ -8,6 +8,7 @@ Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same of t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -105,7 +106,7 @@ def propagate(
     plan.require_sums()
     taps = Taps(known.modules, plan)
     features: list[Tensor] = []
-    memories: list[Tensor] = []
+    read: defaultdict[str, list[Tensor]] = defaultdict(list)
     readers = _memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
@@ -117,15 +118,17 @@ def propagate(
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
-        for layer in readers.values():
-            handle = known.modules[layer].register_forward_pre_hook(lambda _m, a: memories.extend(a[:1]))
+        for layer in {layer for both in readers.values() for layer in both}:
+            handle = known.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
         source = generator or torch.Generator().manual_seed(0)
         starts, injected, value = _start(output, features, targets, loss, source)
-        if memories and memories[0].requires_grad and taps.silent(readers):
-            starts[memories[0]] = _draw(memories[0], source)
+        memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
+        memory = next(iter(memories.values()), None)
+        if memory is not None and memory.requires_grad and taps.silent(memories):
+            starts[memory] = _draw(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         torch.autograd.backward(list(starts), list(starts.values()))
     taps.settle()  # before the first wait for the device
@@ -199,13 +202,18 @@ def _draw(start: Tensor, source: torch.Generator) -> Tensor:
     return torch.randn(start.shape, generator=source, device=source.device).to(start)
 
 
-def _memory_readers(plan: ResidualPlan) -> dict[str, str]:
-    """The branches that attend over another sequence, each with the layer that makes the keys of it.
+def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
+    """The branches that may attend over another sequence, each with the layers that would make its keys and values.
 
-    Of such an attention only the query reads the branch's input.
+    Of such an attention only the query reads the branch's input. So may the first of four layers in a row; but of those
+    no two read the same tensor, while keys and values do.
     """
-    crossing = [b for b in plan.branches if b.depth == 4 and len(b.layers) == 4 and len(b.entries) == 1]
-    return {b.name: b.layers[1].name for b in crossing}
+    found: dict[str, tuple[str, str]] = {}
+    for b in plan.branches:
+        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
+            found[b.name] = inner[0], inner[1]
+    return found
 
 
 def cross_entropy(output: Any, targets: Any) -> Tensor:
