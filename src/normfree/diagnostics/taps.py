@@ -27,7 +27,8 @@ ZERO = Stats(0.0, 0.0, 0.0)
 class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
-    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero.
+    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero. `around` is
+    the name of the sum whose branch this one is part of.
     """
 
     name: str
@@ -40,6 +41,7 @@ class SumSignal:
     branch_gradient: Stats
     shortcut_gradient: Stats
     learns: bool = True
+    around: str | None = None
 
 
 class _Seen(NamedTuple):
@@ -264,12 +266,14 @@ class Taps(TorchFunctionMode):
 
         places = ("sum", "branch", "shortcut")
         names = [place + kind for kind in ("", "_gradient") for place in places]
+        labels = {b.name: _label(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
                 name=_label(b),
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive,
+                around=None if b.around is None else labels.get(b.around),
                 **{name: stats(b, name) for name in names},
             )
             for b in self.plan.branches
