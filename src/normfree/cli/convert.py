@@ -165,14 +165,18 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
 
 def _diagnoses(converted: _Converted, inputs: Any, seed: int, tell: Any) -> list[Diagnosis]:
     """The verdicts on both, none where there is no sum to look at."""
+    from dataclasses import replace
+
     import torch
 
     from normfree.diagnostics import diagnose
 
     found: list[Diagnosis] = []
-    for model, name in zip((converted.before, converted.after), converted.names, strict=True):
-        if converted.plan.branches:
+    unchanged = replace(converted.plan, changes=None)  # of a model that no method has seen yet
+    both = ((converted.before, unchanged), (converted.after, converted.plan))
+    for (model, plan), name in zip(both, converted.names, strict=True):
+        if plan.branches:
             generator = torch.Generator().manual_seed(seed)
-            found.append(diagnose(model, inputs, name=name, plan=converted.plan, generator=generator))
+            found.append(diagnose(model, inputs, name=name, plan=plan, generator=generator))
         tell(len(found))
     return found
