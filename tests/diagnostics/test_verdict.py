@@ -432,6 +432,14 @@ def test_recommendations_differ_with_the_fault() -> None:
     assert len({judge(make()).recommendation for make in BAD}) == 5
 
 
+@pytest.mark.parametrize("make", BAD)
+def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> None:
+    for admitted in (set(), {"fixup"}, {"fixup", "wn"}, {"fixup", "isograd"}):
+        verdict = judge(make(), admits=admitted.__contains__)
+        assert set(quoted(verdict.recommendation)) <= admitted | {"fixup"}
+        assert quoted(verdict.recommendation)
+
+
 def test_order_of_the_verdicts_is_that_of_harm() -> None:
     assert SEVERITY == ("preserved", "linear", "vanishing", "exploding", "dead branch")
     assert set(SEVERITY) == set(get_args(Status))

@@ -7,7 +7,7 @@ function of the signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -64,8 +64,10 @@ class Verdict:
         return asdict(self)
 
 
-def judge(signal: Signal, *, method: str = "") -> Verdict:
+def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal; `method` is the one that the network has, which is not recommended to it.
+
+    `admits` says of a method's name whether the network can have it; others are not recommended either.
 
     Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
     (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
@@ -86,7 +88,7 @@ def judge(signal: Signal, *, method: str = "") -> Verdict:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
     sentence = _sentence(forward, backward, dead, waiting)
-    return Verdict(status, forward, backward, dead, sentence, _advice(forward, backward, dead, method))
+    return Verdict(status, forward, backward, dead, sentence, _advice(forward, backward, dead, method, admits))
 
 
 def _waiting(sums: Sequence[SumSignal]) -> list[str]:
@@ -202,9 +204,11 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _advice(forward: Direction, backward: Direction, dead: Sequence[str], method: str) -> str:
+def _advice(
+    forward: Direction, backward: Direction, dead: Sequence[str], method: str, admits: Callable[[str], bool]
+) -> str:
     """What to do; a network that has the method to be recommended is not as the method left it."""
-    advice = _remedy(forward, backward, dead)
+    advice = _remedy(forward, backward, dead, admits)
     if not method or f"'{method}'" not in advice:
         return advice
     worse = max(backward, forward, key=lambda d: SEVERITY.index(d.status))
@@ -212,17 +216,23 @@ def _advice(forward: Direction, backward: Direction, dead: Sequence[str], method
     return f"it has '{method}' already, which does not do this by itself: look at {place}"
 
 
-def _remedy(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+def _remedy(forward: Direction, backward: Direction, dead: Sequence[str], admits: Callable[[str], bool]) -> str:
+    """What to do, with methods that the network admits; every network with residual sums admits Fixup."""
+
+    def use(*names: str) -> str:
+        admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
+        return f"use {' or '.join(admitted)}"
+
     if dead:
         return "two zero layers with an activation between never learn: use 'fixup', which zeroes only a branch's last"
     if forward.status == "exploding":
-        return "use 'fixup', or 'wn' with weight norm; both hold at any depth"
+        return f"{use('fixup', 'wn')} to hold the signal at any depth"
     if forward.status == "vanishing":
-        return "the weights are too small for the depth: use 'fixup' or 'wn'"
+        return f"the weights are too small for the depth: {use('fixup', 'wn')}"
     if backward.status == "exploding":
-        return "only the gradient explodes: use 'isograd' or 'convshort', which preserve it, or clip gradients"
+        return f"only the gradient explodes: {use('isograd', 'convshort')} to preserve it, or clip gradients"
     if backward.status == "vanishing":
-        return "early blocks hardly learn: use 'isograd', which counts stride and padding, or 'fixup'"
+        return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
     if any(d.status == "linear" and d.total >= LARGE for d in (forward, backward)):
-        return "large, but no explosion: normalization bears it; without normalization use 'isograd' or 'fixup'"
+        return f"large, but no explosion: normalization bears it; without normalization {use('isograd', 'fixup')}"
     return "nothing to do"
