@@ -53,6 +53,9 @@ class Tied(Net):
         super().__init__()
         self.blocks[1].layer.weight = self.blocks[0].layer.weight
 
+def failing():
+    raise RuntimeError("the factory's own trouble")
+
 def plain():
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 """
@@ -80,6 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.delitem(sys.modules, "my_factories", raising=False)
     (tmp_path / "my_factories.py").write_text(FACTORIES)
+    (tmp_path / "my_broken.py").write_text("undefined\n")
     yield tmp_path
     sys.modules.pop("my_factories", None)
 
@@ -315,7 +319,12 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
         (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
         (("my_factories:good", "--input", "7"), "check the example's shape"),
+        (
+            ("my_factories:failing", "--input", "6"),
+            "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
+        ),
         ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
+        ((*SMALL, "--plugin", "my_broken"), "'my_broken' stopped: NameError"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:
