@@ -48,6 +48,24 @@ def good():
 def exploding():
     return Net(8.0)
 
+class Words(Net):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Embedding(9, 6)
+
+class Named(Net):
+    def forward(self, left, right):
+        return super().forward(left - right)
+
+def words():
+    return torch.randint(0, 9, (4, 5))
+
+def pair():
+    return torch.randn(4, 6), torch.randn(4, 6)
+
+def named():
+    return dict(zip(("left", "right"), pair()))
+
 class Tied(Net):
     def __init__(self):
         super().__init__()
@@ -214,6 +232,24 @@ def test_data_is_used_instead_of_noise(run: Run, tmp_path: Path) -> None:
         assert run("resnet8", "-m", "he_in", "--data", tmp_path / name, "--json")[1] == noise  # the same numbers
     np.save(tmp_path / "other.npy", 3 * x.numpy())
     assert run("resnet8", "-m", "he_in", "--data", tmp_path / "other.npy", "--json")[1] != noise
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_whole_numbers_are_words(run: Run, folder: Path, dtype: Any) -> None:
+    np.save("words.npy", (np.arange(20).reshape(4, 5) % 9).astype(dtype))
+    status, out, err = run("my_factories:Words", "--data", "words.npy")
+    assert status == 0, err
+    assert "my_factories:Words: preserved" in out
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_whole_numbers_are_pixels_of_a_model_of_images(run: Run, tmp_path: Path, dtype: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 3, 16, 16))
+    np.save(tmp_path / "pixels.npy", pixels.astype(dtype))
+    np.save(tmp_path / "numbers.npy", pixels.astype(np.float32))
+    found = [run("resnet8", "-m", "he_in", "--data", tmp_path / f"{name}.npy") for name in ("pixels", "numbers")]
+    assert found[0] == found[1]
+    assert found[0][0] == 0
 
 
 def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:

@@ -174,7 +174,10 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
 
 
 def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
-    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'."""
+    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'.
+
+    A model by name says whether it reads words or numbers; to others whole numbers are words, but bytes are pixels.
+    """
     from normfree.models import find
     from normfree.models.foreign import is_foreign
 
@@ -184,7 +187,9 @@ def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
     for name in wanted:
         if name not in tensors:
             raise ValueError(f"expected a tensor '{name}' in '{path}', got {', '.join(tensors) or 'nothing'}")
-    found = [tensors[name].long() if family is not None and family.reads_tokens else tensors[name] for name in wanted]
+    found = [tensors[name] for name in wanted]
+    if family is not None:
+        found = [t.long() if family.reads_tokens else t.float() for t in found]
     return found[0] if len(found) == 1 else tuple(found), tensors.get("targets")
 
 
@@ -198,7 +203,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"expected a batch at '{path}', found none")
     if path.suffix == ".npy":
         try:
-            return {"inputs": torch.from_numpy(np.load(path, allow_pickle=False)).float()}
+            array = np.load(path, allow_pickle=False)
+            words = array.dtype.kind in "iu" and array.dtype != np.uint8
+            return {"inputs": torch.from_numpy(array.astype(np.int64 if words else np.float32))}
         except (ValueError, TypeError) as error:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":
