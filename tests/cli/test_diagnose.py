@@ -234,6 +234,18 @@ def test_data_is_used_instead_of_noise(run: Run, tmp_path: Path) -> None:
     assert run("resnet8", "-m", "he_in", "--data", tmp_path / "other.npy", "--json")[1] != noise
 
 
+@pytest.mark.parametrize(("model", "example"), [("Words", "words"), ("Named", "pair"), ("Named", "named")])
+def test_example_may_be_a_tensor_a_tuple_or_a_dict(run: Run, folder: Path, model: str, example: str) -> None:
+    state = torch.get_rng_state()
+    arguments = (f"my_factories:{model}", "--example", f"my_factories:{example}")
+    status, out, err = run(*arguments)
+    assert status == 0, err
+    assert f"my_factories:{model}: preserved" in out
+    assert run(*arguments)[1] == out
+    assert run(*arguments, "--seed", "1")[1] != out
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
 def test_whole_numbers_are_words(run: Run, folder: Path, dtype: Any) -> None:
     np.save("words.npy", (np.arange(20).reshape(4, 5) % 9).astype(dtype))
@@ -359,6 +371,10 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
             ("my_factories:failing", "--input", "6"),
             "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
         ),
+        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --input or --example"),
+        (("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"), "expected --example or --data"),
+        (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
+        (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),
         ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
         ((*SMALL, "--plugin", "my_broken"), "'my_broken' stopped: NameError"),
     ],
