@@ -66,6 +66,12 @@ def pair():
 def named():
     return dict(zip(("left", "right"), pair()))
 
+class Dropping(Net):
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = x if i == 3 and self.training and not x.is_meta else block(x)
+        return self.out(x)
+
 class Tied(Net):
     def __init__(self):
         super().__init__()
@@ -366,7 +372,11 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("torchvision:resnet18", "--input", "5x64x64"), "check the example's shape"),
         (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
         (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
-        (("my_factories:good", "--input", "7"), "check the example's shape"),
+        (
+            ("my_factories:good", "--input", "7"),
+            "check the example's shape, or in Python pass a hand-written ResidualPlan",
+        ),
+        (("my_factories:Dropping", "--input", "6"), "use evaluation mode (--eval) where blocks are dropped at random"),
         (
             ("my_factories:failing", "--input", "6"),
             "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",

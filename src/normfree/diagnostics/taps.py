@@ -254,8 +254,8 @@ class Taps(TorchFunctionMode):
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
-                f"({len(unseen)} of {len(self.plan.branches)}); pass the plan of what runs, or use evaluation mode "
-                "where blocks are dropped at random"
+                f"({len(unseen)} of {len(self.plan.branches)}); use evaluation mode (--eval) where blocks are "
+                "dropped at random, or in Python pass the plan of what runs"
             )
         every = list(dict.fromkeys(self._moments.values()))
         known = dict(zip(every, finish(every), strict=True))
