@@ -63,7 +63,8 @@ class Branch:
 
     `m` is the branch's degree in its weights where that is not the number of its layers without gates. `entries` are
     the layers that read the branch's input (query, key and value), `ends` those whose output is added to the shortcut;
-    where they are not given, the first layer and the last that is no gate.
+    where they are not given, the first layer and the last that is no gate. `around` is the name of the branch that this
+    sum is part of, where a longer skip connection goes around it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Branch:
     m: int | None = None
     entries: tuple[Layer, ...] = ()
     ends: tuple[Layer, ...] = ()
+    around: str | None = None
 
     def __post_init__(self) -> None:
         if not self.entries:

@@ -47,6 +47,12 @@ class Image(nn.Module):
         x = torch.relu(self.norm(self.stem(x)))
         return self.out(torch.relu(x + self.norm2(self.conv(x))).mean((2, 3)))
 
+def exploding():
+    model = Net(norm=lambda _: nn.Identity())
+    for block in model.blocks:
+        nn.init.normal_(block.two.weight, std=9.0)
+    return model
+
 def plain():
     return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
 
@@ -132,6 +138,13 @@ def test_json_has_plan_changes_and_diagnoses(run: Run) -> None:
     assert (record["model"], record["method"]) == ("my_zoo:Image", "fixup")
     assert [d["name"] for d in record["diagnoses"]] == ["my_zoo:Image, before", "my_zoo:Image, fixup"]
     assert len(record["plan"]["changes"]["removed"]) == 2
+
+
+def test_verdict_before_knows_nothing_of_the_method(run: Run) -> None:
+    before, after = json.loads(run("my_zoo:exploding", "--example", "my_zoo:ids", "--json")[1])["diagnoses"]
+    assert before["verdict"]["status"] == "exploding"
+    assert "use 'fixup'" in before["verdict"]["recommendation"]
+    assert after["verdict"]["status"] == "preserved"
 
 
 @pytest.mark.parametrize("example", ["my_zoo:ids", "my_zoo:named", "my_zoo:ready"])

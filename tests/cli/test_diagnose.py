@@ -48,10 +48,37 @@ def good():
 def exploding():
     return Net(8.0)
 
+class Words(Net):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Embedding(9, 6)
+
+class Named(Net):
+    def forward(self, left, right):
+        return super().forward(left - right)
+
+def words():
+    return torch.randint(0, 9, (4, 5))
+
+def pair():
+    return torch.randn(4, 6), torch.randn(4, 6)
+
+def named():
+    return dict(zip(("left", "right"), pair()))
+
+class Dropping(Net):
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = x if i == 3 and self.training and not x.is_meta else block(x)
+        return self.out(x)
+
 class Tied(Net):
     def __init__(self):
         super().__init__()
         self.blocks[1].layer.weight = self.blocks[0].layer.weight
+
+def failing():
+    raise RuntimeError("the factory's own trouble")
 
 def plain():
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -80,6 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.delitem(sys.modules, "my_factories", raising=False)
     (tmp_path / "my_factories.py").write_text(FACTORIES)
+    (tmp_path / "my_broken.py").write_text("undefined\n")
     yield tmp_path
     sys.modules.pop("my_factories", None)
 
@@ -212,6 +240,36 @@ def test_data_is_used_instead_of_noise(run: Run, tmp_path: Path) -> None:
     assert run("resnet8", "-m", "he_in", "--data", tmp_path / "other.npy", "--json")[1] != noise
 
 
+@pytest.mark.parametrize(("model", "example"), [("Words", "words"), ("Named", "pair"), ("Named", "named")])
+def test_example_may_be_a_tensor_a_tuple_or_a_dict(run: Run, folder: Path, model: str, example: str) -> None:
+    state = torch.get_rng_state()
+    arguments = (f"my_factories:{model}", "--example", f"my_factories:{example}")
+    status, out, err = run(*arguments)
+    assert status == 0, err
+    assert f"my_factories:{model}: preserved" in out
+    assert run(*arguments)[1] == out
+    assert run(*arguments, "--seed", "1")[1] != out
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_whole_numbers_are_words(run: Run, folder: Path, dtype: Any) -> None:
+    np.save("words.npy", (np.arange(20).reshape(4, 5) % 9).astype(dtype))
+    status, out, err = run("my_factories:Words", "--data", "words.npy")
+    assert status == 0, err
+    assert "my_factories:Words: preserved" in out
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_whole_numbers_are_pixels_of_a_model_of_images(run: Run, tmp_path: Path, dtype: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 3, 16, 16))
+    np.save(tmp_path / "pixels.npy", pixels.astype(dtype))
+    np.save(tmp_path / "numbers.npy", pixels.astype(np.float32))
+    found = [run("resnet8", "-m", "he_in", "--data", tmp_path / f"{name}.npy") for name in ("pixels", "numbers")]
+    assert found[0] == found[1]
+    assert found[0][0] == 0
+
+
 def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:
     x = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     save_file({"inputs": x, "targets": torch.tensor([0, 1, 2, 3])}, tmp_path / "batch.safetensors")
@@ -314,8 +372,21 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("torchvision:resnet18", "--input", "5x64x64"), "check the example's shape"),
         (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
         (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
-        (("my_factories:good", "--input", "7"), "check the example's shape"),
+        (
+            ("my_factories:good", "--input", "7"),
+            "check the example's shape, or in Python pass a hand-written ResidualPlan",
+        ),
+        (("my_factories:Dropping", "--input", "6"), "use evaluation mode (--eval) where blocks are dropped at random"),
+        (
+            ("my_factories:failing", "--input", "6"),
+            "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
+        ),
+        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --input or --example"),
+        (("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"), "expected --example or --data"),
+        (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
+        (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),
         ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
+        ((*SMALL, "--plugin", "my_broken"), "'my_broken' stopped: NameError"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:

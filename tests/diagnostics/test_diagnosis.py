@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,8 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from normfree.conversion import convert
 from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, page, panels, plain, save, summary, table
 from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.verdict import judge
@@ -91,6 +93,57 @@ def test_summary_says_where_the_gradient_came_from(short: Diagnosis, deep: Diagn
     ]
     assert summary(deep, deep).count(INJECTED["output"]) == 1
     assert "gradient was put" not in summary(diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)))
+
+
+def recommended(diagnosis: Diagnosis) -> list[str]:
+    return re.findall(r"'([a-z_]+)'", diagnosis.verdict.recommendation)
+
+
+def grown(model: nn.Module, factor: float) -> nn.Module:
+    """Weights so large, or small, that some signal explodes or vanishes."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(factor)
+    return model
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["decoder-12-16-32-2", "resmlp-24-16", "wrn-28-1"])
+def test_model_of_ours_is_recommended_what_it_admits(name: str, factor: float) -> None:
+    words = torch.randint(4, 50, (4, 6), generator=torch.Generator().manual_seed(0))
+    inputs = words if name.startswith("decoder") else torch.randn(4, 3, 8, 8)
+    model = grown(build(name, "he_in", example=inputs), factor)
+    for method in recommended(diagnose(model, inputs)):
+        build(name, method, example=inputs)
+
+
+class Mixing(nn.Module):
+    """A residual block whose branch is an attention, or two convolutions or linear layers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm = kind, nn.Identity() if kind == "convolution" else nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True) if kind == "attention" else None
+        make = (lambda: nn.Conv1d(8, 8, 1)) if kind == "convolution" else (lambda: nn.Linear(8, 8))
+        self.one, self.two = make(), make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        if self.attention is not None:
+            return x + self.attention(y, y, y, need_weights=False)[0]  # type: ignore[no-any-return]
+        return x + self.two(self.one(y).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize("kind", ["attention", "linear", "convolution"])
+def test_model_of_others_is_recommended_what_it_can_become(kind: str, factor: float) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = grown(nn.Sequential(*(Mixing(kind) for _ in range(12)), nn.Linear(8, 8)), factor)
+        x = torch.randn(4, 8, 8)
+    for method in recommended(diagnose(model, x)):
+        convert(model, method, x)
 
 
 def test_name_is_given_or_the_models() -> None:

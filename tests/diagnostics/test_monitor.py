@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.diagnostics import diagnose
 from normfree.diagnostics.monitor import Monitor
 from normfree.models import build
 
@@ -233,6 +234,18 @@ def test_plan_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         monitor.step({"x": torch.randn(8, 4)})
     assert asked == 1
+
+
+def test_method_of_the_model_is_not_recommended_to_it() -> None:
+    model, x = build("resmlp-12-16", "fixup", in_channels=1), torch.randn(4, 1, 28, 28)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "branch" in name and parameter.dim() > 1:
+                parameter.normal_()
+    verdict = Monitor(model).measure(x).verdict
+    assert verdict.status == "exploding"
+    assert verdict.recommendation == diagnose(model, x).verdict.recommendation
+    assert verdict.recommendation.startswith("it has 'fixup' already")
 
 
 def test_own_model_and_loss_are_accepted() -> None:

@@ -5,6 +5,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from normfree.diagnostics.batched import flat
 from normfree.diagnostics.moments import Stats, finish, moments, reduce, settle
@@ -163,6 +165,19 @@ def test_given_loss_replaces_cross_entropy() -> None:
     triples, _, logits = own_pass(model, x)
     (logits - target).square().sum().backward()
     agree(signal, triples)
+
+
+def test_given_loss_needs_no_targets() -> None:
+    x = seeded(8, 6)
+    signal = propagate(foreign(TwoSums), x, loss=lambda output, targets: output.square().sum() + (targets or 1.0))
+    model = foreign(TwoSums)
+    triples: list[Triple] = []
+    value = model(x, triples).square().sum()
+    for triple in triples:
+        kept(*triple)
+    value.backward()
+    agree(signal, triples)
+    assert (signal.injected, signal.loss) == ("", pytest.approx(float(value.detach()) + 1.0))
 
 
 @pytest.mark.parametrize("targets", [None, labels(4)], ids=["no loss", "loss"])
@@ -417,6 +432,108 @@ def test_sequences_have_their_channels_last() -> None:
     assert signal.series("sum") == pytest.approx([measured(t)[1] for t, _, _ in triples], rel=EXACT)
 
 
+def test_encoder_behind_silent_attentions_gets_a_gradient_of_its_own() -> None:
+    words = torch.randint(4, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+    model = build("transformer-2-2-16-32-2", "fixup", num_classes=50, dropout=0.0)
+    signal = propagate(model, (words, words))
+    assert signal.injected == "output, memory"
+    assert all(value > 0 for value in signal.series("sum_gradient"))
+
+
+def test_four_layers_in_a_row_are_no_attention() -> None:
+    x = seeded(4, 3, 8, 8)
+    signal = propagate(own("resmlp-4-32-4", "fixup", x), x)
+    assert signal.injected == "features"
+    assert len({s.branch_gradient.variance for s in signal.sums}) == 1  # of the one gradient that was put in
+
+
+class Multiplied(TwoSums):
+    """Its classifier is a parameter of its own, which no module is called for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        return super().forward(x, seen) @ self.projection
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_classifier_that_is_a_parameter_is_measured(zero: bool) -> None:
+    model, x = foreign(Multiplied), seeded(8, 6)
+    if zero:
+        nn.init.zeros_(model.get_parameter("projection"))
+    signal = propagate(model, x)
+    assert signal.injected == "output"
+    assert {s.name: s.weight_norm for s in signal.layers}["projection"] == pytest.approx(
+        float(model.get_parameter("projection").detach().norm())
+    )
+    assert all((value == 0) is zero for value in signal.series("sum_gradient"))
+
+
+class Arranged(nn.Module):
+    """Two residual sums of signals (N, C, T) or (N, T, C), (N, C, H, W) or (N, H, W, C).
+
+    The last layer is a convolution or a linear one, whose output is turned or not before it is added.
+    """
+
+    def __init__(self, last: nn.Module, turn: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        self.turn = turn
+        self.body = nn.ModuleList([last, deepcopy(last)])
+
+    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        for layer in self.body:
+            x = x + (layer(x) if self.turn is None else layer(x.permute(self.turn)).permute(self.turn))
+            if seen is not None:
+                seen.append(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("last", "turn", "shape", "channels"),
+    [
+        (lambda: nn.Conv1d(6, 6, 1), None, (4, 6, 9), 1),
+        (lambda: nn.Conv1d(6, 6, 1), None, (4, 6, 6), 1),
+        (lambda: nn.Conv1d(6, 6, 1), (0, 2, 1), (4, 9, 6), 2),
+        (lambda: nn.Linear(6, 6), None, (4, 9, 6), 2),
+        (lambda: nn.Linear(6, 6), (0, 2, 1), (4, 6, 9), 2),  # mixes positions: the stream's channels are still the last
+        (lambda: nn.Linear(6, 6), None, (4, 9, 5, 6), 3),
+        (lambda: nn.Linear(6, 6), (0, 3, 2, 1), (4, 6, 5, 9), 1),
+    ],
+)
+def test_channels_are_where_the_last_layer_puts_them(
+    last: Callable[[], nn.Module], turn: tuple[int, ...] | None, shape: tuple[int, ...], channels: int
+) -> None:
+    model = foreign(lambda: Arranged(last(), turn))
+    x = seeded(*shape)
+    sums: list[Tensor] = []
+    model(x, sums)
+    expected = [measured(t.movedim(channels, 1).flatten(2).unsqueeze(-1)) for t in sums]
+    found = propagate(model, x).sums
+    assert [list(dataclasses.astuple(s.sum)) for s in found] == [pytest.approx(e, rel=EXACT) for e in expected]
+
+
+def test_constant_a_channel_is_preserved_in_one_dimension_as_in_two() -> None:
+    """A network of one-dimensional convolutions is that of two-dimensional ones with one row."""
+
+    class Network(nn.Module):
+        def __init__(self, convolution: type[nn.Module]) -> None:
+            super().__init__()
+            self.body = nn.ModuleList([convolution(8, 8, 1) for _ in range(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.body:
+                x = x + layer(x)
+            return x
+
+    one, two = foreign(lambda: Network(nn.Conv1d)), foreign(lambda: Network(nn.Conv2d))
+    two.load_state_dict({name: t if t.dim() < 3 else t.unsqueeze(2) for name, t in one.state_dict().items()})
+    x = seeded(4, 8, 20) + 5 * torch.arange(8.0, dtype=torch.float64).view(1, 8, 1)
+    expected = propagate(two, x.unsqueeze(2)).series("sum")
+    assert propagate(one, x).series("sum") == pytest.approx(expected, rel=EXACT)
+
+
 class Composed(nn.Module):
     """Weights that torch composes of other parameters, and a weight that two layers share."""
 
@@ -479,8 +596,9 @@ def test_several_inputs_are_handed_on(kind: str) -> None:
         lambda out: (None, out),
         lambda out: [out.argmax(1), out],
         lambda out: SimpleNamespace(loss=None, logits=out),
+        lambda out: {"aux": out.detach().exp(), "logits": out},
     ],
-    ids=["dict", "tuple", "list after integers", "logits"],
+    ids=["dict", "tuple", "list after integers", "logits", "logits by name"],
 )
 def test_output_is_found_in_its_wrapping(wrap: Callable[[Tensor], Any]) -> None:
     inputs = (seeded(8, 6), seeded(8, 6, seed=2))
@@ -565,9 +683,8 @@ class Detached(TwoSums):
     """Nothing flows back past the first sum."""
 
     def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
-        with torch.no_grad():
-            x = self.stem(x)
-            x = x + self.first(x.relu())
+        x = self.stem(x)
+        x = (x + self.first(x.relu())).detach()
         return self.out(x + self.second(x.relu()))  # type: ignore[no-any-return]
 
 
@@ -594,6 +711,44 @@ def test_model_without_sums_is_refused() -> None:
 def test_meta_device_is_refused() -> None:
     model = build("resnet8", "he_in", device="meta")
     refuse("expected a model with values, got parameters on the meta device", model, torch.randn(2, 3, 32, 32))
+
+
+class Checkpointed(nn.Module):
+    """Its blocks keep nothing for the backward pass, which runs them again."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant, self.stem = reentrant, nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class WithoutGradients(TwoSums):
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        with torch.no_grad():
+            x = self.stem(x)
+            x = x + self.first(x.relu())
+        return self.out(x + self.second(x.relu()))  # type: ignore[no-any-return]
+
+
+def test_sum_that_keeps_nothing_for_a_gradient_is_refused() -> None:
+    """Its gradient would be read as zero."""
+    says = "expected a gradient at {}, got a forward pass that keeps none; turn gradient checkpointing off"
+    refuse(says.format("blocks.0"), foreign(lambda: Checkpointed(True)), seeded(8, 6))
+    refuse(says.format(r"\(model\)#1"), foreign(WithoutGradients), seeded(8, 6))
+
+
+def test_checkpointing_that_keeps_the_graph_is_measured() -> None:
+    model = foreign(lambda: Checkpointed(False))
+    found = propagate(model, seeded(8, 6))
+    plain = foreign(lambda: nn.Sequential(nn.Linear(6, 6), *[Block() for _ in range(3)]))
+    expected = propagate(plain, seeded(8, 6))
+    assert found.series("sum_gradient") == pytest.approx(expected.series("sum_gradient"), rel=EXACT)
 
 
 def test_one_value_a_channel_is_refused() -> None:
@@ -800,6 +955,20 @@ def test_input_of_the_caller_gets_no_gradient(leaf: bool) -> None:
     x.sum().backward()  # the caller's graph is still there
 
 
+class Overwriting(TwoSums):
+    """Scales its input in place, as preprocessing does."""
+
+    def forward(self, x: Tensor, seen: list[Triple] | None = None) -> Tensor:
+        return super().forward(x.mul_(2.0), seen)
+
+
+def test_input_of_the_caller_is_not_written_into() -> None:
+    model, x = foreign(Overwriting), seeded(8, 6)
+    first, again = propagate(model, x), propagate(model, x)
+    assert first.sums == again.sums
+    assert torch.equal(x, seeded(8, 6))
+
+
 def test_sum_with_an_input_that_needs_a_gradient_leaves_no_hook() -> None:
     model, x = foreign(Block), seeded(8, 6).requires_grad_()
     signal = propagate(model, x)
@@ -824,7 +993,7 @@ def test_thousand_blocks_leave_only_numbers() -> None:
     model = build("resmlp-1000-8", "fixup", generator=torch.Generator().manual_seed(0))
     signal = propagate(model, seeded(8, 3, 28, 28, dtype=torch.float32))
     assert len(signal.sums) == 1000
-    assert {type(leaf) for leaf in leaves([signal.sums, signal.layers])} == {float, str, int, bool}
+    assert {type(leaf) for leaf in leaves([signal.sums, signal.layers])} == {float, str, int, bool, type(None)}
     assert signal.series("sum")[-1] == pytest.approx(signal.series("sum")[0], rel=1e-4)  # branches begin at zero
 
 
@@ -836,6 +1005,18 @@ def test_moments_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     x = seeded(*shape) * 3 + 1
     expected = measured(x if x.dim() > 1 else x.unsqueeze(1))
     assert list(dataclasses.astuple(moments(x))) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("way", ["plain", "dear"])
+@pytest.mark.parametrize(("shape", "channels"), [((4, 3, 5), 1), ((4, 3, 600), 1), ((4, 5, 6, 3), 3), ((4, 5, 3), 2)])
+def test_moments_are_of_the_channels_that_are_given(
+    shape: tuple[int, ...], channels: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = seeded(*shape) * 3 + 1
+    if way == "dear":
+        dear(monkeypatch)
+    expected = measured(x.movedim(channels, 1).flatten(2).unsqueeze(-1))
+    assert list(dataclasses.astuple(moments(x, channels))) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -917,9 +1098,9 @@ def test_tensor_is_reduced_once_for_all_that_it_is(monkeypatch: pytest.MonkeyPat
     hooked: list[Tensor] = []
     register = Tensor.register_hook
 
-    def count(tensor: Tensor) -> Any:
+    def count(tensor: Tensor, channels: int) -> Any:
         reduced.append(tensor)
-        return reduce(tensor)
+        return reduce(tensor, channels)
 
     def hook(tensor: Tensor, call: Any) -> Any:
         hooked.append(tensor)

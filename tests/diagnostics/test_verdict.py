@@ -294,6 +294,55 @@ def test_branch_that_begins_at_zero_is_not_dead(name: str, method: str) -> None:
     assert verdict.status == "preserved"
 
 
+class Enclosed(nn.Module):
+    """Three residual blocks and a layer, with a skip connection around them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last, self.out = nn.Linear(6, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.body = nn.ModuleList([TwoLayers(6) for _ in range(3)])
+
+    def forward(self, x: Tensor, cut: bool = False) -> Tensor:
+        y = x = self.stem(x)
+        for block in self.body:
+            y = block(y)
+        y = self.last(y)
+        return self.out(x + (y.detach() if cut else y))  # type: ignore[no-any-return]
+
+
+def enclosed(*zero: str) -> Enclosed:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Enclosed()
+    for name in zero:
+        nn.init.zeros_(model.get_parameter(f"{name}.weight"))
+    return model
+
+
+def test_branches_inside_one_that_starts_at_zero_are_not_dead() -> None:
+    """As Fixup leaves them: both the inner branches and the one around end in zeros, and learn one after the other."""
+    model = enclosed("last", *(f"body.{i}.last" for i in range(3)))
+    signal = propagate(model, batch(8, 6))
+    assert [s.around for s in signal.sums] == ["(model)"] * 3 + [None]
+    verdict = judge(signal)
+    assert (verdict.status, verdict.dead, verdict.recommendation) == ("preserved", (), "nothing to do")
+    says = "no gradient reaches body.0, body.1, body.2 yet: the branch around them starts at zero"
+    assert says in verdict.sentence
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch(8, 6)).square().sum().backward()
+        optimizer.step()
+    assert all(model.get_parameter(f"body.{i}.last.weight").any() for i in range(3))
+    assert "no gradient reaches" not in judge(propagate(model, batch(8, 6))).sentence
+
+
+def test_gradient_that_is_cut_is_still_called_zero() -> None:
+    verdict = judge(propagate(enclosed(), (batch(8, 6), True)))
+    assert (verdict.backward.status, verdict.backward.broken_at) == ("vanishing", "body.2")
+    assert "no gradient reaches" not in verdict.sentence
+
+
 def network(name: str, method: str, images: int = 4, size: int = 32, seed: int = 0) -> Signal:
     x = batch(images, 3, size, size, seed=seed)
     return propagate(build(name, method, example=x, generator=torch.Generator().manual_seed(seed)), x)
@@ -381,6 +430,14 @@ def test_recommendation_names_methods_of_the_registry(make: Callable[[], Signal]
 
 def test_recommendations_differ_with_the_fault() -> None:
     assert len({judge(make()).recommendation for make in BAD}) == 5
+
+
+@pytest.mark.parametrize("make", BAD)
+def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> None:
+    for admitted in (set(), {"fixup"}, {"fixup", "wn"}, {"fixup", "isograd"}):
+        verdict = judge(make(), admits=admitted.__contains__)
+        assert set(quoted(verdict.recommendation)) <= admitted | {"fixup"}
+        assert quoted(verdict.recommendation)
 
 
 def test_order_of_the_verdicts_is_that_of_harm() -> None:

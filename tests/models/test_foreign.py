@@ -122,9 +122,25 @@ def test_factory_without_a_model_is_refused(name: str, says: str) -> None:
     refuse(name, says)
 
 
-def test_error_of_the_factory_itself_is_passed_on() -> None:
-    with pytest.raises(TypeError, match="own code"):
+def test_error_of_the_factory_itself_is_one_line() -> None:
+    refuse("made_up_zoo:fails", "expected 'made_up_zoo:fails' to run, but it stopped: TypeError: from the .* own code")
+    with pytest.raises(ValueError, match="stopped") as caught:
         create("made_up_zoo:fails")
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("undefined", "NameError: name 'undefined' is not defined"),
+        ("def broken(:\n    pass", "SyntaxError: .*made_up_wrong.py, line 1"),
+        ("from torch import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+        ("{}['key']", "KeyError: 'key'"),
+    ],
+)
+def test_error_of_the_module_itself_is_one_line(code: str, says: str, folder: Path) -> None:
+    (folder / "made_up_wrong.py").write_text(code + "\n")
+    refuse("made_up_wrong:model", f"expected to import 'made_up_wrong' for model .* but it stopped: {says}")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +149,10 @@ def test_error_of_the_factory_itself_is_passed_on() -> None:
         ("no_such_package:model", "expected to import 'no_such_package' .* run in its folder or install it"),
         ("no_such_package.module:model", "expected to import 'no_such_package'"),
         ("made_up_half:model", "expected to import 'no_such_dependency' for model 'made_up_half:model'"),
-        ("made_up_broken:model", "expected to import 'made_up_broken' .* but it stopped: operator zoo::nms"),
+        (
+            "made_up_broken:model",
+            "expected to import 'made_up_broken' .* but it stopped: RuntimeError: operator zoo::nms",
+        ),
         ("folder/file.py:model", "leave out folders and the ending .py"),
         (".relative:model", "expected the name of a module before ':'"),
         (":model", "expected a model such as 'torchvision:resnet50'"),

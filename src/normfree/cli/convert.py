@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.diagnose import Example, example_inputs, network
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def convert_model(
     ] = None,
     shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
-    example: Annotated[
-        str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
-    ] = "",
+    example: Example = "",
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Weights of the original, .safetensors.")
     ] = None,
@@ -56,7 +55,7 @@ def convert_model(
     chosen = _method(model, method, checkpoint, fold)
     if out is not None:
         require_free(out)
-    inputs = _example(model, example, shape, batch, seed)
+    inputs = example_inputs(model, example, shape, batch, seed)
     with progress(f"converting {model}", 3) as update:
         converted = _convert(model, chosen, inputs, checkpoint, seed)
         update(1, 3, "looking at the signal")
@@ -124,29 +123,11 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     return method or "fixup"
 
 
-def _example(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
-    """Noise in the shape of images, or what a function of the user gives."""
-    from normfree.cli.diagnose import noise
-    from normfree.models.foreign import named_object
-
-    if not example:
-        return noise(model, shape, batch, seed)
-    if shape:
-        raise ValueError(f"expected --input or --example, got both; '{example}' gives the whole input")
-    import torch
-
-    found = named_object(example, "example")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return found() if callable(found) else found
-
-
 def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _Converted:
     from dataclasses import replace
 
     import torch
 
-    from normfree.cli.diagnose import network
     from normfree.conversion import convert, fold_batchnorm
     from normfree.graph import discover
 
@@ -165,14 +146,18 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
 
 def _diagnoses(converted: _Converted, inputs: Any, seed: int, tell: Any) -> list[Diagnosis]:
     """The verdicts on both, none where there is no sum to look at."""
+    from dataclasses import replace
+
     import torch
 
     from normfree.diagnostics import diagnose
 
     found: list[Diagnosis] = []
-    for model, name in zip((converted.before, converted.after), converted.names, strict=True):
-        if converted.plan.branches:
+    unchanged = replace(converted.plan, changes=None)  # of a model that no method has seen yet
+    both = ((converted.before, unchanged), (converted.after, converted.plan))
+    for (model, plan), name in zip(both, converted.names, strict=True):
+        if plan.branches:
             generator = torch.Generator().manual_seed(seed)
-            found.append(diagnose(model, inputs, name=name, plan=converted.plan, generator=generator))
+            found.append(diagnose(model, inputs, name=name, plan=plan, generator=generator))
         tell(len(found))
     return found

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 STATUSES = ("linear", "vanishing", "exploding", "dead branch")
 
+Example = Annotated[
+    str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
+]
+
 
 def diagnose_model(
     model: Annotated[
@@ -30,6 +34,7 @@ def diagnose_model(
         str, typer.Option("--input", help="Shape of one input, such as 3x224x224, or the length of a sequence.")
     ] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise or random words.")] = 8,
+    example: Example = "",
     data: Annotated[
         Path | None,
         typer.Option("--data", help="A real batch: .safetensors with 'inputs' (and 'targets'), or .npy inputs."),
@@ -75,7 +80,13 @@ def diagnose_model(
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
     _check(device)
-    inputs, targets = _batch(model, shape, batch, data, seed)
+    if example and data is not None:
+        raise ValueError(f"expected --example or --data, got both; '{example}' gives the whole input")
+    targets: Tensor | None = None
+    if data is not None:
+        inputs, targets = _read(data, model)
+    else:
+        inputs = example_inputs(model, example, shape, batch, seed)
     found: list[Diagnosis] = []
     for spec in [""] if is_foreign(model) else dict.fromkeys(method or ["fixup"]):
         label = spec or model
@@ -89,7 +100,8 @@ def diagnose_model(
                 found.append(room.diagnose(built, *moved, name=label, generator=generator))
             except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
                 raise ValueError(
-                    f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input or --data"
+                    f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input, "
+                    "--example or --data"
                 ) from error
     if as_json:
         typer.echo(json.dumps(room.plain(found), indent=1))
@@ -133,13 +145,29 @@ def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | No
     return built
 
 
-def _moved(inputs: Batch, device: str) -> Batch:
-    return tuple(t.to(device) for t in inputs) if isinstance(inputs, tuple) else inputs.to(device)
+def _moved(inputs: Any, device: str) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, inputs)
 
 
-def _batch(model: str, shape: str, batch: int, data: Path | None, seed: int) -> tuple[Batch, Tensor | None]:
-    """A real batch from a file, or noise."""
-    return _read(data, model) if data is not None else (noise(model, shape, batch, seed), None)
+def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
+    """Noise in the shape of what the model reads, or what a function of the user gives."""
+    from normfree.models.foreign import called, is_foreign, named_object
+
+    if not example:
+        return noise(model, shape, batch, seed)
+    if shape:
+        raise ValueError(f"expected --input or --example, got both; '{example}' gives the whole input")
+    if not is_foreign(model):
+        raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
+    import torch
+
+    found = named_object(example, "example")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return called(found, example) if callable(found) else found
 
 
 def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
@@ -174,7 +202,10 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
 
 
 def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
-    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'."""
+    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'.
+
+    A model by name says whether it reads words or numbers; to others whole numbers are words, but bytes are pixels.
+    """
     from normfree.models import find
     from normfree.models.foreign import is_foreign
 
@@ -184,7 +215,9 @@ def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
     for name in wanted:
         if name not in tensors:
             raise ValueError(f"expected a tensor '{name}' in '{path}', got {', '.join(tensors) or 'nothing'}")
-    found = [tensors[name].long() if family is not None and family.reads_tokens else tensors[name] for name in wanted]
+    found = [tensors[name] for name in wanted]
+    if family is not None:
+        found = [t.long() if family.reads_tokens else t.float() for t in found]
     return found[0] if len(found) == 1 else tuple(found), tensors.get("targets")
 
 
@@ -198,7 +231,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"expected a batch at '{path}', found none")
     if path.suffix == ".npy":
         try:
-            return {"inputs": torch.from_numpy(np.load(path, allow_pickle=False)).float()}
+            array = np.load(path, allow_pickle=False)
+            words = array.dtype.kind in "iu" and array.dtype != np.uint8
+            return {"inputs": torch.from_numpy(array.astype(np.int64 if words else np.float32))}
         except (ValueError, TypeError) as error:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":

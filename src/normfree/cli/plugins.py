@@ -20,7 +20,7 @@ def load_plugins(modules: Sequence[str] | None) -> None:
     """Import modules by name, from the current folder or the environment.
 
     Raises:
-        ValueError: if a name is not a module's, the module is not found, or a module that it imports is not found.
+        ValueError: if a name is not a module's, the module or one that it imports is not found, or it stops.
     """
     if not modules:
         return
@@ -42,3 +42,12 @@ def load_plugins(modules: Sequence[str] | None) -> None:
                     "run in its folder or install it"
                 ) from error
             raise ValueError(f"--plugin: {module!r} imports {missing!r}, which was not found; install it") from error
+        except ValueError:
+            raise  # as the library says what is wrong with a method
+        except Exception as error:  # whatever the user's own code raises
+            from normfree.models.foreign import in_words
+
+            raise ValueError(
+                f"--plugin: expected a module that can be imported, but {module!r} stopped: {in_words(error)}; "
+                "import it in Python to see where"
+            ) from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -15,7 +16,12 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
-from normfree.plan import ResidualPlan
+from normfree.methods import get
+from normfree.methods.record import ONE
+from normfree.models import Stated, admits
+from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.nn.weight import WeightKind
+from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -87,13 +93,47 @@ def diagnose(
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
-    return Diagnosis(label, signal, judge(signal, method=_method(model, signal.plan)))
+    return Diagnosis(label, signal, verdict_on(model, signal))
 
 
-def _method(model: nn.Module, plan: ResidualPlan) -> str:
-    """The name of the method that a model of ours has, or was converted by."""
-    converted = str(getattr(plan.changes, "method", "")).partition(":")[0]
-    return converted or str(getattr(getattr(model, "method", None), "name", ""))
+def verdict_on(model: nn.Module, signal: Signal) -> Verdict:
+    """The verdict on a model's signal, which recommends only what the model admits and does not have."""
+    converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
+    method = converted or str(getattr(getattr(model, "method", None), "name", ""))
+    return judge(signal, method=method, admits=_admitted(model, signal.plan))
+
+
+def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
+    """Which methods a model of ours can be built with, or another's surely be converted by.
+
+    Another's model is there already when a method comes to it. None is sure that scales the sum itself, which needs a
+    module around it, or that is not made for attention.
+    """
+    if isinstance(model, Stated):
+        return functools.partial(admits, model.name)
+    skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
+
+    def converts(name: str) -> bool:
+        method = get(name)
+        if skip not in method.skips or method.restructures or not method.rule.c == method.rule.a == ONE:
+            return False
+        return method.weight == "plain" or all(can_become(layer, method.weight) for layer in plan.hidden())
+
+    def can_become(layer: Layer, kind: WeightKind) -> bool:
+        module = model.get_submodule(layer.name)
+        rigid = cannot_reparametrize(module, kind, transposed=layer.transposed) is not None
+        return layer.parameter == "weight" and not rigid
+
+    return converts
+
+
+def _multiplies(branch: Branch) -> bool:
+    """Whether layers side by side are multiplied with one another, as in attention.
+
+    Where they are only added, the degree is that of the longest row of layers, and below their number.
+    """
+    side_by_side = len(branch.entries) > 1
+    return branch.depth + side_by_side > sum(not layer.gate for layer in branch.layers)
 
 
 def summary(*diagnoses: Diagnosis) -> str:

@@ -32,7 +32,7 @@ class Stats:
 
 
 def channel_dim(tensor: Tensor) -> int:
-    """The dimension of the channels."""
+    """The dimension of the channels where nothing is known of the layer that made them."""
     return 2 if tensor.dim() == 3 else 1
 
 
@@ -48,16 +48,17 @@ class Reduced:
     count: int
 
 
-def moments(tensor: Tensor) -> Stats:
+def moments(tensor: Tensor, channels: int | None = None) -> Stats:
     """Channel-averaged squared mean and variance, and the root mean square norm of a sample.
 
-    Channels are dimension 1 of images and vectors (N, C, …) and the last of sequences (N, T, C). On a GPU a variance
-    beyond the range of float32 is infinite.
+    `channels` is their dimension, not the first; unless given, 1 of images and vectors (N, C, …) and 2 of sequences
+    (N, T, C), so that sequences with channels before positions (N, C, T) need it. On a GPU a variance beyond the range
+    of float32 is infinite.
 
     >>> moments(torch.ones(4, 2, 3, 3))
     Stats(mean_square=1.0, variance=0.0, norm=4.242640687119285)
     """
-    return finish([reduce(tensor)])[0]
+    return finish([reduce(tensor, channels)])[0]
 
 
 def finish(every: Sequence[Reduced]) -> list[Stats]:
@@ -85,16 +86,18 @@ def settle(every: Iterable[Reduced]) -> None:
             r.mean, r.variance = settled_mean, settled_variance
 
 
-def reduce(tensor: Tensor) -> Reduced:
-    """Mean and variance of every channel."""
+def reduce(tensor: Tensor, channels: int | None = None) -> Reduced:
+    """Mean and variance of every channel; see `moments` for their dimension."""
     values = tensor.float() if tensor.dtype in HALF else tensor
     values = values.reshape(-1, 1) if values.dim() < 2 else values
     shape = values.shape
-    dims = (0, 1) if len(shape) == 3 else (0, *range(2, len(shape)))
-    count = shape[1] if len(shape) == 3 else shape[2:].numel()
+    at = channel_dim(values) if channels is None else channels
+    dims = tuple(i for i in range(len(shape)) if i != at)
+    count = math.prod(shape[i] for i in dims[1:])
     if not launches_are_dear(values):
         return Reduced(*_plain_reductions(values, dims, count * shape[0]), count)
-    by_sample = len(shape) > 3 and ((count >= NEIGHBOURS and values.is_contiguous()) or _channels_last(values))
+    neighbours = at == 1 and len(shape) > 2  # a channel's values of one sample lie side by side
+    by_sample = neighbours and ((count >= NEIGHBOURS and values.is_contiguous()) or _channels_last(values))
     variance, mean = torch.var_mean(values, dims[1:] if by_sample else dims, correction=0)
     return Reduced(mean, variance, count)
 
@@ -121,7 +124,7 @@ def _plain_reductions(values: Tensor, dims: tuple[int, ...], count: int) -> tupl
     low, high = torch.aminmax(centred)
     scale = torch.maximum(high, -low).clamp_min(torch.finfo(values.dtype).tiny)
     centred /= scale
-    if values.dim() > 3:
+    if values.dim() > 2 and 1 not in dims:
         spread = torch.linalg.vector_norm(centred.flatten(2), dim=2).to(wide).square().sum(0)
     else:
         spread = torch.linalg.vector_norm(centred, dim=dims).to(wide).square()

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from normfree.diagnostics.diagnosis import finite
+from normfree.diagnostics.diagnosis import finite, verdict_on
 from normfree.diagnostics.propagation import Loss, propagate
-from normfree.diagnostics.verdict import Verdict, judge
+from normfree.diagnostics.verdict import Verdict
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -68,7 +68,7 @@ class Monitor:
         moment = Moment(
             max(self.count - 1, 0),
             signal.loss,
-            judge(signal),
+            verdict_on(self.model, signal),
             tuple(signal.series("sum")),
             tuple(signal.series("sum_gradient")),
         )

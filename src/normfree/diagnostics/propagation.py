@@ -8,6 +8,7 @@ Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same of t
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -83,12 +84,12 @@ def propagate(
 ) -> Signal:
     """Measure the signal of any model in one forward and one backward pass, and leave no trace of it.
 
-    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` the backward
-    pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit gradient at the
-    output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the start of Fixup,
-    the random gradient is put on its input instead, and `injected` says so; likewise on the memory that a decoder reads
-    where every attention over it puts out zero, so that nothing would reach the encoder. Frozen parameters get
-    gradients too: the signal is that of the network, whatever is trained.
+    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments. With `targets` or `loss`
+    the backward pass starts from `loss(output, targets)` (cross-entropy unless given); without, from a random unit
+    gradient at the output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the
+    start of Fixup, the random gradient is put on its input instead, and `injected` says so; likewise on the memory that
+    a decoder reads where every attention over it puts out zero, so that nothing would reach the encoder. Frozen
+    parameters get gradients too: the signal is that of the network, whatever is trained.
 
     Hooks, modes, gradients, buffers, random state and memory are as before, also when the model raises. Only numbers
     are kept, so memory does not grow beyond one plain pass.
@@ -105,7 +106,7 @@ def propagate(
     plan.require_sums()
     taps = Taps(known.modules, plan)
     features: list[Tensor] = []
-    memories: list[Tensor] = []
+    read: defaultdict[str, list[Tensor]] = defaultdict(list)
     readers = _memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
@@ -117,15 +118,17 @@ def propagate(
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
-        for layer in readers.values():
-            handle = known.modules[layer].register_forward_pre_hook(lambda _m, a: memories.extend(a[:1]))
+        for layer in {layer for both in readers.values() for layer in both}:
+            handle = known.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
         source = generator or torch.Generator().manual_seed(0)
         starts, injected, value = _start(output, features, targets, loss, source)
-        if memories and memories[0].requires_grad and taps.silent(readers):
-            starts[memories[0]] = _draw(memories[0], source)
+        memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
+        memory = next(iter(memories.values()), None)
+        if memory is not None and memory.requires_grad and taps.silent(memories):
+            starts[memory] = _draw(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         torch.autograd.backward(list(starts), list(starts.values()))
     taps.settle()  # before the first wait for the device
@@ -142,35 +145,37 @@ def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The tensor that a model puts out: itself, `.logits`, or the first of numbers in a tuple, list or mapping."""
+    """The tensor that a model puts out: itself, its 'logits', or the first of numbers in a tuple, list or mapping."""
     values = list(output.values()) if isinstance(output, Mapping) else output
     held = values if isinstance(values, list | tuple) else ()
-    for value in (output, getattr(output, "logits", None), *held):
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    for value in (output, logits, *held):
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
     raise ValueError(
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
-        "pass loss= and targets= that turn it into a number"
+        "pass a loss= that turns it into a number"
     )
 
 
 def _recordable(value: Any) -> Any:
-    """An input that a backward pass may reach: one of the caller's graph would get a gradient, one made in inference
-    mode cannot take part.
+    """A copy of an input: a model may write into it, the caller's graph would get a gradient, and what was made in
+    inference mode cannot take part in a backward pass.
     """
     if not isinstance(value, Tensor):
         return value
-    if value.is_inference():
-        with torch.inference_mode(False):
-            return value.clone()
-    return value.detach().requires_grad_() if value.requires_grad else value
+    with torch.inference_mode(False):
+        return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
-    """The classifier when all its weights are zero: nothing would flow back through it."""
+    """The classifier when all its weights are zero: nothing would flow back through it.
+
+    Only a layer that is called, whose input can be seen; a parameter that a model multiplies by itself is none.
+    """
     for layer in plan.classifier:
         module = model.get_submodule(layer.name)
-        if not torch.any(module.weight != 0):  # type: ignore[arg-type]
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(module.weight != 0):
             return module
     return None
 
@@ -181,7 +186,7 @@ def _start(
     """Where the backward pass starts and with which gradients, and the loss, still on its device."""
     value = None
     starts: dict[Tensor, Tensor | None] = {}
-    if targets is not None:
+    if targets is not None or loss is not None:
         result = (loss or cross_entropy)(output, targets)
         value = result.detach()
         starts[result] = None  # reaches at least a classifier of zeros
@@ -197,13 +202,18 @@ def _draw(start: Tensor, source: torch.Generator) -> Tensor:
     return torch.randn(start.shape, generator=source, device=source.device).to(start)
 
 
-def _memory_readers(plan: ResidualPlan) -> dict[str, str]:
-    """The branches that attend over another sequence, each with the layer that makes the keys of it.
+def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
+    """The branches that may attend over another sequence, each with the layers that would make its keys and values.
 
-    Of such an attention only the query reads the branch's input.
+    Of such an attention only the query reads the branch's input. So may the first of four layers in a row; but of those
+    no two read the same tensor, while keys and values do.
     """
-    crossing = [b for b in plan.branches if b.depth == 4 and len(b.layers) == 4 and len(b.entries) == 1]
-    return {b.name: b.layers[1].name for b in crossing}
+    found: dict[str, tuple[str, str]] = {}
+    for b in plan.branches:
+        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
+            found[b.name] = inner[0], inner[1]
+    return found
 
 
 def cross_entropy(output: Any, targets: Any) -> Tensor:
@@ -276,11 +286,12 @@ def _layer_signals(
     first = {id(p): name for name, p in known.parameters.items()}
     weights: dict[str, list[str]] = {}
     for layer in plan.layers():
-        if layer.name not in weights:
+        name = layer.name if layer.parameter == "weight" else layer.path
+        if name not in weights:
             module = known.modules[layer.name]
-            plain = module._parameters.get("weight")
+            plain = module._parameters.get(layer.parameter)
             parts = [plain] if plain is not None else [p for n, p in module.named_parameters() if n != "bias"]
-            weights[layer.name] = [first[id(p)] for p in parts]
+            weights[name] = [first[id(p)] for p in parts]
     own = norms({name: known.parameters[name] for names in weights.values() for name in names})
     both = {("weight", name): size for name, size in own.items()}
     both |= {("gradient", name): size for name, size in gradients.items()}

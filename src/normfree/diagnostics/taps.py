@@ -27,7 +27,8 @@ ZERO = Stats(0.0, 0.0, 0.0)
 class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
-    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero.
+    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero. `around` is
+    the name of the sum whose branch this one is part of.
     """
 
     name: str
@@ -40,6 +41,7 @@ class SumSignal:
     branch_gradient: Stats
     shortcut_gradient: Stats
     learns: bool = True
+    around: str | None = None
 
 
 class _Seen(NamedTuple):
@@ -49,6 +51,18 @@ class _Seen(NamedTuple):
     tensor: Tensor
     reduced: Reduced
     gradients: list[Place]
+
+
+class _Channels(NamedTuple):
+    """Where the last layer of a branch puts its channels, and how many they are."""
+
+    dim: int
+    width: int
+
+    def of(self, tensor: Tensor) -> int:
+        """The channels' dimension at the sum: the layer's, unless something moved them on the way."""
+        kept = tensor.dim() > 2 and tensor.shape[self.dim] == self.width
+        return self.dim % tensor.dim() if kept else channel_dim(tensor)
 
 
 class Taps(TorchFunctionMode):
@@ -64,6 +78,7 @@ class Taps(TorchFunctionMode):
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
                 "leave the plan out to have it discovered"
             )
+        self._channels = {b.name: _channels(b, modules) for b in plan.branches}
         self._own = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
         self._homes: list[str] = []
         self._watching = False
@@ -91,13 +106,13 @@ class Taps(TorchFunctionMode):
         self._tap(branch, "sum", out)
         return out
 
-    def _once(self, tensor: Tensor) -> _Seen:
+    def _once(self, tensor: Tensor, channels: int) -> _Seen:
         """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
-        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride())
+        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
         for seen in self._recent:
             if seen.key == key:
                 return seen
-        reduced = reduce(tensor.detach())
+        reduced = reduce(tensor.detach(), channels)
         if reduced.mean.dim() == 2:
             self._unsettled += reduced.mean.nbytes
         seen = _Seen(key, tensor, reduced, [])
@@ -123,16 +138,18 @@ class Taps(TorchFunctionMode):
     def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
             return
-        if tensor.dim() > 1 and tensor.numel() == tensor.shape[channel_dim(tensor)]:
+        channels = self._channels[branch.name].of(tensor)
+        if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
                 f"expected at least two values a channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
                 "which has no variance; use a larger batch"
             )
-        seen = self._once(tensor)
+        seen = self._once(tensor, channels)
         self._note((branch.name, part), seen.reduced)
         place = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
+                self._require_gradient(branch)
                 self._awaited.add(place)  # one that never comes is zero
             return
         self._awaited.add(place)
@@ -143,11 +160,20 @@ class Taps(TorchFunctionMode):
         places.append(place)
 
         def backward(gradient: Tensor) -> None:
-            reduced = self._once(gradient).reduced
+            reduced = self._once(gradient, channels).reduced
             for place in places:
                 self._note(place, reduced)
 
         tensor.register_hook(backward)
+
+    def _require_gradient(self, branch: Branch) -> None:
+        """Refuse a sum that no gradient can come to although its branch has parameters that want one."""
+        layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
+        if any(p.requires_grad for module in layers for p in module.parameters()):
+            raise ValueError(
+                f"expected a gradient at {_label(branch)}, got a forward pass that keeps none; turn gradient "
+                "checkpointing off, and take torch.no_grad out of the forward pass"
+            )
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -228,8 +254,8 @@ class Taps(TorchFunctionMode):
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
-                f"({len(unseen)} of {len(self.plan.branches)}); pass the plan of what runs, or use evaluation mode "
-                "where blocks are dropped at random"
+                f"({len(unseen)} of {len(self.plan.branches)}); use evaluation mode (--eval) where blocks are "
+                "dropped at random, or in Python pass the plan of what runs"
             )
         every = list(dict.fromkeys(self._moments.values()))
         known = dict(zip(every, finish(every), strict=True))
@@ -240,12 +266,14 @@ class Taps(TorchFunctionMode):
 
         places = ("sum", "branch", "shortcut")
         names = [place + kind for kind in ("", "_gradient") for place in places]
+        labels = {b.name: _label(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
                 name=_label(b),
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive,
+                around=None if b.around is None else labels.get(b.around),
                 **{name: stats(b, name) for name in names},
             )
             for b in self.plan.branches
@@ -255,3 +283,11 @@ class Taps(TorchFunctionMode):
 def _label(branch: Branch) -> str:
     """What a sum is called; one in the model's own forward pass has no module to be named after."""
     return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
+
+
+def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
+    """The channels of what a branch adds: dimension 1 behind a convolution, the last behind a linear layer."""
+    module = modules.get(branch.last.name) if branch.layers else None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return _Channels(1, module.out_channels)
+    return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)

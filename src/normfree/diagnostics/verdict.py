@@ -7,7 +7,7 @@ function of the signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from normfree.diagnostics.propagation import Signal
+from normfree.diagnostics.taps import SumSignal
 
 Status = Literal["preserved", "linear", "vanishing", "exploding", "dead branch"]
 SEVERITY: tuple[Status, ...] = ("preserved", "linear", "vanishing", "exploding", "dead branch")
@@ -63,33 +64,49 @@ class Verdict:
         return asdict(self)
 
 
-def judge(signal: Signal, *, method: str = "") -> Verdict:
+def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal; `method` is the one that the network has, which is not recommended to it.
+
+    `admits` says of a method's name whether the network can have it; others are not recommended either.
 
     Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
     (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
     direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
     from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
-    numbers. A branch is dead when nothing comes out of it and none of its parameters gets a gradient; one that merely
-    starts at zero, as with Fixup, is not.
+    numbers. A branch is dead when nothing comes out of it and none of its parameters gets a gradient, although one
+    arrives at its sum; one that merely starts at zero, as with Fixup, is not. Sums that no gradient reaches because the
+    branch around them starts at zero are left out of the backward direction.
     """
-    names = [s.name for s in signal.sums]
-    stages = [s.stage for s in signal.sums]
-    forward = _direction(names, stages, signal.series("sum"), backward=False)
-    backward = _direction(names, stages, signal.series("sum_gradient"), backward=True)
-    flowing = any(value > 0 for value in signal.series("sum_gradient"))
-    dead = tuple(s.name for s in signal.sums if flowing and s.branch.norm == 0 and not s.learns)
+    waiting = _waiting(signal.sums)
+    left_out = set(waiting)
+    reached = [s for s in signal.sums if s.name not in left_out]
+    forward = _direction([(s.name, s.stage, s.sum.variance) for s in signal.sums], backward=False)
+    backward = _direction([(s.name, s.stage, s.sum_gradient.variance) for s in reached], backward=True)
+    dead = tuple(s.name for s in reached if s.sum_gradient.norm > 0 and s.branch.norm == 0 and not s.learns)
     statuses: list[Status] = [forward.status, backward.status]
     if dead:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
-    return Verdict(
-        status, forward, backward, dead, _sentence(forward, backward, dead), _advice(forward, backward, dead, method)
-    )
+    sentence = _sentence(forward, backward, dead, waiting)
+    return Verdict(status, forward, backward, dead, sentence, _advice(forward, backward, dead, method, admits))
 
 
-def _direction(names: Sequence[str], stages: Sequence[int], values: Sequence[float], *, backward: bool) -> Direction:
-    """Judge one direction; the series is in the order of the blocks, whatever way the signal goes."""
+def _waiting(sums: Sequence[SumSignal]) -> list[str]:
+    """The sums without a gradient inside a branch that puts out zero; the sum around, which comes later, has one."""
+    known = {s.name: s for s in sums}
+    found: dict[str, None] = {}
+    for s in reversed(sums):
+        outer = None if s.around is None else known.get(s.around)
+        if outer is None or s.sum_gradient.norm != 0:
+            continue
+        if outer.name in found or (outer.branch.norm == 0 and outer.sum_gradient.norm > 0):
+            found[s.name] = None
+    return list(reversed(found))
+
+
+def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> Direction:
+    """Judge one direction from name, stage and variance; in the order of the blocks, whatever way the signal goes."""
+    names, stages, values = zip(*series, strict=True)
     travelled = list(zip(names, values, strict=True))[:: -1 if backward else 1]
     broken = next((name for name, value in travelled if not math.isfinite(value)), "")
     if broken:
@@ -162,7 +179,7 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def _sentence(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+def _sentence(forward: Direction, backward: Direction, dead: Sequence[str], waiting: Sequence[str]) -> str:
     def say(what: str, d: Direction) -> str:
         if d.broken_at:
             reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
@@ -176,14 +193,22 @@ def _sentence(forward: Direction, backward: Direction, dead: Sequence[str]) -> s
 
     parts = [say("the forward signal", forward), say("the gradient", backward)]
     if dead:
-        shown = ", ".join(dead[:3]) + (f" and {len(dead) - 3} more" if len(dead) > 3 else "")
-        parts.append(f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({shown})")
+        parts.append(f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({_few(dead)})")
+    if waiting:
+        whom = "them" if len(waiting) > 1 else "it"
+        parts.append(f"no gradient reaches {_few(waiting)} yet: the branch around {whom} starts at zero")
     return "; ".join(parts)
 
 
-def _advice(forward: Direction, backward: Direction, dead: Sequence[str], method: str) -> str:
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _advice(
+    forward: Direction, backward: Direction, dead: Sequence[str], method: str, admits: Callable[[str], bool]
+) -> str:
     """What to do; a network that has the method to be recommended is not as the method left it."""
-    advice = _remedy(forward, backward, dead)
+    advice = _remedy(forward, backward, dead, admits)
     if not method or f"'{method}'" not in advice:
         return advice
     worse = max(backward, forward, key=lambda d: SEVERITY.index(d.status))
@@ -191,17 +216,23 @@ def _advice(forward: Direction, backward: Direction, dead: Sequence[str], method
     return f"it has '{method}' already, which does not do this by itself: look at {place}"
 
 
-def _remedy(forward: Direction, backward: Direction, dead: Sequence[str]) -> str:
+def _remedy(forward: Direction, backward: Direction, dead: Sequence[str], admits: Callable[[str], bool]) -> str:
+    """What to do, with methods that the network admits; every network with residual sums admits Fixup."""
+
+    def use(*names: str) -> str:
+        admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
+        return f"use {' or '.join(admitted)}"
+
     if dead:
         return "two zero layers with an activation between never learn: use 'fixup', which zeroes only a branch's last"
     if forward.status == "exploding":
-        return "use 'fixup', or 'wn' with weight norm; both hold at any depth"
+        return f"{use('fixup', 'wn')} to hold the signal at any depth"
     if forward.status == "vanishing":
-        return "the weights are too small for the depth: use 'fixup' or 'wn'"
+        return f"the weights are too small for the depth: {use('fixup', 'wn')}"
     if backward.status == "exploding":
-        return "only the gradient explodes: use 'isograd' or 'convshort', which preserve it, or clip gradients"
+        return f"only the gradient explodes: {use('isograd', 'convshort')} to preserve it, or clip gradients"
     if backward.status == "vanishing":
-        return "early blocks hardly learn: use 'isograd', which counts stride and padding, or 'fixup'"
+        return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
     if any(d.status == "linear" and d.total >= LARGE for d in (forward, backward)):
-        return "large, but no explosion: normalization bears it; without normalization use 'isograd' or 'fixup'"
+        return f"large, but no explosion: normalization bears it; without normalization {use('isograd', 'fixup')}"
     return "nothing to do"

@@ -39,8 +39,11 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     layers = _layer_reader(model, flow)
     sums = meetings(flow.nodes)
     placed = positions(_stages(sums), [_changes_shape(m) for m in sums])
+    names = _names(sums)
+    outer = _around(sums)
     branches = tuple(
-        _branch(name, position, m, layers) for name, position, m in zip(_names(sums), placed, sums, strict=True)
+        _branch(name, position, m, layers, names[outer[i]] if i in outer else None)
+        for i, (name, position, m) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for m in sums for node in (*m.branch, *m.shortcut)}
     outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
@@ -88,7 +91,7 @@ def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
     return layers
 
 
-def _branch(name: str, position: Position, m: Meeting, layers: Layers) -> Branch:
+def _branch(name: str, position: Position, m: Meeting, layers: Layers, around: str | None) -> Branch:
     own = layers(m.branch, m.gates)
     return Branch(
         name,
@@ -102,7 +105,22 @@ def _branch(name: str, position: Position, m: Meeting, layers: Layers) -> Branch
         m=m.degree if m.degree != sum(not layer.gate for layer in own) else None,
         entries=layers([n for n in m.branch if n in m.entries], m.gates),
         ends=layers([n for n in m.branch if n in m.ends], m.gates),
+        around=around,
     )
+
+
+def _around(sums: Sequence[Meeting]) -> dict[int, int]:
+    """For each sum that is part of a later one's branch, by their numbers, the first such sum."""
+    found: dict[int, int] = {}
+    for i, outer in enumerate(sums):
+        inside: set[Node] | None = None
+        for j in range(i - 1, -1, -1):
+            if sums[j].node.index <= outer.ancestor.index:
+                break  # sums are in the order they ran: what comes before the branch is not in it
+            inside = _between(outer.ancestor, outer.end) if inside is None else inside
+            if sums[j].node in inside:
+                found.setdefault(j, i)
+    return found
 
 
 def activated(flow: Sequence[Node]) -> dict[Node, bool]:
@@ -158,16 +176,19 @@ def _stages(sums: Sequence[Meeting]) -> list[int]:
 
 
 def _follows(node: Node, earlier: Node) -> bool:
-    """Whether a node depends on an earlier one; the walk back ends there, so that its cost is what lies between."""
-    seen, stack = {node}, [node]
+    """Whether a node depends on an earlier one."""
+    return any(earlier in between.inputs for between in _between(earlier, node))
+
+
+def _between(start: Node, end: Node) -> set[Node]:
+    """The nodes that came after `start` and that `end` depends on, itself included; the cost is what lies between."""
+    seen, stack = {end}, [end]
     while stack:
         for source in stack.pop().inputs:
-            if source is earlier:
-                return True
-            if source.index > earlier.index and source not in seen:
+            if source.index > start.index and source not in seen:
                 seen.add(source)
                 stack.append(source)
-    return False
+    return seen
 
 
 def _resolution(m: Meeting, other: Meeting) -> tuple[int, ...]:

@@ -138,7 +138,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
             raise ValueError(
                 f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
-                "example's shape, or pass a hand-written ResidualPlan"
+                "example's shape, or in Python pass a hand-written ResidualPlan"
             ) from cause
 
 

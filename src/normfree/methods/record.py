@@ -156,6 +156,11 @@ class Method:
         shown = self._options(",")
         return f"{self.name}:{shown}" if shown else self.name
 
+    @property
+    def restructures(self) -> bool:
+        """Whether it takes branches away or puts layers into shortcuts, which is not done to a model that is there."""
+        return self.remove_branches or self.shortcut == "conv everywhere"
+
     def _options(self, separator: str) -> str:
         """The options as they are written after the name."""
         texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}

@@ -2,7 +2,7 @@
 
 from normfree.models.layers import Cache, Memory
 from normfree.models.network import Network
-from normfree.models.registry import Family, build, catalog, find
+from normfree.models.registry import Family, admits, build, catalog, find
 from normfree.models.stated import Stated
 from normfree.models.transformer import Decoder, Encoder, Transformer
 
@@ -15,6 +15,7 @@ __all__ = [
     "Network",
     "Stated",
     "Transformer",
+    "admits",
     "build",
     "catalog",
     "find",

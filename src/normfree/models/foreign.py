@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
@@ -26,7 +26,7 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
 
     One of torchvision or timm has as many `classes` as are asked for, else its own number; a factory decides itself.
 
-    Raises `ValueError` when the package, module or name is not found, or when what it gives is no model.
+    Raises `ValueError` when the package, module or name is not found or stops, or when what it gives is no model.
     """
     source, _, target = name.partition(":")
     if not source or not target:
@@ -46,7 +46,7 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
         model = library.create_model(target, pretrained=False, **asked)
     else:
         factory = named_object(name)
-        model = factory if isinstance(factory, nn.Module) else _call(factory, name)
+        model = called(factory, name) if callable(factory) and not isinstance(factory, nn.Module) else factory
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -55,7 +55,7 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
 def named_object(name: str, what: str = "model") -> Any:
     """What 'package.module:name' names, with the module imported from the current folder or the environment.
 
-    Raises `ValueError`, which says what it was for, when there is no such module or name.
+    Raises `ValueError`, which says what it was for, when there is no such module or name, or when the module stops.
     """
     source, _, target = name.partition(":")
     if not target or not all(part.isidentifier() for part in source.split(".")):
@@ -88,9 +88,11 @@ def _current_folder_first() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _call(factory: Any, name: str) -> Any:
-    if not callable(factory):
-        raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(factory).__name__}")
+def called(factory: Callable[[], Any], name: str) -> Any:
+    """What a function of the user gives that 'package.module:name' named.
+
+    Raises `ValueError` when it needs arguments, or stops.
+    """
     try:
         signature(factory).bind()
     except TypeError as error:
@@ -99,7 +101,12 @@ def _call(factory: Any, name: str) -> Any:
         ) from error
     except ValueError:  # no signature to look at
         pass
-    return factory()
+    try:
+        return factory()
+    except Exception as error:  # whatever the user's own code raises
+        raise ValueError(
+            f"expected '{name}' to run, but it stopped: {in_words(error)}; call it in Python to see where"
+        ) from error
 
 
 def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
@@ -109,11 +116,23 @@ def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
         raise ValueError(
             f"expected to import '{error.name}' for {what} '{name}', but it was not found; {remedy}"
         ) from error
-    except RuntimeError as error:
+    except Exception as error:  # whatever the user's own code raises
         if "torchvision::nms does not exist" in str(error) and not _DECLARED:
             _declare_torchvision_operators()
             return _import(module, name, remedy, what)
-        raise ValueError(f"expected to import '{module}' for {what} '{name}', but it stopped: {error}") from error
+        raise ValueError(
+            f"expected to import '{module}' for {what} '{name}', but it stopped: {in_words(error)}; "
+            "import it in Python to see where"
+        ) from error
+
+
+def in_words(error: Exception) -> str:
+    """An error of somebody else's code in one line, with its kind, without which some say nothing.
+
+    >>> in_words(KeyError("width"))
+    "KeyError: 'width'"
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 _DECLARED: list[torch.library.Library] = []  # a declaration lasts as long as its library lives

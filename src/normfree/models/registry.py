@@ -336,6 +336,21 @@ def build(
     return model if device is None else model.to(device)
 
 
+def admits(name: str, method: str | Method) -> bool:
+    """Whether a model by name can be built with a method; none can that has no such name.
+
+    >>> admits("resnet20", "wn"), admits("encoder-6-512-2048-8", "wn")
+    (True, False)
+    """
+    method = get(method)
+    try:
+        family, _ = find(name)
+        _check_fit(family, name, method, method.form or family.form, None)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: Form | None) -> None:
     """Refuse a method that the model does not admit, naming what is allowed."""
     if chosen not in FORMS:
