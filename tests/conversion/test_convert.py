@@ -459,3 +459,21 @@ def test_hand_written_plan_overrules_discovery() -> None:
 def test_example_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"expected a model that runs"):
         convert(network(), "fixup", torch.zeros(2, 5))
+
+
+class Doubled(nn.Module):
+    """A parametrization without an inverse."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_weight_that_is_computed_from_others_is_refused_by_name() -> None:
+    model = network()
+    nn.utils.parametrize.register_parametrization(model[1].second, "weight", Doubled())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"can be set at '1.second.weight'.*remove_parametrizations"):
+        convert_(model, "fixup", X)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"'1.second.weight' cannot become .* a parametrization of its own"):
+        convert(model, "wn", X)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normfree.conversion.changes import Added, Scaled
 from normfree.conversion.norms import is_norm
 from normfree.nn.scaled import add_scalar_
-from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_?\d)?$|^lambda_?\d?$|^ls_?\d$")
@@ -114,9 +114,10 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
             std = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
-            held = module.gain if weight_kind(module) != "plain" else getattr(module, layer.parameter)
-            assert isinstance(held, Tensor)
-            held.div_(std)
+            if weight_kind(module) != "plain":
+                module.gain.div_(std)  # type: ignore[operator]
+            else:
+                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
             scaled[layer.path] = Scaled(layer.path, 1 / std)
             return out / std  # what follows sees the signal at its new level already
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
+from normfree.nn.weight import set_weight_
 
 
 @dataclass
@@ -46,7 +47,7 @@ def _lsuv_(site: Site) -> None:
 
     def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
         std = out.std(unbiased=False).clamp_min(1e-6)
-        module.weight.div_(std)  # type: ignore[operator]
+        set_weight_(module, module.weight / std)  # type: ignore[operator, arg-type]
         return out / std
 
     calibrate_(site, to_unit_variance)

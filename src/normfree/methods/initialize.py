@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from normfree.methods.record import Method
 from normfree.methods.registry import get
-from normfree.methods.site import Batch, Site
+from normfree.methods.site import Batch, Site, values_kept_on_error
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -31,8 +31,9 @@ def initialize_(
     Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
     data-driven methods.
 
-    Raises `ValueError`, before anything is changed, when the plan is empty and the method needs branches, when the
-    method needs a batch and gets none, and when the model lacks the method's modules.
+    Raises `ValueError` when the plan is empty and the method needs branches, when the method needs a batch and gets
+    none, when the model lacks the method's modules, and when a weight is computed from others and cannot be set. After
+    an error the model is as it was.
     """
     method = get(method)
     if plan is None:
@@ -44,21 +45,27 @@ def initialize_(
             )
     site = Site(model, plan, generator, example)
     _check(site, method)
-    for module in model.modules():
+    with values_kept_on_error(model):
+        _write_(site, method)
+    return model
+
+
+def _write_(site: Site, method: Method) -> None:
+    """Normalizers and scalars neutral or by the rule, biases 0, then the method's weights."""
+    for module in site.model.modules():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:
             module.set_(0.0)
         elif isinstance(module, ScalarMultiplier) and module.learnable:
             module.set_(1.0)
-    for branch in plan.branches:
+    for branch in site.plan.branches:
         residual = site.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
     site.zero_biases_()
     site.embed_()
     method.initializer(site)
-    return model
 
 
 def _check(site: Site, method: Method) -> None:
