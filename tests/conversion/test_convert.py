@@ -477,3 +477,18 @@ def test_weight_that_is_computed_from_others_is_refused_by_name() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match=r"'1.second.weight' cannot become .* a parametrization of its own"):
         convert(model, "wn", X)
+
+
+class SkippedAtRandom(Block):
+    """Does not run at every second call while training, as stochastic depth has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(()).item() < 0.5 else super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["skipinit", "sqrt_half"])
+def test_blocks_that_are_skipped_at_random_are_all_converted(method: str) -> None:
+    model, plan = convert(network(8, SkippedAtRandom).train(), method, X)
+    assert len(plan.branches) == 8
+    assert len([a for a in plan.changes.added if a.name.endswith(".beta")]) == 8
+    assert model.training

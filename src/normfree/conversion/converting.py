@@ -81,7 +81,9 @@ def convert_(
     method = get(method)
     args, kwargs = _arguments(example)
     _check_method(method, example)
-    plan = discover(model, *args, **kwargs) if plan is None else plan
+    if plan is None:
+        with trial(model):  # in training mode a model may skip blocks at random
+            plan = discover(model, *args, **kwargs)
     found = _look(model, method, plan, args, kwargs)
     before = _count(model)
     with undone_on_error(model):
@@ -160,7 +162,8 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
         refused += [f"'{n}': it does not say its channels" for n, m in normalizers.items() if channels_of(m) is None]
     else:
         scales_sums = any(law.text != "1" for law in (method.rule.c, method.rule.a))
-        flow = record(model, *args, **kwargs).nodes if scales_sums else ()
+        with trial(model):
+            flow = record(model, *args, **kwargs).nodes if scales_sums else ()
         places = Places(model, plan, method, watched.called, flow)
         wanted = places.find()
         refused += places.refused + _rigid(model, plan, method, watched.called)
