@@ -492,3 +492,17 @@ def test_blocks_that_are_skipped_at_random_are_all_converted(method: str) -> Non
     assert len(plan.branches) == 8
     assert len([a for a in plan.changes.added if a.name.endswith(".beta")]) == 8
     assert model.training
+
+
+class WritesIntoInput(nn.Sequential):
+    """Doubles what it is given, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+@pytest.mark.parametrize("method", ["skipinit", "lsuv", "dyt"])
+def test_example_is_left_as_it_was(method: str) -> None:
+    example = X.clone()
+    convert(WritesIntoInput(*network()), method, example)
+    assert torch.equal(example, X)

@@ -21,7 +21,7 @@ from normfree.conversion.replace import (
     reparametrize_layers_,
     undone_on_error,
 )
-from normfree.conversion.watching import Watched, trial, watch
+from normfree.conversion.watching import Watched, run, trial, watch
 from normfree.graph import discover, unaccounted
 from normfree.graph.flow import tensors_of
 from normfree.graph.record import record
@@ -100,7 +100,7 @@ def convert_(
             _initialize_(model, method, plan, example, generator)
             if found.norms and plan.branches and not method.needs_example:
                 with trial(model):
-                    scaled += level_layers_(model, plan, lambda: model(*args, **kwargs))
+                    scaled += level_layers_(model, plan, lambda: run(model, args, kwargs))
         _check_result(model, args, kwargs)
     notes = [] if plan.branches else [_NO_SUMS]
     if found.unaccounted:
@@ -209,7 +209,7 @@ def _check_result(model: nn.Module, args: Any, kwargs: Any) -> None:
         raise ValueError(f"expected a model without normalization, got {', '.join(left)} after the conversion")
     try:
         with trial(model):
-            out = model(*args, **kwargs)
+            out = run(model, args, kwargs)
     except Exception as error:
         raise ValueError(
             f"expected the converted {type(model).__name__} to run on the example, but it stopped: {error}; "

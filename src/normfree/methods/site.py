@@ -110,7 +110,8 @@ class Site:
             raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
         like = next(self.model.parameters())
         given = (self.example,) if isinstance(self.example, Tensor) else self.example
-        args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in given]
+        # Copies, because a model may write into its input.
+        args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True) for t in given]
         modes = {module: module.training for module in self.model.modules()}
         try:
             self.model.eval()
