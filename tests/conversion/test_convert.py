@@ -506,3 +506,25 @@ def test_example_is_left_as_it_was(method: str) -> None:
     example = X.clone()
     convert(WritesIntoInput(*network()), method, example)
     assert torch.equal(example, X)
+
+
+class Tokens(nn.Module):
+    """A class token before the sequence, a bias and a factor a channel on all of it: all three of shape (1, 1, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.bias = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.zeros(1, 1, 8))
+        self.factor = nn.Parameter(torch.ones(1, 1, 8))
+        self.blocks = nn.Sequential(*[Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.blocks((x + self.bias) * self.factor)
+
+
+def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
+    model, plan = convert(Tokens(), "fixup", torch.randn(2, 5, 8))
+    assert model.token.std().item() == pytest.approx(1.0, abs=0.7)
+    assert not model.bias.any()
+    assert torch.equal(model.factor, torch.ones(1, 1, 8))
+    assert [s.name for s in plan.changes.scaled] == ["token"]

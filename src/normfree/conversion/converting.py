@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Changes, Scaled
-from normfree.conversion.levels import level_layers_, restart_layer_scales_, scale_embeddings_, start_tokens_
+from normfree.conversion.levels import (
+    class_tokens,
+    level_layers_,
+    restart_layer_scales_,
+    scale_embeddings_,
+    start_tokens_,
+)
 from normfree.conversion.norms import channels_of, norms, unknown_norms
 from normfree.conversion.places import Places, Wanted
 from normfree.conversion.replace import (
@@ -23,7 +30,7 @@ from normfree.conversion.replace import (
 )
 from normfree.conversion.watching import Watched, run, trial, watch
 from normfree.graph import discover, unaccounted
-from normfree.graph.flow import tensors_of
+from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.record import record
 from normfree.methods import Method, Site, get
 from normfree.nn.reparametrized import cannot_reparametrize
@@ -92,7 +99,7 @@ def convert_(
         scaled: list[Scaled] = []
         if found.norms:
             scaled, added = scale_embeddings_(model, plan, set(found.watched.called))
-            scaled += start_tokens_(model, plan, generator)
+            scaled += start_tokens_(model, found.tokens, generator)
         if method.norm is None:
             added += reparametrize_layers_(model, plan, method)
             scaled += restart_layer_scales_(model)
@@ -124,6 +131,7 @@ class _Findings:
     norms: dict[str, nn.Module]
     watched: Watched
     wanted: Wanted
+    tokens: list[str]
     unaccounted: tuple[str, ...]
 
 
@@ -151,6 +159,12 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
     in_place = method.norm is not None
     if not plan.branches and not in_place and not {"none", "dense"} & set(method.skips) and method.weight == "plain":
         raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
+
+    @functools.cache
+    def flow() -> Flow:
+        with trial(model):
+            return record(model, *args, **kwargs)
+
     normalizers = norms(model)
     watched = watch(model, normalizers, args, kwargs)
     refused = [f"'{name}': {type(module).__name__} is no normalizer we know" for name, module in unknown_norms(model)]
@@ -162,9 +176,7 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
         refused += [f"'{n}': it does not say its channels" for n, m in normalizers.items() if channels_of(m) is None]
     else:
         scales_sums = any(law.text != "1" for law in (method.rule.c, method.rule.a))
-        with trial(model):
-            flow = record(model, *args, **kwargs).nodes if scales_sums else ()
-        places = Places(model, plan, method, watched.called, flow)
+        places = Places(model, plan, method, watched.called, flow().nodes if scales_sums else ())
         wanted = places.find()
         refused += places.refused + _rigid(model, plan, method, watched.called)
     if refused:
@@ -173,7 +185,7 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
         raise ValueError(
             f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:_SHOWN])}{more}"
         )
-    return _Findings(normalizers, watched, wanted, unaccounted(model, plan))
+    return _Findings(normalizers, watched, wanted, class_tokens(model, plan, flow), unaccounted(model, plan))
 
 
 def _rigid(model: nn.Module, plan: ResidualPlan, method: Method, called: Counter[str]) -> list[str]:

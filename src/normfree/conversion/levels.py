@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Scaled
 from normfree.conversion.norms import is_norm
+from normfree.graph.flow import Flow
 from normfree.nn.scaled import add_scalar_
 from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
@@ -81,19 +82,29 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
     return -1
 
 
-@torch.no_grad()
-def start_tokens_(model: nn.Module, plan: ResidualPlan, generator: torch.Generator | None) -> list[Scaled]:
-    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
+    """The parameters that are one vector of the stream and are put into it, rather than added or multiplied."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
+
+    def is_vector(token: Tensor | None) -> bool:
+        return token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width
+
+    vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
+    return [name for name in vectors if "joined" in flow().weights.uses[name]]
+
+
+@torch.no_grad()
+def start_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Scaled]:
+    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+    parameters = dict(model.named_parameters())
     scaled = []
-    for name in plan.aside:
-        token = parameters.get(name)
-        if token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width:
-            before = token.square().mean().sqrt().item()
-            draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
-            token.copy_(draw.normal_(generator=generator))
-            scaled.append(Scaled(name, 1 / before if before else 0.0))
+    for name in names:
+        token = parameters[name]
+        before = token.square().mean().sqrt().item()
+        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+        token.copy_(draw.normal_(generator=generator))
+        scaled.append(Scaled(name, 1 / before if before else 0.0))
     return scaled
 
 
