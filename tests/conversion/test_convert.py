@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -528,3 +529,63 @@ def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
     assert not model.bias.any()
     assert torch.equal(model.factor, torch.ones(1, 1, 8))
     assert [s.name for s in plan.changes.scaled] == ["token"]
+
+
+class SumComesSecond(Block):
+    """Puts out something else before the sum."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(-1), super().forward(x)
+
+
+class SumInDict(Block):
+    """Puts out the sum by name."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": super().forward(x)}
+
+
+class SignalComesSecond(Block):
+    """Is given something else before the signal."""
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Calls(nn.Module):
+    """Calls its blocks in a way of their own."""
+
+    def __init__(self, block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(8, 8), nn.ModuleList(block() for _ in range(3))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("block", "call", "method", "reason"),
+    [
+        (SumComesSecond, lambda b, x: b(x)[1], "sqrt_half", "it is not what 'blocks.0' puts out"),
+        (SumInDict, lambda b, x: b(x)["y"], "sqrt_half", "it is not what 'blocks.0' puts out"),
+        (SignalComesSecond, lambda b, x: b(X, x), "learnscalar", "its shortcut is not what the block is given"),
+    ],
+)
+def test_block_that_puts_out_or_is_given_something_else_is_refused(
+    block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor], method: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"'blocks.0'.*scales the sum itself, but {reason}.*; use a method"):
+        convert(Calls(block, call), method, X)
+
+
+def test_shortcut_scalar_finds_a_signal_that_is_given_by_name() -> None:
+    model, _ = convert(Calls(Block, lambda b, x: b(x=x)), "learnscalar", X)
+    perturb_(model)
+    block = model.blocks[1]
+    torch.testing.assert_close(block(x=X), block(X))
+    torch.testing.assert_close(block(x=X), 0.5**0.5 * (block.skip * X + branch(block, X)))

@@ -176,7 +176,7 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
         refused += [f"'{n}': it does not say its channels" for n, m in normalizers.items() if channels_of(m) is None]
     else:
         scales_sums = any(law.text != "1" for law in (method.rule.c, method.rule.a))
-        places = Places(model, plan, method, watched.called, flow().nodes if scales_sums else ())
+        places = Places(model, plan, method, watched.called, flow() if scales_sums else None)
         wanted = places.find()
         refused += places.refused + _rigid(model, plan, method, watched.called)
     if refused:

@@ -9,14 +9,14 @@ a fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
 
-from normfree.graph.flow import Node
+from normfree.graph.flow import Flow, Node
 from normfree.methods import Law, Method
-from normfree.nn.scaled import ScalarName, unscalable
+from normfree.nn.scaled import ScalarName, signals_of, unscalable
 from normfree.plan import Branch, Layer, ResidualPlan
 
 Wanted = dict[tuple[str, ScalarName], tuple[float, bool]]
@@ -28,14 +28,15 @@ class Places:
     """Collects the scalars that a plan's branches ask for, and every reason why one has no place.
 
     `called` counts the calls of every module in a forward pass: a layer whose weight is used without a call of its own
-    (the projections of an attention) is scaled through the module that uses it.
+    (the projections of an attention) is scaled through the module that uses it. Only a method that scales whole sums
+    needs the `flow`.
     """
 
     model: nn.Module
     plan: ResidualPlan
     method: Method
     called: Counter[str]
-    flow: Sequence[Node]
+    flow: Flow | None
     wanted: Wanted = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
@@ -44,7 +45,7 @@ class Places:
         places = {branch.place for branch in self.plan.branches}
         self.around_sums = places.union(*map(_above, places), ("",))
         self.additions: dict[tuple[str, int], list[Node]] = {}
-        for node in self.flow:
+        for node in self.flow.nodes if self.flow else ():
             if node.ordinal >= 0:
                 self.additions.setdefault((node.home, node.ordinal), []).append(node)
 
@@ -145,7 +146,7 @@ class Places:
 
     def _block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
         """A scalar on the whole sum (c) or on its shortcut (a), where a module puts out just that."""
-        reason = _no_block(branch, scalar, self.additions.get((branch.place, branch.addition), []))
+        reason = self._no_block(branch, scalar)
         if reason is not None:
             self.refused.append(
                 f"'{branch.name}': method '{self.method.name}' scales the sum itself, but {reason}; use a method that "
@@ -155,31 +156,38 @@ class Places:
         value = law.at(branch.position)
         self._want(branch.place, scalar, 1.0 if value is None else value, law.learnable)
 
+    def _no_block(self, branch: Branch, scalar: ScalarName) -> str | None:
+        """Why no module puts out the sum of a branch, or a ReLU of it that a positive factor passes through."""
+        home = branch.place
+        if not home:
+            return "it stands in the model's own forward pass"
+        calls = self.flow.calls[home] if self.flow else []
+        if len(calls) > 1:
+            return "its block runs more than once"
+        at = self.additions.get((home, branch.addition), [])
+        if len(at) != 1 or not calls:
+            return f"'{home}' has no such addition, the plan is of another model"
+        node, call = at[0], calls[0]
+
+        def inside(other: Node) -> bool:
+            return other.home == home or other.home.startswith(f"{home}.")
+
+        if scalar == "skip":
+            name = next(iter(signals_of(type(self.modules[home]))), "")
+            given = call.given.get(0, call.given.get(name))
+            if branch.shortcut != "identity" or given not in node.inputs:
+                return "its shortcut is not what the block is given as its first argument"
+        users = [user for user in node.users if inside(user)]
+        if not users:
+            return None if call.out is node else f"it is not what '{home}' puts out, alone or first of a tuple"
+        relu = len(node.users) == 1 and users[0].kind == "activation" and call.out is users[0]
+        relu = relu and not any(inside(user) for user in users[0].users)
+        if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
+            return f"'{home}' does more after it"
+        return None
+
 
 def _above(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
-
-
-def _no_block(branch: Branch, scalar: ScalarName, at: list[Node]) -> str | None:
-    """Why no module puts out the sum of a branch, or a ReLU of it that a positive factor passes through."""
-    home = branch.place
-    if not home or len(at) != 1:
-        return "it stands in the model's own forward pass" if not home else "its block runs more than once"
-    node = at[0]
-
-    def inside(other: Node) -> bool:
-        return other.home == home or other.home.startswith(f"{home}.")
-
-    if scalar == "skip":
-        shortcut = [source for source in node.inputs if not inside(source)]
-        if branch.shortcut != "identity" or len(shortcut) != 1:
-            return "its shortcut is not what the block is given"
-    users = [user for user in node.users if inside(user)]
-    if not users:
-        return None
-    relu = len(node.users) == 1 and users[0].kind == "activation" and not any(inside(u) for u in users[0].users)
-    if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
-        return f"'{home}' does more after it"
-    return None
