@@ -589,3 +589,42 @@ def test_shortcut_scalar_finds_a_signal_that_is_given_by_name() -> None:
     block = model.blocks[1]
     torch.testing.assert_close(block(x=X), block(X))
     torch.testing.assert_close(block(x=X), 0.5**0.5 * (block.skip * X + branch(block, X)))
+
+
+class Language(nn.Module):
+    """A model whose last layer is its embedding, used as a function."""
+
+    def __init__(self, *, matmul: bool) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(30, 8), nn.Sequential(Block(), Block())
+        self.matmul = matmul
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.blocks(self.words(ids))
+        return x @ self.words.weight.T if self.matmul else F.linear(x, self.words.weight)
+
+
+@pytest.mark.parametrize("matmul", [False, True])
+def test_classifier_that_is_the_embedding_gets_no_bias(matmul: bool) -> None:
+    model, plan = convert(Language(matmul=matmul), "fixup", torch.arange(12).view(2, 6))
+    assert plan.classifier[0].tied
+    assert not scalars_of(model.words)
+    assert model(torch.arange(6).view(1, 6)).any()
+
+
+class LooksAtLayers(Block):
+    """Minds what its layers are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(self.first) is not nn.Linear:
+            raise TypeError("not a linear layer")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "wn", "wn_data"])
+def test_model_that_does_not_run_when_converted_is_told_so(method: str) -> None:
+    model = network(1, LooksAtLayers)
+    with pytest.raises(
+        ValueError, match=r"converted Sequential to run on the example.*not a linear layer; .*try 'dyt'"
+    ):
+        convert(model, method, X)

@@ -106,8 +106,7 @@ def convert_(
             added += add_scalars_(model, plan, found.wanted)
             _initialize_(model, method, plan, example, generator)
             if found.norms and plan.branches and not method.needs_example:
-                with trial(model):
-                    scaled += level_layers_(model, plan, lambda: run(model, args, kwargs))
+                scaled += level_layers_(model, plan, lambda: _run(model, args, kwargs))
         _check_result(model, args, kwargs)
     notes = [] if plan.branches else [_NO_SUMS]
     if found.unaccounted:
@@ -211,7 +210,12 @@ def _initialize_(
     """Biases 0 and weights by the method; the scalars have their values already."""
     site = Site(model, plan, generator, example if isinstance(example, Tensor) else None)
     site.zero_biases_()
-    method.initializer(site)
+    try:
+        method.initializer(site)
+    except ValueError:  # the method's own word
+        raise
+    except Exception as error:
+        raise _stopped(model, error) from error
 
 
 def _check_result(model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -219,20 +223,28 @@ def _check_result(model: nn.Module, args: Any, kwargs: Any) -> None:
     left = [f"'{name}' ({type(module).__name__})" for name, module in norms(model).items()]
     if left:
         raise ValueError(f"expected a model without normalization, got {', '.join(left)} after the conversion")
-    try:
-        with trial(model):
-            out = run(model, args, kwargs)
-    except Exception as error:
-        raise ValueError(
-            f"expected the converted {type(model).__name__} to run on the example, but it stopped: {error}; "
-            "its own code may rely on a normalizer"
-        ) from error
-    numbers = [t for t in tensors_of(out) if t.is_floating_point()]
+    numbers = [t for t in tensors_of(_run(model, args, kwargs)) if t.is_floating_point()]
     if not all(t.isfinite().all() for t in numbers):
         raise ValueError(
             f"expected finite outputs of the converted {type(model).__name__} on the example, got others; "
             "use a method with smaller branches, such as 'fixup' or 'skipinit'"
         )
+
+
+def _run(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What the converted model puts out on the example."""
+    try:
+        with trial(model):
+            return run(model, args, kwargs)
+    except Exception as error:  # whatever the model's own code raises
+        raise _stopped(model, error) from error
+
+
+def _stopped(model: nn.Module, error: Exception) -> ValueError:
+    return ValueError(
+        f"expected the converted {type(model).__name__} to run on the example, but it stopped: {error}; its own code "
+        "may rely on a normalizer, or on what a layer is; try 'dyt', which keeps all layers"
+    )
 
 
 def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -59,7 +59,8 @@ class Places:
             if biases:
                 self._biases(branch)
         for layer in self.plan.classifier if biases else ():
-            self._put(layer, "shift", 0.0, True)
+            if not self._is_lookup(layer.name):  # a tied classifier is used without a call of its own
+                self._put(layer, "shift", 0.0, True)
         return self.wanted
 
     def _sum(self, branch: Branch) -> None:
@@ -137,12 +138,15 @@ class Places:
         for name in (layer.name, *_above(layer.name)):
             if name in self.around_sums:
                 break  # a sum stands inside: what goes through this module is more than the branch
-            if self.called[name]:
+            if self.called[name] and not self._is_lookup(name):  # of which the call is another use of the weight
                 return name
         self.refused.append(
             f"'{layer.name}': its weight is used without calling the module, so that nothing can stand around it"
         )
         return None
+
+    def _is_lookup(self, name: str) -> bool:
+        return isinstance(self.modules.get(name), nn.Embedding | nn.EmbeddingBag)
 
     def _block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
         """A scalar on the whole sum (c) or on its shortcut (a), where a module puts out just that."""
