@@ -628,3 +628,35 @@ def test_model_that_does_not_run_when_converted_is_told_so(method: str) -> None:
         ValueError, match=r"converted Sequential to run on the example.*not a linear layer; .*try 'dyt'"
     ):
         convert(model, method, X)
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "learnscalar", "wn"])
+def test_converted_model_is_initialized_again(method: str) -> None:
+    model, plan = convert(network(), method, X)
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.dim() == 0}
+    assert start.keys() == {a.name for a in plan.changes.added if a.value is not None}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(5.0)
+    normfree.initialize_(model, method, plan)
+    assert all(torch.equal(model.get_parameter(name), value) for name, value in start.items())
+
+
+def test_model_without_scalars_is_initialized_by_another_method() -> None:
+    model, plan = convert(network(), "dyt", X)
+    normfree.initialize_(model, "he_in", plan)
+    assert not model[1].first.bias.any()
+
+
+@pytest.mark.parametrize(
+    ("plan", "method", "message"),
+    [
+        ("converted", "rezero", r"'rezero' expects its own scalars, got those of 'skipinit', .*; convert the original"),
+        ("converted", "he_in", r"'he_in' expects its own scalars, got those of 'skipinit', .*; convert the original"),
+        ("discovered", "skipinit", r"does not list the scalar beta of '1.second'; pass the plan that convert returned"),
+    ],
+)
+def test_scalars_of_another_method_are_refused(plan: str, method: str, message: str) -> None:
+    model, converted = convert(network(), "skipinit", X)
+    with pytest.raises(ValueError, match=message):
+        normfree.initialize_(model, method, converted if plan == "converted" else normfree.discover(model, X))

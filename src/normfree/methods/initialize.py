@@ -11,6 +11,7 @@ from normfree.methods.site import Batch, Site, values_kept_on_error
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scaled import scalars_of
 from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
 from normfree.plan import ResidualPlan
 
@@ -28,6 +29,7 @@ def initialize_(
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
     Embeddings of others, and layers that share their weight, are left alone; our own are drawn.
+    A converted model goes with the plan that `convert` returned, and with the same method where that gave it scalars.
     Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
     data-driven methods.
 
@@ -63,9 +65,38 @@ def _write_(site: Site, method: Method) -> None:
         residual = site.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
+    for scalar, value in _given(site.plan).items():
+        site.model.get_parameter(scalar).fill_(value)
     site.zero_biases_()
     site.embed_()
     method.initializer(site)
+
+
+def _given(plan: ResidualPlan) -> dict[str, float]:
+    """The scalars that a conversion gave the model, by the names of their parameters, and their values at the start."""
+    added = () if plan.changes is None else plan.changes.added
+    return {scalar.name: scalar.value for scalar in added if scalar.value is not None}
+
+
+def _check_given(site: Site, method: Method) -> None:
+    """Refuse a converted model with the scalars of another method, or without the plan that lists them."""
+    given, held = _given(site.plan), dict(site.model.named_parameters())
+    by = "" if site.plan.changes is None else site.plan.changes.method
+    if given and by != method.spec:
+        raise ValueError(
+            f"method '{method.spec}' expects its own scalars, got those of '{by}', by which the model was converted; "
+            f"convert the original again, by '{method.spec}'"
+        )
+    for name, module in site.modules.items():
+        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in given]
+        if missing:
+            raise ValueError(
+                f"expected the plan of the conversion, got one that does not list the scalar {missing[0]} of '{name}'; "
+                "pass the plan that convert returned, or convert the original again"
+            )
+    for scalar in given:
+        if scalar not in held:
+            raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
 
 
 def _check(site: Site, method: Method) -> None:
@@ -97,7 +128,10 @@ def _check(site: Site, method: Method) -> None:
             raise ValueError(
                 f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
             )
+    _check_given(site, method)
     remedy = f"build the model with method='{method.name}', or convert it"
+    if site.plan.changes is not None:
+        remedy = f"convert the original again, by '{method.spec}'"
     for layer, weighted in site.each(site.plan.hidden()):
         if weight_kind(weighted) != method.weight:
             raise ValueError(
@@ -111,11 +145,11 @@ def _check(site: Site, method: Method) -> None:
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
                 )
-    for branch in site.plan.branches:
-        _check_scalars(site, method, branch.name, method.rule.at(branch.position))
+    for branch in site.plan.branches if not _given(site.plan) else ():  # else the conversion put every scalar in place
+        _check_scalars(site, method, branch.name, method.rule.at(branch.position), remedy)
 
 
-def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float]) -> None:
+def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
     """Refuse a sum that lacks a scalar whose initial value is not neutral."""
     residual = site.modules.get(name)
     for scalar, value in values.items():
@@ -124,6 +158,5 @@ def _check_scalars(site: Site, method: Method, name: str, values: dict[str, floa
             continue
         if not isinstance(residual, Residual) or isinstance(getattr(residual, scalar), nn.Identity):
             raise ValueError(
-                f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; "
-                f"build the model with method='{method.name}', or convert it"
+                f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; {remedy}"
             )
