@@ -660,3 +660,41 @@ def test_scalars_of_another_method_are_refused(plan: str, method: str, message: 
     model, converted = convert(network(), "skipinit", X)
     with pytest.raises(ValueError, match=message):
         normfree.initialize_(model, method, converted if plan == "converted" else normfree.discover(model, X))
+
+
+class Unit(nn.Module):
+    """Divides by the length of its input in its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(F.normalize(x, dim=-1))
+
+
+class OwnNorm(Unit):
+    """Normalizes without any name for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True))
+
+
+def test_normalization_that_stays_is_noted() -> None:
+    _, plan = convert(network(1, Unit), "fixup", X)
+    assert plan.changes.notes == ("still divided by its length (normalize) is the signal in '1'",)
+    _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
+    assert "no normalizer was found: none was removed" in plan.changes.notes[0]
+
+
+def test_response_normalization_of_torch_is_refused() -> None:
+    class Responses(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = nn.CrossMapLRN2d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.second(self.first(self.norm1(x.view(*x.shape, 1, 1)).view_as(x)))
+
+    with pytest.raises(ValueError, match=r"'1.norm1': CrossMapLRN2d is no normalizer we know"):
+        convert(network(1, Responses), "fixup", X)

@@ -190,6 +190,20 @@ def test_normalization_is_refused_by_methods_without_it(method: str) -> None:
     refuse(expected, model, method, plan, images())
 
 
+class TinyRMSNorm(nn.Module):
+    """A normalizer by its name alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(1, keepdim=True).sqrt()
+
+
+def test_normalizer_of_others_is_refused_by_methods_without_normalization() -> None:
+    model, _ = foreign()
+    model.norm = TinyRMSNorm()
+    refuse("'fixup' expects a model without normalization, got TinyRMSNorm at 'norm'", model, "fixup",
+           discover(model, images()))  # fmt: skip
+
+
 def test_normalization_is_no_obstacle_to_an_initialization() -> None:
     model, plan = foreign(norm=True)
     initialize_(model, "he_in", plan, generator=seeded())

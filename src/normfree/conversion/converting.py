@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,10 @@ def convert_(
     notes = [] if plan.branches else [_NO_SUMS]
     if found.unaccounted:
         notes.append(f"no part of the plan and left as they were: {', '.join(found.unaccounted)}")
+    if units := [home for home, function in found.watched.normalizing if function == "normalize"]:
+        notes.append(f"still divided by its length (normalize) is the signal in {_few(units)}")
+    if not found.norms:
+        notes.append("no normalizer was found: none was removed, and what the model's own code normalizes still is")
     changes = Changes(
         method=method.spec,
         removed=tuple(removed),
@@ -167,7 +171,9 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
     normalizers = norms(model)
     watched = watch(model, normalizers, args, kwargs)
     refused = [f"'{name}': {type(module).__name__} is no normalizer we know" for name, module in unknown_norms(model)]
-    refused += [f"'{home}': its own forward pass computes {function}" for home, function in watched.normalizing]
+    # Vectors of length 1 are wanted in attention by angles and at the end of a model that compares pictures.
+    computed = [(home, function) for home, function in watched.normalizing if function != "normalize"]
+    refused += [f"'{home}': its own forward pass computes {function}" for home, function in computed]
     wanted: Wanted = {}
     if is_root := [name for name in normalizers if not name]:
         refused += [f"'{name}': the model itself is a normalizer" for name in is_root]
@@ -251,6 +257,12 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def _few(names: Sequence[str]) -> str:
+    """Some names, and how many there are beside."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name or '(model)'}'" for name in names[:_SHOWN]) + more
 
 
 def _count(model: nn.Module) -> int:

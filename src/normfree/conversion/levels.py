@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Scaled
-from normfree.conversion.norms import is_norm
 from normfree.graph.flow import Flow
+from normfree.nn.normalizers import is_norm
 from normfree.nn.scaled import add_scalar_
 from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from torch import nn
 
 from normfree.conversion.changes import Added, Removed
-from normfree.conversion.norms import is_norm, norms, replacement
+from normfree.conversion.norms import norms, replacement
 from normfree.conversion.places import Wanted
 from normfree.conversion.watching import Watched
 from normfree.methods import Method
 from normfree.methods.site import values_kept_on_error
+from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scaled import ScalarName, add_scalar_
 from normfree.nn.weight import WEIGHT_LAYERS

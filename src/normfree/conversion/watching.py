@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_map
 from normfree.conversion.norms import weight_readers
 from normfree.diagnostics.untouched import untouched
 
-_NORMALIZING = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})
+_NORMALIZING = frozenset(
+    {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
+)
 
 
 @dataclass
@@ -45,7 +47,7 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _NORMALIZING:
+        if name in _NORMALIZING and not isinstance(next(iter(args), None), nn.Parameter):  # a weight is another matter
             self.seen(self.homes[-1] if self.homes else "", name)
         in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
         if args and (in_place or name == "__setitem__" or (kwargs or {}).get("inplace")):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from normfree.methods.record import Method
 from normfree.methods.registry import get
 from normfree.methods.site import Batch, Site, values_kept_on_error
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.scaled import scalars_of
@@ -140,7 +140,7 @@ def _check(site: Site, method: Method) -> None:
             )
     if method.kind == "norm-free":
         for name, module in site.modules.items():
-            if isinstance(module, NORM_TYPES):
+            if is_norm(module):
                 raise ValueError(
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
