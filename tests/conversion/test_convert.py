@@ -698,3 +698,30 @@ def test_response_normalization_of_torch_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"'1.norm1': CrossMapLRN2d is no normalizer we know"):
         convert(network(1, Responses), "fixup", X)
+
+
+def test_embedding_of_zeros_stays() -> None:
+    model = Language(matmul=False)
+    nn.init.zeros_(model.words.weight)
+    converted, _ = convert(model, "fixup", torch.arange(12).view(2, 6))
+    assert not converted.words.weight.any()
+
+
+class Projected(nn.Module):
+    """Multiplies by a parameter of its own before the blocks; what it puts out is something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.projection = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 100 * self.head(self.blocks(self.stem(x) @ self.projection))
+
+
+def test_weight_without_a_layer_of_its_own_is_not_brought_to_the_level_of_the_model() -> None:
+    model, plan = convert(Projected(), "skipinit", X)
+    assert "'projection'" in plan.changes.notes[-1]
+    assert [s.name for s in plan.changes.scaled] == []
+    assert model.projection.std().item() == pytest.approx(8**-0.5, rel=0.3)

@@ -97,6 +97,7 @@ def convert_(
         removed = remove_norms_(model, method, found.watched)
         added: list[Added] = []
         scaled: list[Scaled] = []
+        left: list[str] = []
         if found.norms:
             scaled, added = scale_embeddings_(model, plan, set(found.watched.called))
             scaled += start_tokens_(model, found.tokens, generator)
@@ -106,11 +107,14 @@ def convert_(
             added += add_scalars_(model, plan, found.wanted)
             _initialize_(model, method, plan, example, generator)
             if found.norms and plan.branches and not method.needs_example:
-                scaled += level_layers_(model, plan, lambda: _run(model, args, kwargs))
+                levelled, left = level_layers_(model, plan, lambda: _run(model, args, kwargs))
+                scaled += levelled
         _check_result(model, args, kwargs)
     notes = [] if plan.branches else [_NO_SUMS]
     if found.unaccounted:
         notes.append(f"no part of the plan and left as they were: {', '.join(found.unaccounted)}")
+    if left:
+        notes.append(f"not brought to unit variance, because no layer of its own puts out what it gives: {_few(left)}")
     if units := [home for home, function in found.watched.normalizing if function == "normalize"]:
         notes.append(f"still divided by its length (normalize) is the signal in {_few(units)}")
     if not found.norms:

@@ -53,8 +53,8 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
     added: list[Added] = []
     done: set[int] = set()
     for group in groups.values():
-        factor = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group) ** -0.5
-        if 0.7 < factor < 1.4:
+        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
+        if not power or 0.7 < (factor := power**-0.5) < 1.4:
             continue
         for name, embedding in group:
             if id(embedding.weight) in tied:
@@ -109,8 +109,10 @@ def start_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Gener
 
 
 @torch.no_grad()
-def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> list[Scaled]:
+def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> tuple[list[Scaled], list[str]]:
     """Scale the layers outside the branches to unit variance on the example, which `run` sends through the model.
+
+    Also gives the names of the weights that no module of their own puts a signal out for: they stay as they are.
 
     A network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at each gate and
     each activation that is no ReLU. The first layer and the classifier stay.
@@ -135,10 +137,17 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
         return rescale
 
     outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied]
-    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in outside]
+    called = [layer for layer in outside if _is_a_module(layer, modules[layer.name])]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in called]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return list(scaled.values())
+    return list(scaled.values()), [layer.path for layer in outside if layer not in called]
+
+
+def _is_a_module(layer: Layer, module: nn.Module) -> bool:
+    """Whether what a module puts out is what the layer does, and no more than that."""
+    alone = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
+    return alone and bool(layer.name) and layer.parameter == "weight"
