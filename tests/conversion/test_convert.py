@@ -725,3 +725,42 @@ def test_weight_without_a_layer_of_its_own_is_not_brought_to_the_level_of_the_mo
     assert "'projection'" in plan.changes.notes[-1]
     assert [s.name for s in plan.changes.scaled] == []
     assert model.projection.std().item() == pytest.approx(8**-0.5, rel=0.3)
+
+
+class Upsampling(nn.Module):
+    """A convolution stored the other way round, in front of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.first = nn.ConvTranspose2d(3, 4, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return x + self.first(self.norm(x))
+
+
+@pytest.mark.parametrize("method", ["nf", "wn", "wn_data"])
+def test_transposed_convolution_is_refused_by_methods_with_other_weights(method: str) -> None:
+    with pytest.raises(ValueError, match=r"'up.weight' cannot become .*: ConvTranspose2d uses its weight in a way of"):
+        convert(Upsampling(), method, torch.randn(2, 3, 4, 4))
+
+
+def test_attention_is_refused_by_methods_that_measure_layers() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4))
+    with pytest.raises(ValueError, match=r"'lsuv' measures .* got MultiheadAttention at '1.self_attn'; use a method"):
+        convert(model, "lsuv", torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("method", ["lsuv", "wn_data"])
+def test_constant_example_is_refused_by_methods_that_measure_layers(method: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a batch of finite values that vary"):
+        convert(network(), method, torch.ones(6, 8))
+
+
+@pytest.mark.parametrize("shape", [(32, 8), (8, 5, 8)])
+def test_weight_norm_from_data_standardizes_the_channels_of_vectors_and_tokens(shape: tuple[int, ...]) -> None:
+    example = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1
+    model, _ = convert(network(), "wn_data", example)
+    out = model[0](example).flatten(0, -2)
+    torch.testing.assert_close(out.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.std(0, unbiased=False), torch.ones(8))

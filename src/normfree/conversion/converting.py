@@ -33,6 +33,7 @@ from normfree.graph import discover, unaccounted
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.record import record
 from normfree.methods import Method, Site, get
+from normfree.methods.initialize import check_example
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.plan import ResidualPlan
 
@@ -219,6 +220,7 @@ def _initialize_(
 ) -> None:
     """Biases 0 and weights by the method; the scalars have their values already."""
     site = Site(model, plan, generator, example if isinstance(example, Tensor) else None)
+    check_example(site, method)
     site.zero_biases_()
     try:
         method.initializer(site)

@@ -99,10 +99,8 @@ def _check_given(site: Site, method: Method) -> None:
             raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
 
 
-def _check(site: Site, method: Method) -> None:
-    """Refuse what cannot work."""
-    if "none" not in method.skips:
-        site.plan.require_branches(method.name)
+def check_example(site: Site, method: Method) -> None:
+    """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
     if method.needs_example and site.example is None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
@@ -122,6 +120,13 @@ def _check(site: Site, method: Method) -> None:
                 f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
                 f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
             )
+
+
+def _check(site: Site, method: Method) -> None:
+    """Refuse what cannot work."""
+    if "none" not in method.skips:
+        site.plan.require_branches(method.name)
+    check_example(site, method)
     named = {branch.name for branch in site.plan.branches}
     for name, module in site.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:

@@ -100,7 +100,7 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
         return "its weight has a parametrization of its own"
     if hasattr(module, "gain"):
         return "it has an attribute 'gain' of its own"
-    if transposed:
+    if transposed and isinstance(module.weight, Tensor) and module.weight.dim() == 2:
         return None
     plain = (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward)
     if not isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
