@@ -764,3 +764,54 @@ def test_weight_norm_from_data_standardizes_the_channels_of_vectors_and_tokens(s
     out = model[0](example).flatten(0, -2)
     torch.testing.assert_close(out.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(out.std(0, unbiased=False), torch.ones(8))
+
+
+class Repeated(nn.Module):
+    """One block that runs three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = self.block(x)
+        return x
+
+
+class Flat(nn.Module):
+    """Sums and a weight in the model's own forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + x @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
+        (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
+        (Flat(), "skipinit", r"'weight': the weight is used without a call .*; use a method without scalars"),
+        (network(1, Post), "skipinit", r"the sum '1', so that .* multiplied; use a method without scalars, such as"),
+        (network(1, Odd), "fixup", r"OddNorm is no normalizer we know; replace it by one of torch's$"),
+        (network(1, Functional), "fixup", r"computes layer_norm; make it a module"),
+        (nn.LayerNorm(8), "lsuv", r"'\(model\)': the model itself is a normalizer; convert the model that holds it"),
+        (network(1), "selu", r"'selu.*' needs an activation function of its own, .*; build one of our models"),
+        (network(1), "normprop", r"'normprop' needs an activation function of its own, .*; build one of our models"),
+        (network(1), "spectralnorm", r"got 'spectralnorm', which only divides the weights .*parametrizations"),
+        (
+            convert(network(1), "fixup", X)[0],
+            "fixup",
+            r"not converted yet, got one with scalars at '1.first'; convert the",
+        ),
+    ],
+)
+def test_refusal_says_what_is_true_where_and_what_to_do(model: nn.Module, method: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(model, method, X)

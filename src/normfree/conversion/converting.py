@@ -21,7 +21,7 @@ from normfree.conversion.levels import (
     start_tokens_,
 )
 from normfree.conversion.norms import channels_of, norms, unknown_norms
-from normfree.conversion.places import Places, Wanted
+from normfree.conversion.places import Places, Refused, Wanted, named
 from normfree.conversion.replace import (
     add_scalars_,
     remove_norms_,
@@ -35,6 +35,7 @@ from normfree.graph.record import record
 from normfree.methods import Method, Site, get
 from normfree.methods.initialize import check_example
 from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.nn.scaled import scalars_of
 from normfree.plan import ResidualPlan
 
 _NO_SUMS = (
@@ -89,6 +90,12 @@ def convert_(
     method = get(method)
     args, kwargs = _arguments(example)
     _check_method(method, example)
+    for name, module in model.named_modules():
+        if scalars_of(module):
+            raise ValueError(
+                f"expected a model that was not converted yet, got one with scalars at {named(name)}; convert the "
+                "original, or write the weights anew by initialize_"
+            )
     if plan is None:
         with trial(model):  # in training mode a model may skip blocks at random
             plan = discover(model, *args, **kwargs)
@@ -144,13 +151,22 @@ class _Findings:
 
 
 def _check_method(method: Method, example: Example) -> None:
-    if method.kind == "normalized":
+    if method.kind == "normalized" and method.norm is not None:
         raise ValueError(
             f"expected a method without normalization, got '{method.name}', which is one of the normalizers: there is "
             "nothing to convert to; use 'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
         )
-    if method.remove_branches or method.shortcut == "conv everywhere":
-        does = "takes the branches away" if method.remove_branches else "puts a new convolution into every shortcut"
+    if method.weight == "spectral":
+        raise ValueError(
+            f"expected a method that converts a model, got '{method.name}', which only divides the weights by their "
+            "largest singular values; do that by torch.nn.utils.parametrizations.spectral_norm"
+        )
+    impossible = {
+        "takes the branches away": method.remove_branches,
+        "puts a new convolution into every shortcut": method.shortcut == "conv everywhere",
+        "needs an activation function of its own": method.activation != "relu",
+    }
+    for does in (does for does, it_does in impossible.items() if it_does):
         raise ValueError(
             f"method '{method.spec}' {does}, which cannot be done without rewriting the model's code; "
             "build one of our models with it instead"
@@ -175,42 +191,53 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
 
     normalizers = norms(model)
     watched = watch(model, normalizers, args, kwargs)
-    refused = [f"'{name}': {type(module).__name__} is no normalizer we know" for name, module in unknown_norms(model)]
+    refused: Refused = {
+        f"{named(name)}: {type(module).__name__} is no normalizer we know": "replace it by one of torch's"
+        for name, module in unknown_norms(model)
+    }
     # Vectors of length 1 are wanted in attention by angles and at the end of a model that compares pictures.
-    computed = [(home, function) for home, function in watched.normalizing if function != "normalize"]
-    refused += [f"'{home}': its own forward pass computes {function}" for home, function in computed]
+    refused |= {
+        f"{named(home)}: its own forward pass computes {function}": "make it a module, which can be taken out"
+        for home, function in watched.normalizing
+        if function != "normalize"
+    }
     wanted: Wanted = {}
-    if is_root := [name for name in normalizers if not name]:
-        refused += [f"'{name}': the model itself is a normalizer" for name in is_root]
+    if "" in normalizers:
+        refused[f"{named('')}: the model itself is a normalizer"] = "convert the model that holds it"
     if in_place:
-        refused += [f"'{n}': it does not say its channels" for n, m in normalizers.items() if channels_of(m) is None]
+        unclear = [name for name, module in normalizers.items() if channels_of(module) is None]
+        refused |= {f"{named(n)}: it does not say its channels": "use another method, such as 'fixup'" for n in unclear}
     else:
         scales_sums = any(law.text != "1" for law in (method.rule.c, method.rule.a))
         places = Places(model, plan, method, watched.called, flow() if scales_sums else None)
         wanted = places.find()
-        refused += places.refused + _rigid(model, plan, method, watched.called)
+        refused |= places.refused | _rigid(model, plan, method, watched.called)
     if refused:
-        reasons = list(dict.fromkeys(refused))
-        more = f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+        more = f"; and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        reasons, remedies = list(refused)[:_SHOWN], dict.fromkeys(list(refused.values())[:_SHOWN])
         raise ValueError(
-            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:_SHOWN])}{more}"
+            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons)}{more}; "
+            f"{', or '.join(remedies)}"
         )
     return _Findings(normalizers, watched, wanted, class_tokens(model, plan, flow), unaccounted(model, plan))
 
 
-def _rigid(model: nn.Module, plan: ResidualPlan, method: Method, called: Counter[str]) -> list[str]:
+def _rigid(model: nn.Module, plan: ResidualPlan, method: Method, called: Counter[str]) -> Refused:
     """The weight layers that cannot become what the method's are."""
     if method.weight == "plain":
-        return []
+        return {}
     modules = dict(model.named_modules())
-    refused = []
+    refused: Refused = {}
     for layer in dict.fromkeys(plan.hidden()):
         if layer.parameter != "weight" or not called[layer.name]:
             reason: str | None = "the weight is used without a call of the layer"
         else:
             reason = cannot_reparametrize(modules[layer.name], method.weight, transposed=layer.transposed)
         if reason is not None:
-            refused.append(f"'{layer.path}' cannot become a {method.weight.replace('_', ' ')} layer: {reason}")
+            become = f"a {method.weight.replace('_', ' ')} layer"
+            refused[f"'{layer.path}' cannot become {become}: {reason}"] = (
+                "use a method of plain weights, such as 'fixup'"
+            )
     return refused
 
 
@@ -268,7 +295,7 @@ def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _few(names: Sequence[str]) -> str:
     """Some names, and how many there are beside."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"'{name or '(model)'}'" for name in names[:_SHOWN]) + more
+    return ", ".join(map(named, names[:_SHOWN])) + more
 
 
 def _count(model: nn.Module) -> int:

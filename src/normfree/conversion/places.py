@@ -19,6 +19,11 @@ from normfree.methods import Law, Method
 from normfree.nn.scaled import ScalarName, signals_of, unscalable
 from normfree.plan import Branch, Layer, ResidualPlan
 
+Refused = dict[str, str]
+"""Why a model cannot be converted, and what can be done about it."""
+
+_WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv'"
+
 Wanted = dict[tuple[str, ScalarName], tuple[float, bool]]
 """(module, scalar) → (initial value, learnable)."""
 
@@ -38,7 +43,7 @@ class Places:
     called: Counter[str]
     flow: Flow | None
     wanted: Wanted = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    refused: Refused = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())
@@ -106,9 +111,11 @@ class Places:
     def _end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
         """A scalar at the end of a branch, which an activation between layer and sum leaves no place for."""
         if layer.activated_out:
-            self.refused.append(
-                f"'{layer.name}': an activation stands between it and the sum '{branch.name}', so that no module puts "
-                f"out the branch to be multiplied"
+            self._refuse(
+                layer.name,
+                f"an activation stands between it and the sum {named(branch.name)}, so that no module puts out the "
+                "branch to be multiplied",
+                _WITHOUT_SCALARS,
             )
         else:
             self._put(layer, scalar, value, learnable)
@@ -122,28 +129,33 @@ class Places:
     def _want(self, name: str, scalar: ScalarName, value: float, learnable: bool) -> None:
         reason = unscalable(self.modules[name])
         if reason is not None:
-            self.refused.append(f"'{name}': {type(self.modules[name]).__name__} cannot be given a scalar, {reason}")
+            kind = type(self.modules[name]).__name__
+            self._refuse(name, f"{kind} cannot be given a scalar, {reason}", _WITHOUT_SCALARS)
             return
         before = self.wanted.setdefault((name, scalar), (value, learnable))
         if before != (value, learnable):
-            self.refused.append(
-                f"'{name}': it is shared by sums that want different scalars, {scalar} = {before[0]:g} and {value:g}"
-            )
+            wishes = f"{scalar} = {before[0]:g} and {value:g}"
+            self._refuse(name, f"it is shared by sums that want different scalars, {wishes}", _WITHOUT_SCALARS)
 
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""
         if layer.name not in self.modules:
-            self.refused.append(f"'{layer.name}': the model has no such module, the plan is of another model")
+            self._refuse(layer.name, "the model has no such module, the plan is of another model", "pass its own plan")
             return None
         for name in (layer.name, *_above(layer.name)):
             if name in self.around_sums:
                 break  # a sum stands inside: what goes through this module is more than the branch
             if self.called[name] and not self._is_lookup(name):  # of which the call is another use of the weight
                 return name
-        self.refused.append(
-            f"'{layer.name}': its weight is used without calling the module, so that nothing can stand around it"
+        self._refuse(
+            layer.path,
+            "the weight is used without a call of a module of its own, so that no scalar can stand around it",
+            _WITHOUT_SCALARS,
         )
         return None
+
+    def _refuse(self, name: str, why: str, remedy: str) -> None:
+        self.refused[f"{named(name)}: {why}"] = remedy
 
     def _is_lookup(self, name: str) -> bool:
         return isinstance(self.modules.get(name), nn.Embedding | nn.EmbeddingBag)
@@ -152,9 +164,10 @@ class Places:
         """A scalar on the whole sum (c) or on its shortcut (a), where a module puts out just that."""
         reason = self._no_block(branch, scalar)
         if reason is not None:
-            self.refused.append(
-                f"'{branch.name}': method '{self.method.name}' scales the sum itself, but {reason}; use a method that "
-                "scales the branch, such as 'fixup', 'skipinit' or 'nf'"
+            self._refuse(
+                branch.name,
+                f"method '{self.method.name}' scales the sum itself, but {reason}",
+                "use a method that scales the branch, such as 'fixup', 'skipinit' or 'nf'",
             )
             return
         value = law.at(branch.position)
@@ -189,6 +202,11 @@ class Places:
         if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
             return f"'{home}' does more after it"
         return None
+
+
+def named(name: str) -> str:
+    """A module, or a sum in it, as a message calls it; the model itself has no name of its own."""
+    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
 
 
 def _above(name: str) -> Iterator[str]:
