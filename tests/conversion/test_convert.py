@@ -815,3 +815,16 @@ class Flat(nn.Module):
 def test_refusal_says_what_is_true_where_and_what_to_do(model: nn.Module, method: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert(model, method, X)
+
+
+def test_weight_norm_of_torch_stays_and_is_set_through() -> None:
+    original = network()
+    for block in original[1:4]:
+        nn.utils.parametrizations.weight_norm(block.second)
+    seeded = torch.Generator().manual_seed
+    model, plan = convert(original, "skipinit", X, generator=seeded(0))
+    plain, _ = convert(network(), "skipinit", X, generator=seeded(0))
+    assert len(plan.branches) == 3
+    torch.testing.assert_close(model[2].second.weight, plain[2].second.weight)
+    perturb_(model)
+    assert torch.equal(copy.deepcopy(model)(X), model(X))

@@ -45,9 +45,12 @@ def norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that their class's name calls a normalizer, but that are none we know how to remove."""
+    """Modules that their class's name calls a normalizer, but that are none we know how to remove.
+
+    Torch's parametrizations of weights (`_WeightNorm`) are none of the signal.
+    """
     for name, module in model.named_modules():
-        called = _UNKNOWN.search(type(module).__name__)
+        called = _UNKNOWN.search(type(module).__name__) and ".parametrizations." not in f".{name}"
         leaf = next(module.children(), None) is None
         if called and leaf and not is_norm(module) and not isinstance(module, (*WEIGHT_LAYERS, RemovedNorm)):
             yield name, module
