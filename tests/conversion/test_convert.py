@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -459,3 +460,371 @@ def test_hand_written_plan_overrules_discovery() -> None:
 def test_example_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"expected a model that runs"):
         convert(network(), "fixup", torch.zeros(2, 5))
+
+
+class Doubled(nn.Module):
+    """A parametrization without an inverse."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_weight_that_is_computed_from_others_is_refused_by_name() -> None:
+    model = network()
+    nn.utils.parametrize.register_parametrization(model[1].second, "weight", Doubled())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"can be set at '1.second.weight'.*remove_parametrizations"):
+        convert_(model, "fixup", X)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"'1.second.weight' cannot become .* a parametrization of its own"):
+        convert(model, "wn", X)
+
+
+class SkippedAtRandom(Block):
+    """Does not run at every second call while training, as stochastic depth has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(()).item() < 0.5 else super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["skipinit", "sqrt_half"])
+def test_blocks_that_are_skipped_at_random_are_all_converted(method: str) -> None:
+    model, plan = convert(network(8, SkippedAtRandom).train(), method, X)
+    assert len(plan.branches) == 8
+    assert len([a for a in plan.changes.added if a.name.endswith(".beta")]) == 8
+    assert model.training
+
+
+class WritesIntoInput(nn.Sequential):
+    """Doubles what it is given, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+@pytest.mark.parametrize("method", ["skipinit", "lsuv", "dyt"])
+def test_example_is_left_as_it_was(method: str) -> None:
+    example = X.clone()
+    convert(WritesIntoInput(*network()), method, example)
+    assert torch.equal(example, X)
+
+
+class Tokens(nn.Module):
+    """A class token before the sequence, a bias and a factor a channel on all of it: all three of shape (1, 1, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.bias = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.zeros(1, 1, 8))
+        self.factor = nn.Parameter(torch.ones(1, 1, 8))
+        self.blocks = nn.Sequential(*[Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.blocks((x + self.bias) * self.factor)
+
+
+def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
+    model, plan = convert(Tokens(), "fixup", torch.randn(2, 5, 8))
+    assert model.token.std().item() == pytest.approx(1.0, abs=0.7)
+    assert not model.bias.any()
+    assert torch.equal(model.factor, torch.ones(1, 1, 8))
+    assert [s.name for s in plan.changes.scaled] == ["token"]
+
+
+class SumComesSecond(Block):
+    """Puts out something else before the sum."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(-1), super().forward(x)
+
+
+class SumInDict(Block):
+    """Puts out the sum by name."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": super().forward(x)}
+
+
+class SignalComesSecond(Block):
+    """Is given something else before the signal."""
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class Calls(nn.Module):
+    """Calls its blocks in a way of their own."""
+
+    def __init__(self, block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(8, 8), nn.ModuleList(block() for _ in range(3))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("block", "call", "method", "reason"),
+    [
+        (SumComesSecond, lambda b, x: b(x)[1], "sqrt_half", "it is not what 'blocks.0' puts out"),
+        (SumInDict, lambda b, x: b(x)["y"], "sqrt_half", "it is not what 'blocks.0' puts out"),
+        (SignalComesSecond, lambda b, x: b(X, x), "learnscalar", "its shortcut is not what the block is given"),
+    ],
+)
+def test_block_that_puts_out_or_is_given_something_else_is_refused(
+    block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor], method: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"'blocks.0'.*scales the sum itself, but {reason}.*; use a method"):
+        convert(Calls(block, call), method, X)
+
+
+def test_shortcut_scalar_finds_a_signal_that_is_given_by_name() -> None:
+    model, _ = convert(Calls(Block, lambda b, x: b(x=x)), "learnscalar", X)
+    perturb_(model)
+    block = model.blocks[1]
+    torch.testing.assert_close(block(x=X), block(X))
+    torch.testing.assert_close(block(x=X), 0.5**0.5 * (block.skip * X + branch(block, X)))
+
+
+class Language(nn.Module):
+    """A model whose last layer is its embedding, used as a function."""
+
+    def __init__(self, *, matmul: bool) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(30, 8), nn.Sequential(Block(), Block())
+        self.matmul = matmul
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.blocks(self.words(ids))
+        return x @ self.words.weight.T if self.matmul else F.linear(x, self.words.weight)
+
+
+@pytest.mark.parametrize("matmul", [False, True])
+def test_classifier_that_is_the_embedding_gets_no_bias(matmul: bool) -> None:
+    model, plan = convert(Language(matmul=matmul), "fixup", torch.arange(12).view(2, 6))
+    assert plan.classifier[0].tied
+    assert not scalars_of(model.words)
+    assert model(torch.arange(6).view(1, 6)).any()
+
+
+class LooksAtLayers(Block):
+    """Minds what its layers are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(self.first) is not nn.Linear:
+            raise TypeError("not a linear layer")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "wn", "wn_data"])
+def test_model_that_does_not_run_when_converted_is_told_so(method: str) -> None:
+    model = network(1, LooksAtLayers)
+    with pytest.raises(
+        ValueError, match=r"converted Sequential to run on the example.*not a linear layer; .*try 'dyt'"
+    ):
+        convert(model, method, X)
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf", "learnscalar", "wn"])
+def test_converted_model_is_initialized_again(method: str) -> None:
+    model, plan = convert(network(), method, X)
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.dim() == 0}
+    assert start.keys() == {a.name for a in plan.changes.added if a.value is not None}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(5.0)
+    normfree.initialize_(model, method, plan)
+    assert all(torch.equal(model.get_parameter(name), value) for name, value in start.items())
+
+
+def test_model_without_scalars_is_initialized_by_another_method() -> None:
+    model, plan = convert(network(), "dyt", X)
+    normfree.initialize_(model, "he_in", plan)
+    assert not model[1].first.bias.any()
+
+
+@pytest.mark.parametrize(
+    ("plan", "method", "message"),
+    [
+        ("converted", "rezero", r"'rezero' expects its own scalars, got those of 'skipinit', .*; convert the original"),
+        ("converted", "he_in", r"'he_in' expects its own scalars, got those of 'skipinit', .*; convert the original"),
+        ("discovered", "skipinit", r"does not list the scalar beta of '1.second'; pass the plan that convert returned"),
+    ],
+)
+def test_scalars_of_another_method_are_refused(plan: str, method: str, message: str) -> None:
+    model, converted = convert(network(), "skipinit", X)
+    with pytest.raises(ValueError, match=message):
+        normfree.initialize_(model, method, converted if plan == "converted" else normfree.discover(model, X))
+
+
+class Unit(nn.Module):
+    """Divides by the length of its input in its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(F.normalize(x, dim=-1))
+
+
+class OwnNorm(Unit):
+    """Normalizes without any name for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True))
+
+
+def test_normalization_that_stays_is_noted() -> None:
+    _, plan = convert(network(1, Unit), "fixup", X)
+    assert plan.changes.notes == ("still divided by its length (normalize) is the signal in '1'",)
+    _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
+    assert "no normalizer was found: none was removed" in plan.changes.notes[0]
+
+
+def test_response_normalization_of_torch_is_refused() -> None:
+    class Responses(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = nn.CrossMapLRN2d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.second(self.first(self.norm1(x.view(*x.shape, 1, 1)).view_as(x)))
+
+    with pytest.raises(ValueError, match=r"'1.norm1': CrossMapLRN2d is no normalizer we know"):
+        convert(network(1, Responses), "fixup", X)
+
+
+def test_embedding_of_zeros_stays() -> None:
+    model = Language(matmul=False)
+    nn.init.zeros_(model.words.weight)
+    converted, _ = convert(model, "fixup", torch.arange(12).view(2, 6))
+    assert not converted.words.weight.any()
+
+
+class Projected(nn.Module):
+    """Multiplies by a parameter of its own before the blocks; what it puts out is something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.projection = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+        self.blocks, self.head = nn.Sequential(Block(), Block()), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 100 * self.head(self.blocks(self.stem(x) @ self.projection))
+
+
+def test_weight_without_a_layer_of_its_own_is_not_brought_to_the_level_of_the_model() -> None:
+    model, plan = convert(Projected(), "skipinit", X)
+    assert "'projection'" in plan.changes.notes[-1]
+    assert [s.name for s in plan.changes.scaled] == []
+    assert model.projection.std().item() == pytest.approx(8**-0.5, rel=0.3)
+
+
+class Upsampling(nn.Module):
+    """A convolution stored the other way round, in front of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.first = nn.ConvTranspose2d(3, 4, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return x + self.first(self.norm(x))
+
+
+@pytest.mark.parametrize("method", ["nf", "wn", "wn_data"])
+def test_transposed_convolution_is_refused_by_methods_with_other_weights(method: str) -> None:
+    with pytest.raises(ValueError, match=r"'up.weight' cannot become .*: ConvTranspose2d uses its weight in a way of"):
+        convert(Upsampling(), method, torch.randn(2, 3, 4, 4))
+
+
+def test_attention_is_refused_by_methods_that_measure_layers() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4))
+    with pytest.raises(ValueError, match=r"'lsuv' measures .* got MultiheadAttention at '1.self_attn'; use a method"):
+        convert(model, "lsuv", torch.randn(2, 5, 8))
+
+
+@pytest.mark.parametrize("method", ["lsuv", "wn_data"])
+def test_constant_example_is_refused_by_methods_that_measure_layers(method: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a batch of finite values that vary"):
+        convert(network(), method, torch.ones(6, 8))
+
+
+@pytest.mark.parametrize("shape", [(32, 8), (8, 5, 8)])
+def test_weight_norm_from_data_standardizes_the_channels_of_vectors_and_tokens(shape: tuple[int, ...]) -> None:
+    example = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1
+    model, _ = convert(network(), "wn_data", example)
+    out = model[0](example).flatten(0, -2)
+    torch.testing.assert_close(out.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.std(0, unbiased=False), torch.ones(8))
+
+
+class Repeated(nn.Module):
+    """One block that runs three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = self.block(x)
+        return x
+
+
+class Flat(nn.Module):
+    """Sums and a weight in the model's own forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + x @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
+        (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
+        (Flat(), "skipinit", r"'weight': the weight is used without a call .*; use a method without scalars"),
+        (network(1, Post), "skipinit", r"the sum '1', so that .* multiplied; use a method without scalars, such as"),
+        (network(1, Odd), "fixup", r"OddNorm is no normalizer we know; replace it by one of torch's$"),
+        (network(1, Functional), "fixup", r"computes layer_norm; make it a module"),
+        (nn.LayerNorm(8), "lsuv", r"'\(model\)': the model itself is a normalizer; convert the model that holds it"),
+        (network(1), "selu", r"'selu.*' needs an activation function of its own, .*; build one of our models"),
+        (network(1), "normprop", r"'normprop' needs an activation function of its own, .*; build one of our models"),
+        (network(1), "spectralnorm", r"got 'spectralnorm', which only divides the weights .*parametrizations"),
+        (
+            convert(network(1), "fixup", X)[0],
+            "fixup",
+            r"not converted yet, got one with scalars at '1.first'; convert the",
+        ),
+    ],
+)
+def test_refusal_says_what_is_true_where_and_what_to_do(model: nn.Module, method: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(model, method, X)
+
+
+def test_weight_norm_of_torch_stays_and_is_set_through() -> None:
+    original = network()
+    for block in original[1:4]:
+        nn.utils.parametrizations.weight_norm(block.second)
+    seeded = torch.Generator().manual_seed
+    model, plan = convert(original, "skipinit", X, generator=seeded(0))
+    plain, _ = convert(network(), "skipinit", X, generator=seeded(0))
+    assert len(plan.branches) == 3
+    torch.testing.assert_close(model[2].second.weight, plain[2].second.weight)
+    perturb_(model)
+    assert torch.equal(copy.deepcopy(model)(X), model(X))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normfree.graph import discover
 from normfree.methods import initialize_
 from normfree.models import Network, build
 
@@ -110,3 +111,14 @@ def test_trace_is_noticed():
     build("mlp-3-8", "he_in")
     assert not torch.equal(torch.get_rng_state(), state)
     torch.set_rng_state(state)
+
+
+def test_signal_that_died_on_the_way_is_refused_by_name():
+    """The layer behind would be divided by rounding."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Threshold(1e9, 0.0), nn.Linear(4, 4), nn.Linear(4, 2))
+    x = torch.randn(8, 4, generator=seeded(0))
+    plan = discover(model, x)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"expected a signal that varies behind '3', got one number.*'fixup'"):
+        initialize_(model, "lsuv", plan, example=x, generator=seeded(1))
+    assert torch.equal(model[0].weight, before)

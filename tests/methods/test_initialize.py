@@ -190,6 +190,20 @@ def test_normalization_is_refused_by_methods_without_it(method: str) -> None:
     refuse(expected, model, method, plan, images())
 
 
+class TinyRMSNorm(nn.Module):
+    """A normalizer by its name alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(1, keepdim=True).sqrt()
+
+
+def test_normalizer_of_others_is_refused_by_methods_without_normalization() -> None:
+    model, _ = foreign()
+    model.norm = TinyRMSNorm()
+    refuse("'fixup' expects a model without normalization, got TinyRMSNorm at 'norm'", model, "fixup",
+           discover(model, images()))  # fmt: skip
+
+
 def test_normalization_is_no_obstacle_to_an_initialization() -> None:
     model, plan = foreign(norm=True)
     initialize_(model, "he_in", plan, generator=seeded())
@@ -236,6 +250,26 @@ def test_missing_batch_is_refused(method: str) -> None:
     expected = rf"method '{method}' sets its weights from data: expected a batch, got none; pass example="
     refuse(expected, model, method)
     refuse("expected a batch of finite values that vary", model, method, example=torch.full((2, 3, 8, 8), torch.inf))
+
+
+def test_weight_norm_of_torch_is_initialized_through_its_parametrization() -> None:
+    plain, plan = foreign()
+    normed = foreign()[0]
+    for block in normed.blocks:
+        nn.utils.parametrizations.weight_norm(block.conv2)
+    initialize_(plain, "he_in", plan, generator=seeded())
+    initialize_(normed, "he_in", discover(normed, images()), generator=seeded())
+    for ours, theirs in zip(plain.blocks, normed.blocks, strict=True):
+        torch.testing.assert_close(theirs.conv2.weight, ours.conv2.weight)
+
+
+def test_weight_that_cannot_become_zero_is_refused_by_name() -> None:
+    """Torch's weight norm has no direction at 0; nothing would be written, and nothing said."""
+    model, plan = foreign()
+    for block in model.blocks:
+        nn.utils.parametrizations.weight_norm(block.conv2)
+    refuse("expected a weight that can be set at 'blocks.0.conv2.weight'.*remove_parametrizations", model, "fixup",
+           plan)  # fmt: skip
 
 
 def test_model_without_plan_is_told_to_discover_one() -> None:

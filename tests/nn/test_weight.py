@@ -1,6 +1,7 @@
 """Reparametrized weight layers against numpy and torch's own, and through everything a layer must survive."""
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -503,3 +504,32 @@ def test_compile_equals_eager_with_gradients() -> None:
         assert relative(mine.grad, other.grad) < 1e-4, name
     for (name, mine), other in zip(twin.named_buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_set_weight_goes_through_a_parametrization_of_torch() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))
+    target = torch.randn(5, 6, generator=generator(9))
+    set_weight_(layer, target)
+    torch.testing.assert_close(layer.weight, target)
+
+
+class Triu(nn.Module):
+    """Keeps the upper triangle; has no inverse."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu()
+
+
+def computed_layers() -> list[nn.Module]:
+    own = nn.Linear(6, 6)
+    nn.utils.parametrize.register_parametrization(own, "weight", Triu())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hooked = nn.utils.weight_norm(nn.Linear(6, 6))
+    return [own, hooked, nn.utils.parametrizations.orthogonal(nn.Linear(6, 6))]
+
+
+@pytest.mark.parametrize("layer", computed_layers(), ids=["own", "hooked", "orthogonal"])
+def test_set_weight_refuses_a_weight_that_does_not_become_what_is_set(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"at 'block.weight', got one that \w+ computes .*remove_parametrizations"):
+        set_weight_(layer, torch.ones(6, 6), name="block.weight")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Scaled
-from normfree.conversion.norms import is_norm
+from normfree.graph.flow import Flow
+from normfree.nn.normalizers import is_norm
 from normfree.nn.scaled import add_scalar_
-from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_?\d)?$|^lambda_?\d?$|^ls_?\d$")
@@ -52,8 +53,8 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
     added: list[Added] = []
     done: set[int] = set()
     for group in groups.values():
-        factor = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group) ** -0.5
-        if 0.7 < factor < 1.4:
+        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
+        if not power or 0.7 < (factor := power**-0.5) < 1.4:
             continue
         for name, embedding in group:
             if id(embedding.weight) in tied:
@@ -81,25 +82,37 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
     return -1
 
 
-@torch.no_grad()
-def start_tokens_(model: nn.Module, plan: ResidualPlan, generator: torch.Generator | None) -> list[Scaled]:
-    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
+    """The parameters that are one vector of the stream and are put into it, rather than added or multiplied."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
+
+    def is_vector(token: Tensor | None) -> bool:
+        return token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width
+
+    vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
+    return [name for name in vectors if "joined" in flow().weights.uses[name]]
+
+
+@torch.no_grad()
+def start_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Scaled]:
+    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+    parameters = dict(model.named_parameters())
     scaled = []
-    for name in plan.aside:
-        token = parameters.get(name)
-        if token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width:
-            before = token.square().mean().sqrt().item()
-            draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
-            token.copy_(draw.normal_(generator=generator))
-            scaled.append(Scaled(name, 1 / before if before else 0.0))
+    for name in names:
+        token = parameters[name]
+        before = token.square().mean().sqrt().item()
+        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+        token.copy_(draw.normal_(generator=generator))
+        scaled.append(Scaled(name, 1 / before if before else 0.0))
     return scaled
 
 
 @torch.no_grad()
-def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> list[Scaled]:
+def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> tuple[list[Scaled], list[str]]:
     """Scale the layers outside the branches to unit variance on the example, which `run` sends through the model.
+
+    Also gives the names of the weights that no module of their own puts a signal out for: they stay as they are.
 
     A network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at each gate and
     each activation that is no ReLU. The first layer and the classifier stay.
@@ -114,19 +127,27 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
             std = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
-            held = module.gain if weight_kind(module) != "plain" else getattr(module, layer.parameter)
-            assert isinstance(held, Tensor)
-            held.div_(std)
+            if weight_kind(module) != "plain":
+                module.gain.div_(std)  # type: ignore[operator]
+            else:
+                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
             scaled[layer.path] = Scaled(layer.path, 1 / std)
             return out / std  # what follows sees the signal at its new level already
 
         return rescale
 
     outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied]
-    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in outside]
+    called = [layer for layer in outside if _is_a_module(layer, modules[layer.name])]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in called]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return list(scaled.values())
+    return list(scaled.values()), [layer.path for layer in outside if layer not in called]
+
+
+def _is_a_module(layer: Layer, module: nn.Module) -> bool:
+    """Whether what a module puts out is what the layer does, and no more than that."""
+    alone = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
+    return alone and bool(layer.name) and layer.parameter == "weight"

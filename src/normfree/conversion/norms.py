@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import FUSED, is_norm
 from normfree.nn.weight import WEIGHT_LAYERS
 
-_NAME = re.compile(r"(batch|layer|group|instance|rms|simple)_?norm", re.IGNORECASE)
-_FUSED = ("drop", "act")  # what timm builds into a normalizer, in the order it runs
+_UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
 
 class RemovedNorm(nn.Module):
@@ -40,29 +39,18 @@ class Copied(nn.Module):
         return x.clone()
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalizes what passes through it.
-
-    By type for torch's own; by the name of the class for others (`LlamaRMSNorm`, `T5LayerNorm`, `FrozenBatchNorm2d`),
-    if their parameters are one-dimensional and they hold nothing but an activation or a dropout.
-    """
-    if isinstance(module, NORM_TYPES):
-        return True
-    if isinstance(module, WEIGHT_LAYERS) or not _NAME.search(type(module).__name__):
-        return False
-    inside = {name for name, _ in module.named_children()}
-    return inside <= set(_FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-
-
 def norms(model: nn.Module) -> dict[str, nn.Module]:
     """The normalizers of a model by name, a shared one under its first."""
     return {name: module for name, module in model.named_modules() if is_norm(module)}
 
 
 def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that their class's name calls a normalizer, but that are none we know how to remove."""
+    """Modules that their class's name calls a normalizer, but that are none we know how to remove.
+
+    Torch's parametrizations of weights (`_WeightNorm`) are none of the signal.
+    """
     for name, module in model.named_modules():
-        called = re.search(r"Norm(Act)?(\d?d)?$", type(module).__name__)
+        called = _UNKNOWN.search(type(module).__name__) and ".parametrizations." not in f".{name}"
         leaf = next(module.children(), None) is None
         if called and leaf and not is_norm(module) and not isinstance(module, (*WEIGHT_LAYERS, RemovedNorm)):
             yield name, module
@@ -95,7 +83,7 @@ def replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copie
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif copied:
         parts.append(Copied())
-    fused = [getattr(norm, name, None) for name in _FUSED]
+    fused = [getattr(norm, name, None) for name in FUSED]
     parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
     out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
     return out.train(norm.training)

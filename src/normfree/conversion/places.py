@@ -9,15 +9,20 @@ a fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
 
-from normfree.graph.flow import Node
+from normfree.graph.flow import Flow, Node
 from normfree.methods import Law, Method
-from normfree.nn.scaled import ScalarName, unscalable
+from normfree.nn.scaled import ScalarName, signals_of, unscalable
 from normfree.plan import Branch, Layer, ResidualPlan
+
+Refused = dict[str, str]
+"""Why a model cannot be converted, and what can be done about it."""
+
+_WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv'"
 
 Wanted = dict[tuple[str, ScalarName], tuple[float, bool]]
 """(module, scalar) → (initial value, learnable)."""
@@ -28,23 +33,24 @@ class Places:
     """Collects the scalars that a plan's branches ask for, and every reason why one has no place.
 
     `called` counts the calls of every module in a forward pass: a layer whose weight is used without a call of its own
-    (the projections of an attention) is scaled through the module that uses it.
+    (the projections of an attention) is scaled through the module that uses it. Only a method that scales whole sums
+    needs the `flow`.
     """
 
     model: nn.Module
     plan: ResidualPlan
     method: Method
     called: Counter[str]
-    flow: Sequence[Node]
+    flow: Flow | None
     wanted: Wanted = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    refused: Refused = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.modules = dict(self.model.named_modules())
         places = {branch.place for branch in self.plan.branches}
         self.around_sums = places.union(*map(_above, places), ("",))
         self.additions: dict[tuple[str, int], list[Node]] = {}
-        for node in self.flow:
+        for node in self.flow.nodes if self.flow else ():
             if node.ordinal >= 0:
                 self.additions.setdefault((node.home, node.ordinal), []).append(node)
 
@@ -58,7 +64,8 @@ class Places:
             if biases:
                 self._biases(branch)
         for layer in self.plan.classifier if biases else ():
-            self._put(layer, "shift", 0.0, True)
+            if not self._is_lookup(layer.name):  # a tied classifier is used without a call of its own
+                self._put(layer, "shift", 0.0, True)
         return self.wanted
 
     def _sum(self, branch: Branch) -> None:
@@ -104,9 +111,11 @@ class Places:
     def _end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
         """A scalar at the end of a branch, which an activation between layer and sum leaves no place for."""
         if layer.activated_out:
-            self.refused.append(
-                f"'{layer.name}': an activation stands between it and the sum '{branch.name}', so that no module puts "
-                f"out the branch to be multiplied"
+            self._refuse(
+                layer.name,
+                f"an activation stands between it and the sum {named(branch.name)}, so that no module puts out the "
+                "branch to be multiplied",
+                _WITHOUT_SCALARS,
             )
         else:
             self._put(layer, scalar, value, learnable)
@@ -120,66 +129,87 @@ class Places:
     def _want(self, name: str, scalar: ScalarName, value: float, learnable: bool) -> None:
         reason = unscalable(self.modules[name])
         if reason is not None:
-            self.refused.append(f"'{name}': {type(self.modules[name]).__name__} cannot be given a scalar, {reason}")
+            kind = type(self.modules[name]).__name__
+            self._refuse(name, f"{kind} cannot be given a scalar, {reason}", _WITHOUT_SCALARS)
             return
         before = self.wanted.setdefault((name, scalar), (value, learnable))
         if before != (value, learnable):
-            self.refused.append(
-                f"'{name}': it is shared by sums that want different scalars, {scalar} = {before[0]:g} and {value:g}"
-            )
+            wishes = f"{scalar} = {before[0]:g} and {value:g}"
+            self._refuse(name, f"it is shared by sums that want different scalars, {wishes}", _WITHOUT_SCALARS)
 
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""
         if layer.name not in self.modules:
-            self.refused.append(f"'{layer.name}': the model has no such module, the plan is of another model")
+            self._refuse(layer.name, "the model has no such module, the plan is of another model", "pass its own plan")
             return None
         for name in (layer.name, *_above(layer.name)):
             if name in self.around_sums:
                 break  # a sum stands inside: what goes through this module is more than the branch
-            if self.called[name]:
+            if self.called[name] and not self._is_lookup(name):  # of which the call is another use of the weight
                 return name
-        self.refused.append(
-            f"'{layer.name}': its weight is used without calling the module, so that nothing can stand around it"
+        self._refuse(
+            layer.path,
+            "the weight is used without a call of a module of its own, so that no scalar can stand around it",
+            _WITHOUT_SCALARS,
         )
         return None
 
+    def _refuse(self, name: str, why: str, remedy: str) -> None:
+        self.refused[f"{named(name)}: {why}"] = remedy
+
+    def _is_lookup(self, name: str) -> bool:
+        return isinstance(self.modules.get(name), nn.Embedding | nn.EmbeddingBag)
+
     def _block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
         """A scalar on the whole sum (c) or on its shortcut (a), where a module puts out just that."""
-        reason = _no_block(branch, scalar, self.additions.get((branch.place, branch.addition), []))
+        reason = self._no_block(branch, scalar)
         if reason is not None:
-            self.refused.append(
-                f"'{branch.name}': method '{self.method.name}' scales the sum itself, but {reason}; use a method that "
-                "scales the branch, such as 'fixup', 'skipinit' or 'nf'"
+            self._refuse(
+                branch.name,
+                f"method '{self.method.name}' scales the sum itself, but {reason}",
+                "use a method that scales the branch, such as 'fixup', 'skipinit' or 'nf'",
             )
             return
         value = law.at(branch.position)
         self._want(branch.place, scalar, 1.0 if value is None else value, law.learnable)
+
+    def _no_block(self, branch: Branch, scalar: ScalarName) -> str | None:
+        """Why no module puts out the sum of a branch, or a ReLU of it that a positive factor passes through."""
+        home = branch.place
+        if not home:
+            return "it stands in the model's own forward pass"
+        calls = self.flow.calls[home] if self.flow else []
+        if len(calls) > 1:
+            return "its block runs more than once"
+        at = self.additions.get((home, branch.addition), [])
+        if len(at) != 1 or not calls:
+            return f"'{home}' has no such addition, the plan is of another model"
+        node, call = at[0], calls[0]
+
+        def inside(other: Node) -> bool:
+            return other.home == home or other.home.startswith(f"{home}.")
+
+        if scalar == "skip":
+            name = next(iter(signals_of(type(self.modules[home]))), "")
+            given = call.given.get(0, call.given.get(name))
+            if branch.shortcut != "identity" or given not in node.inputs:
+                return "its shortcut is not what the block is given as its first argument"
+        users = [user for user in node.users if inside(user)]
+        if not users:
+            return None if call.out is node else f"it is not what '{home}' puts out, alone or first of a tuple"
+        relu = len(node.users) == 1 and users[0].kind == "activation" and call.out is users[0]
+        relu = relu and not any(inside(user) for user in users[0].users)
+        if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
+            return f"'{home}' does more after it"
+        return None
+
+
+def named(name: str) -> str:
+    """A module, or a sum in it, as a message calls it; the model itself has no name of its own."""
+    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
 
 
 def _above(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
-
-
-def _no_block(branch: Branch, scalar: ScalarName, at: list[Node]) -> str | None:
-    """Why no module puts out the sum of a branch, or a ReLU of it that a positive factor passes through."""
-    home = branch.place
-    if not home or len(at) != 1:
-        return "it stands in the model's own forward pass" if not home else "its block runs more than once"
-    node = at[0]
-
-    def inside(other: Node) -> bool:
-        return other.home == home or other.home.startswith(f"{home}.")
-
-    if scalar == "skip":
-        shortcut = [source for source in node.inputs if not inside(source)]
-        if branch.shortcut != "identity" or len(shortcut) != 1:
-            return "its shortcut is not what the block is given"
-    users = [user for user in node.users if inside(user)]
-    if not users:
-        return None
-    relu = len(node.users) == 1 and users[0].kind == "activation" and not any(inside(u) for u in users[0].users)
-    if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
-        return f"'{home}' does more after it"
-    return None

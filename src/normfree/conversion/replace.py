@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from normfree.conversion.changes import Added, Removed
-from normfree.conversion.norms import is_norm, norms, replacement
+from normfree.conversion.norms import norms, replacement
 from normfree.conversion.places import Wanted
 from normfree.conversion.watching import Watched
 from normfree.methods import Method
+from normfree.methods.site import values_kept_on_error
+from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scaled import ScalarName, add_scalar_
 from normfree.nn.weight import WEIGHT_LAYERS
@@ -33,18 +34,15 @@ def undone_on_error(model: nn.Module) -> Iterator[None]:
     held = [
         (m, type(m), {k: dict(v) if type(v) is dict else v for k, v in m.__dict__.items()}) for m in model.modules()
     ]
-    values = [(t, t.detach().clone()) for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values()]
-    try:
-        yield
-    except BaseException:
-        for module, kind, attributes in held:
-            module.__class__ = kind
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-        raise
+    with values_kept_on_error(model):
+        try:
+            yield
+        except BaseException:
+            for module, kind, attributes in held:
+                module.__class__ = kind
+                module.__dict__.clear()
+                module.__dict__.update(attributes)
+            raise
 
 
 def remove_norms_(model: nn.Module, method: Method, watched: Watched) -> list[Removed]:

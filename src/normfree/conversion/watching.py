@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from normfree.conversion.norms import weight_readers
 from normfree.diagnostics.untouched import untouched
 
-_NORMALIZING = frozenset({"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"})
+_NORMALIZING = frozenset(
+    {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
+)
 
 
 @dataclass
@@ -44,7 +47,7 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _NORMALIZING:
+        if name in _NORMALIZING and not isinstance(next(iter(args), None), nn.Parameter):  # a weight is another matter
             self.seen(self.homes[-1] if self.homes else "", name)
         in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
         if args and (in_place or name == "__setitem__" or (kwargs or {}).get("inplace")):
@@ -94,7 +97,7 @@ def watch(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: A
         handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave(name))]
     try:
         with trial(model), weight_readers(norms) as watched.read, _Functions(homes, seen, written):
-            model(*args, **kwargs)
+            run(model, args, kwargs)
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} stopped: {error}; "
@@ -104,6 +107,12 @@ def watch(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: A
         for handle in handles:
             handle.remove()
     return watched
+
+
+def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What the model puts out on copies of its inputs, which it may write into."""
+    args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    return model(*args, **kwargs)
 
 
 @contextmanager

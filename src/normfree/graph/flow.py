@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,13 +38,25 @@ class Node:
     users: list[Node] = field(default_factory=list, repr=False)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of a module that holds others: the nodes of its arguments by place or name, and of what it puts out.
+
+    Of a tuple that is the first tensor; `out` is None where something else is put out.
+    """
+
+    given: dict[int | str, Node]
+    out: Node | None
+
+
 class Flow:
-    """The nodes in the order they ran, and how every parameter of two or more dimensions was used."""
+    """The nodes in the order they ran, the calls of modules, and how parameters of two or more dimensions were used."""
 
     def __init__(self, weights: Weights) -> None:
         self.nodes: list[Node] = []
         self.weights = weights
         self.homes: list[str] = []
+        self.calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._latest: dict[int, Node] = {}
         self._alive: list[Tensor] = []  # an id is only good as long as its tensor lives; meta tensors cost nothing
 
@@ -56,6 +69,14 @@ class Flow:
         """The nodes that these tensors came out of, with repeats; tensors that do not depend on the input have none."""
         found = (self._latest.get(id(tensor)) for tensor in tensors)
         return tuple(node for node in found if node is not None)
+
+    def called(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Note a call of a module that holds others, when it ends."""
+        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        nodes = {place: self._latest.get(id(value)) for place, value in places}
+        first = out[0] if isinstance(out, tuple) and out else out
+        given = {place: node for place, node in nodes.items() if node is not None}
+        self.calls[name].append(Call(given, self._latest.get(id(first))))
 
     def add(self, kind: NodeKind, name: str, inputs: Iterable[Node], out: Any, **details: Any) -> Node | None:
         """A node for each tensor that a call puts out; the first of them."""

@@ -44,6 +44,8 @@ VALUELESS = frozenset({
 })  # fmt: skip
 # Of the second argument only the shape or type is used.
 LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
+# A parameter that meets the signal in one of these becomes a part of it, as a class token does.
+JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "__setitem__"})
 # A parameter that meets the signal in one of these multiplies no vector of it: it is looked up, added, put beside or
 # laid over it.
 BESIDE = ADDITIONS | PRODUCTS | {

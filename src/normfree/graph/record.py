@@ -108,7 +108,10 @@ class _Recorder(TorchFunctionMode):
         def leave(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             flow.homes.pop()
             self._inside_leaf -= leaf
-            if not leaf or self._inside_leaf:
+            if self._inside_leaf:
+                return
+            if not leaf:
+                flow.called(name, args, kwargs, out)
                 return
             inputs = flow.read(tensors_of((args, kwargs)))
             weighted = kind == "weight" and bool(inputs)

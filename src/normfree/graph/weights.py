@@ -11,9 +11,9 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import BESIDE, MATRIX_PRODUCTS, TRANSPOSED_CONVOLUTIONS, TRANSPOSITIONS
+from normfree.graph.functions import BESIDE, JOINS, MATRIX_PRODUCTS, TRANSPOSED_CONVOLUTIONS, TRANSPOSITIONS
 
-Use = Literal["weight", "embedding", "beside", "unknown"]
+Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Weights:
         """The weights in a function of the signal and parameters; other parameters in it are noted as used beside."""
         held = [t for t in operands if id(t) in self._origins]
         if name not in MATRIX_PRODUCTS:
-            use: Use = "embedding" if name.startswith("embedding") else "beside" if name in BESIDE else "unknown"
-            self.use(held, use)
+            beside: Use = "joined" if name in JOINS else "beside" if name in BESIDE else "unknown"
+            self.use(held, "embedding" if name.startswith("embedding") else beside)
             return ()
         self.use(held, "weight")
         return tuple(

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
+from normfree.nn.weight import set_weight_
+
+_DEAD = 1e-6  # a standard deviation that is rounding and nothing else
 
 
 @dataclass
 class _Once:
     """Run a calibration at a layer's first call only, so that a shared layer is not set twice."""
 
+    name: str
     calibrate: Callable[[nn.Module, Tensor], Tensor]
     done: bool = False
 
@@ -23,6 +27,11 @@ class _Once:
         if self.done:
             return None
         self.done = True
+        if not out.std(unbiased=False) > _DEAD:
+            raise ValueError(
+                f"expected a signal that varies behind '{self.name}', got one number for all the batch; pass a batch "
+                "of the training data, or use a method that needs none, such as 'fixup'"
+            )
         return self.calibrate(module, out)
 
 
@@ -32,7 +41,8 @@ def calibrate_(site: Site, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> 
     `calibrate(module, output)` changes the module and returns the output it has now, so that what follows already
     sees the calibrated signal: one pass sets any depth. Modes, hooks and the random state are left as they were.
     """
-    hooks = [module.register_forward_hook(_Once(calibrate)) for _, module in site.each(site.plan.hidden())]
+    layers = site.each(site.plan.hidden())
+    hooks = [module.register_forward_hook(_Once(layer.name, calibrate)) for layer, module in layers]
     try:
         site.run()
     finally:
@@ -45,8 +55,8 @@ def _lsuv_(site: Site) -> None:
         site.set_(layer, site.orthogonal(layer))
 
     def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
-        std = out.std(unbiased=False).clamp_min(1e-6)
-        module.weight.div_(std)  # type: ignore[operator]
+        std = out.std(unbiased=False)
+        set_weight_(module, module.weight / std)  # type: ignore[operator, arg-type]
         return out / std
 
     calibrate_(site, to_unit_variance)

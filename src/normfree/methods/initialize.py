@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from normfree.methods.record import Method
 from normfree.methods.registry import get
-from normfree.methods.site import Batch, Site
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.methods.site import Batch, Site, values_kept_on_error
+from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scaled import scalars_of
 from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
 from normfree.plan import ResidualPlan
 
@@ -28,11 +29,13 @@ def initialize_(
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
     Embeddings of others, and layers that share their weight, are left alone; our own are drawn.
+    A converted model goes with the plan that `convert` returned, and with the same method where that gave it scalars.
     Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
     data-driven methods.
 
-    Raises `ValueError`, before anything is changed, when the plan is empty and the method needs branches, when the
-    method needs a batch and gets none, and when the model lacks the method's modules.
+    Raises `ValueError` when the plan is empty and the method needs branches, when the method needs a batch and gets
+    none, when the model lacks the method's modules, and when a weight is computed from others and cannot be set. After
+    an error the model is as it was.
     """
     method = get(method)
     if plan is None:
@@ -44,27 +47,60 @@ def initialize_(
             )
     site = Site(model, plan, generator, example)
     _check(site, method)
-    for module in model.modules():
+    with values_kept_on_error(model):
+        _write_(site, method)
+    return model
+
+
+def _write_(site: Site, method: Method) -> None:
+    """Normalizers and scalars neutral or by the rule, biases 0, then the method's weights."""
+    for module in site.model.modules():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:
             module.set_(0.0)
         elif isinstance(module, ScalarMultiplier) and module.learnable:
             module.set_(1.0)
-    for branch in plan.branches:
+    for branch in site.plan.branches:
         residual = site.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
+    for scalar, value in _given(site.plan).items():
+        site.model.get_parameter(scalar).fill_(value)
     site.zero_biases_()
     site.embed_()
     method.initializer(site)
-    return model
 
 
-def _check(site: Site, method: Method) -> None:
-    """Refuse what cannot work."""
-    if "none" not in method.skips:
-        site.plan.require_branches(method.name)
+def _given(plan: ResidualPlan) -> dict[str, float]:
+    """The scalars that a conversion gave the model, by the names of their parameters, and their values at the start."""
+    added = () if plan.changes is None else plan.changes.added
+    return {scalar.name: scalar.value for scalar in added if scalar.value is not None}
+
+
+def _check_given(site: Site, method: Method) -> None:
+    """Refuse a converted model with the scalars of another method, or without the plan that lists them."""
+    given, held = _given(site.plan), dict(site.model.named_parameters())
+    by = "" if site.plan.changes is None else site.plan.changes.method
+    if given and by != method.spec:
+        raise ValueError(
+            f"method '{method.spec}' expects its own scalars, got those of '{by}', by which the model was converted; "
+            f"convert the original again, by '{method.spec}'"
+        )
+    for name, module in site.modules.items():
+        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in given]
+        if missing:
+            raise ValueError(
+                f"expected the plan of the conversion, got one that does not list the scalar {missing[0]} of '{name}'; "
+                "pass the plan that convert returned, or convert the original again"
+            )
+    for scalar in given:
+        if scalar not in held:
+            raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
+
+
+def check_example(site: Site, method: Method) -> None:
+    """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
     if method.needs_example and site.example is None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
@@ -84,13 +120,23 @@ def _check(site: Site, method: Method) -> None:
                 f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
                 f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
             )
+
+
+def _check(site: Site, method: Method) -> None:
+    """Refuse what cannot work."""
+    if "none" not in method.skips:
+        site.plan.require_branches(method.name)
+    check_example(site, method)
     named = {branch.name for branch in site.plan.branches}
     for name, module in site.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
             raise ValueError(
                 f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
             )
+    _check_given(site, method)
     remedy = f"build the model with method='{method.name}', or convert it"
+    if site.plan.changes is not None:
+        remedy = f"convert the original again, by '{method.spec}'"
     for layer, weighted in site.each(site.plan.hidden()):
         if weight_kind(weighted) != method.weight:
             raise ValueError(
@@ -99,16 +145,16 @@ def _check(site: Site, method: Method) -> None:
             )
     if method.kind == "norm-free":
         for name, module in site.modules.items():
-            if isinstance(module, NORM_TYPES):
+            if is_norm(module):
                 raise ValueError(
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
                 )
-    for branch in site.plan.branches:
-        _check_scalars(site, method, branch.name, method.rule.at(branch.position))
+    for branch in site.plan.branches if not _given(site.plan) else ():  # else the conversion put every scalar in place
+        _check_scalars(site, method, branch.name, method.rule.at(branch.position), remedy)
 
 
-def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float]) -> None:
+def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
     """Refuse a sum that lacks a scalar whose initial value is not neutral."""
     residual = site.modules.get(name)
     for scalar, value in values.items():
@@ -117,6 +163,5 @@ def _check_scalars(site: Site, method: Method, name: str, values: dict[str, floa
             continue
         if not isinstance(residual, Residual) or isinstance(getattr(residual, scalar), nn.Identity):
             raise ValueError(
-                f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; "
-                f"build the model with method='{method.name}', or convert it"
+                f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; {remedy}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from normfree import theory
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.normalizers import NORM_TYPES
-from normfree.nn.weight import WEIGHT_LAYERS, set_weight_, weight_kind
+from normfree.nn.weight import set_weight_
 from normfree.plan import Layer, ResidualPlan
 
 Batch = Tensor | tuple[Tensor, ...]
@@ -80,10 +81,7 @@ class Site:
         held = getattr(module, layer.parameter)
         if layer.transposed:
             weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(held.shape)
-        if layer.parameter == "weight" and (isinstance(module, WEIGHT_LAYERS) or weight_kind(module) != "plain"):
-            set_weight_(module, weight)
-        else:
-            held.copy_(weight)
+        set_weight_(module, weight, layer.parameter, name=layer.path)
 
     def zero_(self, layer: Layer) -> None:
         """Make every weight of a layer 0."""
@@ -112,7 +110,8 @@ class Site:
             raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
         like = next(self.model.parameters())
         given = (self.example,) if isinstance(self.example, Tensor) else self.example
-        args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in given]
+        # Copies, because a model may write into its input.
+        args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True) for t in given]
         modes = {module: module.training for module in self.model.modules()}
         try:
             self.model.eval()
@@ -134,6 +133,19 @@ class Site:
 
     def _convolves(self, layer: Layer) -> bool:
         return isinstance(self.module(layer), nn.modules.conv._ConvNd)
+
+
+@contextmanager
+def values_kept_on_error(model: nn.Module) -> Iterator[None]:
+    """Put the numbers of all parameters and buffers back when the block raises."""
+    values = [(t, t.detach().clone()) for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise
 
 
 def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:

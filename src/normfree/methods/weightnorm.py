@@ -50,11 +50,12 @@ def _data_(site: Site) -> None:
         module.gain.fill_(1.0)  # type: ignore[operator]
 
     def standardize(module: torch.nn.Module, out: torch.Tensor) -> torch.Tensor:
-        dims = [d for d in range(out.dim()) if d != 1]
+        channels = out.dim() - 1 if isinstance(module, torch.nn.Linear) else 1
+        dims = [d for d in range(out.dim()) if d != channels]
         mean, std = out.mean(dims), out.std(dims, unbiased=False).clamp_min(1e-6)
         module.gain.copy_((1 / std).view_as(module.gain))  # type: ignore[operator, arg-type]
         module.bias.copy_(-mean / std)  # type: ignore[operator]
-        shape = [1, -1] + [1] * (out.dim() - 2)
+        shape = [-1 if d == channels else 1 for d in range(out.dim())]
         return (out - mean.view(shape)) / std.view(shape)
 
     calibrate_(site, standardize)

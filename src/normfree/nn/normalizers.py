@@ -6,6 +6,7 @@ Reference: normdead, section 2.2 and Figure 2.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.weight import WeightKind
+from normfree.nn.weight import WEIGHT_LAYERS, WeightKind
 
 NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
@@ -26,6 +27,23 @@ NORM_TYPES = (
     nn.GroupNorm,
     nn.RMSNorm,
 )
+
+_NORM_NAME = re.compile(r"(batch|layer|group|instance|rms|simple)_?norm", re.IGNORECASE)
+FUSED = ("drop", "act")  # what timm builds into a normalizer, in the order it runs
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalizes what passes through it.
+
+    By type for torch's own; by the name of the class for others (`LlamaRMSNorm`, `T5LayerNorm`, `FrozenBatchNorm2d`),
+    if their parameters are one-dimensional and they hold nothing but an activation or a dropout.
+    """
+    if isinstance(module, NORM_TYPES):
+        return True
+    if isinstance(module, WEIGHT_LAYERS) or not _NORM_NAME.search(type(module).__name__):
+        return False
+    inside = {name for name, _ in module.named_children()}
+    return inside <= set(FUSED) and all(p.dim() <= 1 for p in module.parameters(recurse=False))
 
 
 def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: bool = False) -> nn.Module:

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind, _rows, _Standardized, _WeightNorm, weight_kind
+from normfree.nn.weight import (
+    CONVOLUTIONS,
+    LINEARS,
+    WeightKind,
+    _rows,
+    _Standardized,
+    _WeightNorm,
+    is_computed,
+    weight_kind,
+)
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MIXINS: dict[WeightKind, type[nn.Module]] = {"weight_norm": _WeightNorm, "standardized": _Standardized}
@@ -87,11 +96,11 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
     """Why a layer cannot become one of that kind, or None when it can."""
     if weight_kind(module) != "plain":
         return f"its weight is reparametrized already ({weight_kind(module)})"
-    if hasattr(module, "parametrizations"):
+    if is_computed(module):
         return "its weight has a parametrization of its own"
     if hasattr(module, "gain"):
         return "it has an attribute 'gain' of its own"
-    if transposed:
+    if transposed and isinstance(module.weight, Tensor) and module.weight.dim() == 2:
         return None
     plain = (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward)
     if not isinstance(module, (*_CONVOLUTIONS, nn.Linear)):

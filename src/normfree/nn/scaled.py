@@ -42,8 +42,8 @@ class Scaled(nn.Module):
         else:
             out = super().forward(*self._entered(args), **self._entered_by_name(kwargs))
         if isinstance(out, tuple):
-            return (self._leave(out[0], args), *out[1:])
-        return self._leave(out, args)
+            return (self._leave(out[0], args, kwargs), *out[1:])
+        return self._leave(out, args, kwargs)
 
     def _entered(self, values: Sequence[Any]) -> list[Any]:
         """The arguments with the signals scaled; a tensor given twice stays one, which attention looks at."""
@@ -62,9 +62,9 @@ class Scaled(nn.Module):
         y = x if self.alpha is None else x * self.alpha
         return y if self.shift is None else y + self.shift
 
-    def _leave(self, y: Tensor, args: tuple[Any, ...]) -> Tensor:
+    def _leave(self, y: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.skip is not None:
-            y = y + (self.skip - 1) * args[0]
+            y = y + (self.skip - 1) * (args[0] if args else kwargs[self.signals[0]])
         if self.beta is not None:
             y = y * self.beta
         return y if self.delta is None else y + self.delta
@@ -84,12 +84,21 @@ class Scaled(nn.Module):
         return ", ".join(filter(None, [super().extra_repr(), *parts]))
 
 
+def signals_of(plain: Any) -> tuple[str, ...]:
+    """The names of the arguments that are signals: the first, and query, key and value of an attention."""
+    signals = 3 if issubclass(plain, nn.MultiheadAttention) else 1
+    return tuple(inspect.signature(plain.forward).parameters)[1 : 1 + signals]
+
+
 @functools.cache
 def _scaled_class(plain: Any) -> Any:
-    signals = 3 if issubclass(plain, nn.MultiheadAttention) else 1
-    names = tuple(inspect.signature(plain.forward).parameters)[1 : 1 + signals]
     # The plain class's module, so that whoever asks where a class comes from is told the same as before.
-    body = {"plain_class": plain, "signals": names, "__module__": plain.__module__, "__doc__": Scaled.__doc__}
+    body = {
+        "plain_class": plain,
+        "signals": signals_of(plain),
+        "__module__": plain.__module__,
+        "__doc__": Scaled.__doc__,
+    }
     return type(f"Scaled{plain.__name__}", (Scaled, plain), body)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.embedding import TokenEmbedding
@@ -226,17 +227,43 @@ def lower_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 @torch.no_grad()
-def set_weight_(layer: nn.Module, weight: Tensor) -> None:
-    """Make `weight` the layer's weight, through its reparametrization where it has one.
+def set_weight_(layer: nn.Module, weight: Tensor, parameter: str = "weight", *, name: str = "") -> None:
+    """Make `weight` the layer's weight, through its reparametrization where it has one, ours or torch's.
 
     Writing to `layer.weight` would set only the direction of a weight-normalized layer and lose the scale silently.
+    Raises `ValueError`, which says the weight's `name`, where it is computed and does not become what was set.
     """
-    if isinstance(layer, _WeightNorm | _Standardized | _SpectralNorm):
+    held = getattr(layer, parameter, None)
+    if parameter == "weight" and isinstance(layer, _WeightNorm | _Standardized | _SpectralNorm):
         layer.set_weight_(weight)
-    elif isinstance(layer, WEIGHT_LAYERS):
-        layer.weight.copy_(weight)
-    else:
+    elif not isinstance(held, Tensor) or held.dim() < 2:
         raise ValueError(
             f"expected a weight layer (convolution or linear), got {type(layer).__name__}; "
             "pass the layer itself, not the module that holds it"
         )
+    elif not is_computed(layer, parameter):
+        held.copy_(weight)
+    elif not _set_through(layer, parameter, weight.to(held, copy=True)):
+        raise ValueError(
+            f"expected a weight that can be set at '{name or parameter}', got one that {type(layer).__name__} computes "
+            "from others and that did not become what was written; make it plain first, by torch.nn.utils.parametrize."
+            f"remove_parametrizations(layer, '{parameter}') or, for old hooks, torch.nn.utils.remove_weight_norm(layer)"
+        )
+
+
+def is_computed(layer: nn.Module, parameter: str = "weight") -> bool:
+    """Whether a weight is no parameter of its layer but made of others at every use, by torch or a hook."""
+    return parameter not in layer._parameters
+
+
+def _set_through(layer: nn.Module, parameter: str, weight: Tensor) -> bool:
+    """Set a weight by the inverse of its parametrization; whether it is that weight then, up to rounding."""
+    if not is_parametrized(layer, parameter):
+        return False
+    try:
+        setattr(layer, parameter, weight)
+    except Exception:  # whatever a right_inverse of others raises
+        return False
+    now: Tensor = getattr(layer, parameter)
+    off = (now - weight).abs().max()
+    return now.is_meta or bool(off <= torch.finfo(now.dtype).eps ** 0.5 * weight.abs().max())
