@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -369,7 +370,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 
 @pytest.mark.parametrize("method", ["he_in", "batchnorm"])
 @pytest.mark.parametrize("changes", [{"lr": 1e6, "epochs": 40}, {"loss_limit": 1e-3}])
-def test_diverging_run_keeps_its_last_good_state(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
+def test_diverging_run_keeps_a_good_state(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     changes = {"method": method, "warmup": 0.0, "loss_limit": 20.0} | changes
     result = fit(tmp_path, **changes)
     assert (result.status, result.test) == ("diverged", None)
@@ -387,26 +388,68 @@ def test_diverging_run_keeps_its_last_good_state(tmp_path: Path, method: str, ch
     assert contents(tmp_path) == before
 
 
-def test_diverged_state_is_that_of_the_last_good_step(tmp_path: Path) -> None:
-    """The control: a run of just so many steps ends in the same weights."""
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_diverged_run_goes_back_to_the_last_checkpoint_that_a_good_step_followed(tmp_path: Path, ema: float) -> None:
+    """The control: a run of one step less, an epoch each, ends in the same state."""
     changes = {
-        "lr": 30.0,
+        "lr": 0.3,
         "method": "he_in",
+        "ema": ema,
         "warmup": 0.0,
         "schedule": "constant",
         "validation": 0.0,
         "batch_size": 80,
     }
-    diverged = fit(tmp_path / "one", epochs=50, loss_limit=1e3, **changes)
+    diverged = fit(tmp_path / "one", epochs=50, loss_limit=9.0, **changes)
     assert diverged.status == "diverged"
-    assert diverged.steps > 0
-    short = fit(tmp_path / "two", epochs=diverged.steps, **changes)
+    assert diverged.steps > 1
+    short = fit(tmp_path / "two", epochs=diverged.steps - 1, **changes)
     assert short.status == "finished"
     one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
-    assert all(torch.equal(one[name], two[name]) for name in one if name not in ("loss_sum", "correct"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert same_models(diverged.model, short.model)
+    assert same_models(nf.load(tmp_path / "one"), short.model)
+    again = fit(epochs=50, loss_limit=9.0, **changes)  # without a folder
+    assert same_models(again.model, short.model)
 
 
-def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path) -> None:
+def same_models(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["he_in", "batchnorm"])
+def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    whole, changes = tmp_path / "whole", {"method": method, "lr": 1e-3, "warmup": 0.0, "schedule": "constant"}
+    good = fit(whole, epochs=2, **changes)
+    loss = engine.Inputs.loss
+
+    def spoilt(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        value, hits = loss(*args)
+        return (value * float("nan") if calls > 2 * STEPS + 3 else value), hits
+
+    calls = 0
+    original = engine.inputs_of
+    monkeypatch.setattr(engine, "inputs_of", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
+    result = fit(tmp_path / "run", epochs=4, **changes)
+    assert (result.status, result.steps) == ("diverged", 2 * STEPS + 3)
+    assert result.validation == good.validation
+    assert same_models(result.model, good.model)
+    assert same_models(nf.load(tmp_path / "run"), good.model)
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 2 * STEPS
+    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == [f"checkpoint-{2 * STEPS}"]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path, folder: bool) -> None:
     changes = {"method": "he_in", "lr": 1e12, "warmup": 0.0, "epochs": 1, "batch_size": 80, "schedule": "constant"}
-    result = fit(tmp_path, **changes)
-    assert (result.status, RunFolder(tmp_path).status) == ("diverged", "diverged")
+    result = fit(tmp_path if folder else None, **changes)
+    start = fit(**{**changes, "epochs": 0})
+    assert (result.status, result.test) == ("diverged", None)
+    assert same_models(result.model, start.model)
+    if folder:
+        assert RunFolder(tmp_path).status == "diverged"
+        assert same_models(nf.load(tmp_path), start.model)

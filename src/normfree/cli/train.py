@@ -145,10 +145,9 @@ def _configuration(
 
 def _steps_done(run: Path | None) -> int:
     """The steps that earlier processes did, by the name of the last checkpoint."""
-    from normfree.train.checkpoint import latest
+    from normfree.train.runs import RunFolder
 
-    found = latest(run) if run is not None else None
-    return int(found.name.split("-")[1]) if found is not None else 0
+    return 0 if run is None else RunFolder(run).saved_step or 0
 
 
 def _new_folder(config: TrainConfig) -> Path:
@@ -192,8 +191,8 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     console.print(f"{speed}, {folder}", markup=False, style="dim")
     if result.status == "diverged":
         console.print(
-            "diverged: the loss is no longer finite, or above the limit; the last good state is kept. "
-            "Try a lower lr, or look with: normfree diagnose",
+            "diverged: the loss is no longer finite, or above the limit; kept is the model of the last checkpoint "
+            "before that, or of the start. Try a lower lr, or look with: normfree diagnose",
             markup=False,
             style="red",
         )

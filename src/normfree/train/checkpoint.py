@@ -90,6 +90,11 @@ def latest(run: str | Path) -> Path | None:
     return next(iter(_all(Path(run))), None)
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, by the name of its folder."""
+    return _place(checkpoint)[0]
+
+
 def load(
     run: str | Path, device: str | torch.device = "cpu", *, fall_back: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:

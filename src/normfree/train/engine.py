@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
@@ -53,6 +54,8 @@ from normfree.train.subject import (
 from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
 from normfree.train.translating import Bleu
 
+Kept = tuple[dict[str, Tensor], dict[str, Any]]
+"""The tensors and the plain state of a checkpoint."""
 TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
@@ -76,8 +79,9 @@ def fit(
     and `data` stand in for those that the configuration names, and are named in the run's own. A model that was
     converted comes with its `plan`, so that its parameters learn and decay as the method asks. With `out` the
     run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
-    SIGTERM let it finish its step and save. `progress` is told how far it is about twice a second. `command` is kept in
-    the result. `picture` draws curves.png at the end.
+    SIGTERM let it finish its step and save. One that diverges ends with the model of its last checkpoint before that,
+    or of the start. `progress` is told how far it is about twice a second. `command` is kept in the result. `picture`
+    draws curves.png at the end.
 
     Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
     """
@@ -174,6 +178,7 @@ class _Run:
         self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
         self.signal: int | None = None
         self._log: EventLog | None = None
+        self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
 
     # The loop
 
@@ -195,22 +200,25 @@ class _Run:
         with self.processes.together():
             self._open(resume)
         self._share()
+        self._kept.append(self._state())
         self.setup_seconds = time.perf_counter() - self._begun
         self._train_start, self._done_at_start = time.perf_counter(), self.done
         self._saved = self._looked = time.perf_counter()
         status = self._loop(stop, progress)
         train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
         self.train_seconds = time.perf_counter() - self._train_start
-        if status == "diverged":
-            self.done = int(self.step.count)
-            self.step.rewind_buffers_()
-        if status != "finished" or not self.config.epochs:
+        if status == "interrupted" or not self.config.epochs:
             self._save()
+        test = None
+        if status == "finished":
+            with self.step.averaged():
+                test = self._score(self.inputs.test)
+            if test is not None and not math.isfinite(test.loss):
+                status, test = "diverged", None  # by its last step, after which no loss was seen any more
+        if status == "diverged":
+            self._go_back()
         with self.step.averaged():
-            test = self._score(self.inputs.test) if status == "finished" else None
             self._release()
-        if test is not None and not math.isfinite(test.loss):
-            status = "diverged"  # by its last step, after which no loss was seen any more
         translated = self._translate() if status == "finished" else None
         result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
@@ -364,14 +372,35 @@ class _Run:
 
     def _save(self) -> None:
         self._saved = time.perf_counter()
+        if self._kept[-1][1]["step"] == self.done:
+            self._kept.pop()  # the same state again
+        self._kept.append(self._state())
         if self.folder is not None:
-            state = {
-                "step": self.done,
-                "seconds": self.before + time.perf_counter() - self._begun,
-                "validation": self.validation and list(self.validation),
-                **self._shapes,
-            }
-            self.folder.save(self.step.state(), state)
+            self.folder.save(*self._kept[-1])
+
+    def _state(self) -> Kept:
+        """A copy of all that a run consists of, and where it is."""
+        state = {
+            "step": self.done,
+            "seconds": self.before + time.perf_counter() - self._begun,
+            "validation": self.validation and list(self.validation),
+            **self._shapes,
+        }
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}, state
+
+    def _go_back(self) -> None:
+        """Leave a diverged run, and its folder, in the last saved state that is known to be good.
+
+        A state is known to be good when the step after it found its loss finite and below the limit. Where none is, the
+        one is left that this process began with.
+        """
+        self.done = int(self.step.count)  # where it diverged
+        good = next((kept for kept in reversed(self._kept) if kept[1]["step"] < self.done), self._kept[0])
+        tensors, state = good
+        self.step.restore_(tensors)
+        self.validation = Score(*state["validation"]) if state["validation"] else None
+        if self.folder is not None and self.folder.saved_step != state["step"]:
+            self.folder.save(tensors, state)
 
     def _close(self, result: RunResult, picture: bool) -> None:
         again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do

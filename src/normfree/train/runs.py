@@ -66,6 +66,12 @@ class RunFolder:
         return any(file.exists() for file in files) or checkpoint.latest(self.path) is not None
 
     @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint, by its name; None where there is none."""
+        newest = checkpoint.latest(self.path)
+        return None if newest is None else checkpoint.step_of(newest)
+
+    @property
     def status(self) -> Status | Literal["unfinished"] | None:
         """How the run ended; 'unfinished' while it trains or after it was killed, None where there is no run.
 
