@@ -486,3 +486,25 @@ def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: 
     steps.clear()
     fit(out=tmp_path / "c", epochs=1, checkpoint_epochs=0, checkpoint_minutes=1e-9)
     assert steps == [1, 2, 3, 4, 5, 5]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "mixed"])
+def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    model = nf.build("resnet8", "fixup", num_classes=10, example=example())
+    parameters = list(model.parameters())
+
+    def raising(_: Snapshot) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fit(net=model, precision=precision, progress=raising)
+    assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
+    assert {p.dtype for p in parameters} == {torch.float32}
+    assert all(p.untyped_storage().nbytes() == 4 * p.numel() and p.grad is None for p in parameters)
+    assert not any(module.training for module in model.modules())
+    assert not any(getattr(module, "absorbed", False) for module in model.modules())
+    again = nf.build("resnet8", "fixup", num_classes=10, example=example())
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(model(example(4)), again.eval()(example(4)))
+    assert fit(net=model, precision=precision).status == "finished"

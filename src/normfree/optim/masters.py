@@ -150,6 +150,7 @@ class Masters:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
+            parameter.grad = None
         self._leave_out(False)
 
     def _leave_out(self, absorbed: bool) -> None:

@@ -112,7 +112,8 @@ def fit(
                 raise ValueError(f"expected a GPU for graph=true, got device '{device}'; use graph=false")
             stack.enter_context(fast(device, config))
             run = _Run(config, trained, plan, opened, device, processes, folder if processes.first else None, began)
-            stack.callback(run.close)
+            stack.callback(run.release)
+            run.set_up()
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
 
 
@@ -132,19 +133,36 @@ class _Run:
     ) -> None:
         self._begun, self._plan = began, plan
         self.config, self.model, self.device, self.processes, self.folder = config, model, device, processes, folder
+        self._data = data
         self._linear = LINEAR_ACCURACY if isinstance(data, ImageSet) and data.name == "fashion14" else None
-        self.model.train().to(device)
+        self._to_release = ExitStack()
+        self.done = 0
+        self.before = 0.0  # seconds that earlier processes trained
+        self.validation: Score | None = None
+        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
+        self.signal: int | None = None
+        self._log: EventLog | None = None
+        self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
+
+    def set_up(self) -> None:
+        """Make the model, its data and its step ready; `release` undoes it."""
+        config, model, plan, data = self.config, self.model, self._plan, self._data
+        device, processes = self.device, self.processes
+        self._to_release.callback(_plain_, model)
+        model.train().to(device)
         dtype = apply_precision_(model, config.precision)
         if config.compile:
             overlap_(model)
         self.inputs: Inputs = inputs_of(
             config, data, device=device, dtype=dtype, channels_last=bool(config.channels_last), processes=processes
         )
+        self._to_release.callback(_close, self.inputs.feed)
         synchronize_(model, processes)
         self.parameters = sum(p.numel() for p in model.parameters())
         groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
-        self._data, self._shapes = data, built_from(config, data)
+        self._to_release.callback(masters.release_)
+        self._shapes = built_from(config, data)
         self.step = Step(
             model,
             forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
@@ -172,13 +190,6 @@ class _Run:
         )
         self.steps = self.inputs.feed.steps
         self.total = self.steps * config.epochs
-        self.done = 0
-        self.before = 0.0  # seconds that earlier processes trained
-        self.validation: Score | None = None
-        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
-        self.signal: int | None = None
-        self._log: EventLog | None = None
-        self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
 
     # The loop
 
@@ -218,7 +229,7 @@ class _Run:
         if status == "diverged":
             self._go_back()
         with self.step.averaged():
-            self._release()
+            self.release()
         translated = self._translate() if status == "finished" else None
         result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
@@ -329,6 +340,7 @@ class _Run:
             self._resume(self.folder)
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
             self._log = EventLog(self.folder.path, done=self.done)
+            self._to_release.callback(self._log.close)
         path = self.folder.config_path
         with explained("the configuration", path), replacing(path) as temporary:
             temporary.write_text(self.config.to_toml(), encoding="utf-8")
@@ -410,13 +422,6 @@ class _Run:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.wait()
 
-    def close(self) -> None:
-        """End the workers that read data, and the log."""
-        for part in (self.inputs.feed, self._log):
-            close = getattr(part, "close", None)
-            if close is not None:
-                close()
-
     def _result(
         self, status: Status, loss: float | None, accuracy: float | None, test: Score | None, bleu: Bleu | None
     ) -> RunResult:
@@ -445,10 +450,24 @@ class _Run:
             command=self.command,
         )
 
-    def _release(self) -> None:
-        """Leave the model as `load` gives it: with parameters of its own, in float32, and without other processes."""
-        self.step.masters.release_()
-        uncompile_(self.model)
-        desynchronize_(self.model)
-        overlap_(reset_precision_(self.model), False)
-        self.model.eval()
+    def release(self) -> None:
+        """End the workers that read data and the log, and leave the model as `load` gives it; once is enough."""
+        self._to_release.close()
+
+
+def _plain_(model: nn.Module) -> None:
+    """Leave a model in float32 and evaluation mode, as it is written and without other processes."""
+    for parameter in model.parameters():  # what needs no gradient has no masters
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.float()
+    uncompile_(model)
+    desynchronize_(model)
+    overlap_(reset_precision_(model), False)
+    model.eval()
+
+
+def _close(feed: Any) -> None:
+    """End the workers of a feed that has some."""
+    close = getattr(feed, "close", None)
+    if close is not None:
+        close()
