@@ -488,6 +488,48 @@ def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: 
     assert steps == [1, 2, 3, 4, 5, 5]
 
 
+# Models of others in a short type
+
+
+class Positioned(nn.Module):
+    """A bare parameter between two layers; with `fixed` a buffer, which stays in float32 and widens the signal."""
+
+    def __init__(self, fixed: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(196, 8), nn.Linear(8, 10)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        position = torch.linspace(-1, 1, 8)
+        if fixed:
+            self.register_buffer("position", position)
+        else:
+            self.position = nn.Parameter(position)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.frozen(self.first(x.flatten(1)) + self.position)))
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_model_of_others_trains_in_bf16_and_comes_back_in_float32(tmp_path: Path, ema: float) -> None:
+    model = Positioned()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = fit(net=model, precision="bf16", ema=ema, out=tmp_path)
+    assert result.status == "finished"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not torch.equal(model.position, before["position"])
+    torch.testing.assert_close(model.frozen.weight, before["frozen.weight"], rtol=1e-2, atol=1e-3)
+    kept = nf.load(tmp_path, model=Positioned())
+    assert equal(kept.state_dict(), model.state_dict())
+
+
+def test_model_that_cannot_compute_in_bf16_is_refused_as_it_was() -> None:
+    model = Positioned(fixed=True)
+    with pytest.raises(ValueError, match=r"precision 'bf16', but Positioned stopped: .*; use precision=float32") as got:
+        fit(net=model, precision="bf16")
+    assert "\n" not in str(got.value)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert fit(net=model, precision="float32").status == "finished"
+
+
 @pytest.mark.parametrize("precision", ["float32", "bf16", "mixed"])
 def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_LOOK", 0.0)

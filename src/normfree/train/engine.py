@@ -49,6 +49,7 @@ from normfree.train.subject import (
     classifier_of,
     groups_of,
     model_of,
+    require_precision,
     require_scores,
 )
 from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
@@ -151,6 +152,7 @@ class _Run:
         self._to_release.callback(_plain_, model)
         model.train().to(device)
         dtype = apply_precision_(model, config.precision)
+        require_precision(model, config, data, dtype)
         if config.compile:
             overlap_(model)
         self.inputs: Inputs = inputs_of(

@@ -19,7 +19,7 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import evaluating
 from normfree.train.inputs import Data, example_of
-from normfree.train.tokens import PAIRS, TEXT, token_model, translates, vouched
+from normfree.train.tokens import PAIRS, TEXT, token_batches, token_model, translates, vouched
 
 AS_BUILT = "as built"  # the method of a model that no method of ours made
 
@@ -108,6 +108,26 @@ def require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
+
+
+def require_precision(model: nn.Module, config: TrainConfig, data: Data, dtype: torch.dtype) -> None:
+    """Refuse a model of others that cannot compute in the precision that it was given, before anything is trained."""
+    if isinstance(model, Stated) or config.precision == "float32":
+        return
+    device = next(model.parameters()).device
+    if isinstance(data, Prepared):
+        *sides, _, _ = next(token_batches(config, data, "train").once())
+        inputs = [side[:2].to(device) for side in sides]
+    else:
+        inputs = [example_of(config, data, 2).to(device, dtype)]
+    try:
+        with evaluating(model):
+            model(*inputs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
+            f"{str(error).splitlines()[0]}; use precision=float32"
+        ) from error
 
 
 def branch_count(model: nn.Module) -> int:
