@@ -7,6 +7,7 @@ import random
 import signal
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import normfree as nf
 from normfree.data.batches import Batches, in_order
 from normfree.data.images import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine
-from normfree.train.evaluation import score
+from normfree.train.evaluation import Score, score
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}
@@ -550,3 +551,26 @@ def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatc
     again.load_state_dict(model.state_dict())
     assert torch.equal(model(example(4)), again.eval()(example(4)))
     assert fit(net=model, precision=precision).status == "finished"
+
+
+# What was learned
+
+
+@pytest.mark.parametrize(
+    ("changes", "judged", "guesses"),
+    [
+        ({"test": Score(2.3, 0.1)}, "test", True),
+        ({"test": Score(9.0, 0.12)}, "test", True),
+        ({"test": Score(2.6, 0.567)}, "test", False),  # wrong with confidence, and right more often than not
+        ({"test": Score(1.4, 0.5), "train_loss": 3.0}, "test", False),  # an epoch that began far above
+        ({"test": None, "validation": Score(1.4, 0.5), "train_loss": 3.0}, "validation", False),
+        ({"test": None, "train_loss": 2.3, "train_accuracy": 0.1}, "training", True),
+        ({"test": None, "train_loss": 1.9, "train_accuracy": 0.1}, "training", False),
+        ({"test": Score(2.4, 0.4), "unit": "tokens"}, "test", True),
+        ({"test": Score(2.0, 0.1), "unit": "tokens"}, "test", False),
+    ],
+)
+def test_what_was_learned_is_judged_by_the_score(changes: dict[str, Any], judged: str, guesses: bool) -> None:
+    result = replace(fit(epochs=0, validation=0.0), **changes)
+    assert result.judged is not None
+    assert (result.judged[0], result.guesses) == (judged, guesses)

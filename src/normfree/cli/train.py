@@ -201,11 +201,14 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
         name = signal.Signals(result.signal).name if result.signal else "a signal"
         console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
         return
-    if result.guesses:
+    if result.guesses and result.judged is not None:
+        name, (loss, _) = result.judged
+        above = "above that" if loss > 1.005 * result.guess_loss else "that"
+        kinds = "tokens" if result.unit == "tokens" else "classes"
         console.print(
-            f"nothing was learned: the training loss, {result.train_loss:.4g}, is that of a guess among "
-            f"{result.classes:,} classes, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the "
-            "signal is lost with: normfree diagnose",
+            f"nothing was learned: the {name} loss, {loss:.4g}, is {above} of a guess among {result.classes:,} "
+            f"{kinds}, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the signal is lost with: "
+            "normfree diagnose",
             markup=False,
             style="yellow",
         )
