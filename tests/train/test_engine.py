@@ -402,6 +402,22 @@ def test_image_folder_trains_scores_and_resumes(folder: str, tmp_path: Path, mon
         nf.fit(config.with_changes(validation=0.99))
 
 
+def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_path: Path) -> None:
+    changes = {"data": folder, "batch_size": 4, "epochs": 1}
+    config = nf.TrainConfig(**{**SMALL, **changes})
+    nf.fit(config, out=tmp_path / "run")
+    lost = next(tmp_path.glob("images/train/dark/*.png"))
+    kept = lost.read_bytes()
+    lost.write_bytes(kept + b" ")  # another file of the same name
+    with pytest.raises(ValueError, match=r"expected the images that the run in '.*' began with, got another; give it"):
+        nf.fit(config, out=tmp_path / "run", resume=True)
+    lost.unlink()
+    with pytest.raises(ValueError, match=r"expected the number of training and test images"):
+        nf.fit(config, out=tmp_path / "run", resume=True)
+    lost.write_bytes(kept)
+    assert nf.fit(config, out=tmp_path / "run", resume=True).status == "finished"
+
+
 # What is left behind
 
 

@@ -19,6 +19,7 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
+from normfree.data.images import ImageSet, Split
 from normfree.train import RunFolder, RunResult, checkpoint, curves, engine
 from stopped_steps import stop_at
 from tiny_images import tiny_images
@@ -363,6 +364,43 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
     assert all(torch.isfinite(t).all() for t in tensors(tmp_path).values())
     fit(tmp_path, resume=True)
     assert differences(whole, tmp_path) == []
+
+
+# Data
+
+
+def interrupted(out: Path, monkeypatch: pytest.MonkeyPatch, data: ImageSet) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, signal.SIGTERM)
+        assert nf.fit(config(), data=data, out=out).status == "interrupted"
+
+
+def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_images()
+    interrupted(tmp_path, monkeypatch, data)
+    before = contents(tmp_path)
+    shifted = replace(data, train=Split(data.train.images, data.train.labels.roll(1)))
+    brighter = replace(data, test=Split(data.test.images + 1, data.test.labels))
+    renamed = replace(data, classes=tuple(f"{name}s" for name in data.classes))
+    for other, says in (
+        (tiny_images(160), "number of training and test images"),
+        (renamed, "classes"),
+        (shifted, "images"),
+        (brighter, "images"),
+    ):
+        with pytest.raises(ValueError, match=rf"expected the {says} that the run in .* began with, got another; give"):
+            nf.fit(config(), data=other, out=tmp_path, resume=True)
+        assert contents(tmp_path) == before
+    copied = replace(data, train=Split(data.train.images.clone(), data.train.labels.clone()))
+    assert nf.fit(config(), data=copied, out=tmp_path, resume=True).status == "finished"
+
+
+def test_checkpoint_that_tells_nothing_of_its_images_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(tmp_path, monkeypatch, tiny_images())
+    tensors, state = checkpoint.load(tmp_path)
+    older = {key: value for key, value in state.items() if key not in ("images", "images_sha256")}
+    checkpoint.save(tmp_path, tensors, older)
+    assert fit(tmp_path, resume=True).status == "finished"
 
 
 # Divergence

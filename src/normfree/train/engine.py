@@ -49,6 +49,7 @@ from normfree.train.subject import (
     classifier_of,
     groups_of,
     model_of,
+    require_images,
     require_precision,
     require_scores,
 )
@@ -164,7 +165,7 @@ class _Run:
         groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
         self._to_release.callback(masters.release_)
-        self._shapes = built_from(config, data)
+        self._shapes = built_from(config, data) if self.folder is not None else {}
         self.step = Step(
             model,
             forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
@@ -369,6 +370,8 @@ class _Run:
             tensors, state = found
             if isinstance(self._data, Prepared):
                 require_data(self._data, state, folder.path)
+            else:
+                require_images(self._shapes, state, folder.path)
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
 from normfree.data.folder import Folder
+from normfree.data.images import Split
 from normfree.data.prepared import Prepared
 from normfree.methods import get
 from normfree.models import Stated, build
@@ -54,10 +58,44 @@ def model_of(config: TrainConfig, data: Data) -> tuple[nn.Module, ResidualPlan |
 
 
 def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """What a checkpoint keeps, so that the model of a run can be built again."""
+    """What a checkpoint keeps, so that the model of a run can be built again, and other data is noticed."""
     if isinstance(data, Prepared):
         return vouched(data)
-    return {"classes": list(_classes(data)), "input_shape": list(example_of(config, data, 1).shape[1:])}
+    parts = (data.train, data.test) if isinstance(data, ImageSet) else data
+    return {
+        "classes": list(_classes(data)),
+        "input_shape": list(example_of(config, data, 1).shape[1:]),
+        "images": [len(part) for part in parts],
+        "images_sha256": _digest(parts),
+    }
+
+
+def _digest(parts: Iterable[Split | Folder]) -> str:
+    """What images are told by: their bytes and labels, or those of a folder by the names and sizes of their files."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Split):
+            digest.update(part.images.cpu().contiguous().numpy().data)
+        else:
+            listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
+            digest.update("".join(f"{name}/{file} {size}\n" for name, file, size in listed).encode())
+        digest.update(part.labels.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def require_images(own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
+    """Raise `ValueError` for other images than those of a run; what an older checkpoint does not say may differ."""
+    for key, what in (
+        ("classes", "classes"),
+        ("input_shape", "shape of images"),
+        ("images", "number of training and test images"),
+        ("images_sha256", "images"),
+    ):
+        if state.get(key, own[key]) != own[key]:
+            raise ValueError(
+                f"expected the {what} that the run in '{run}' began with, got another; give it the same data, or start "
+                "another run"
+            )
 
 
 def class_count(data: Data) -> int:
