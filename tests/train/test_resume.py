@@ -366,6 +366,40 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
     assert differences(whole, tmp_path) == []
 
 
+# Signals after the steps
+
+
+@pytest.mark.parametrize(("part", "epochs"), [("validation", 1), ("validation", 4), ("test", 4)])
+def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, epochs: int
+) -> None:
+    original, scored = engine.inputs_of, []
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        inputs = original(*args, **kwargs)
+        judged = getattr(inputs, part)
+
+        def batches() -> Iterator[Any]:
+            for number, batch in enumerate(judged()):
+                if number == 1 and (part == "test" or len(RunFolder(tmp_path).read_metrics()) == epochs - 1):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                scored.append(number)
+                yield batch
+
+        return replace(inputs, **{part: batches})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "inputs_of", stopping)
+        stopped = fit(tmp_path, eval_batch_size=2)
+    assert (stopped.status, stopped.signal, stopped.test) == ("interrupted", signal.SIGTERM, None)
+    assert (scored[-1], stopped.steps) == (1, epochs * STEPS)
+    assert len(RunFolder(tmp_path).read_metrics()) == epochs - (part == "validation")
+    assert fit(tmp_path, resume=True, eval_batch_size=2).status == "finished"
+    reference = tmp_path / "reference"
+    fit(reference, eval_batch_size=2)
+    assert differences(reference, tmp_path) == []
+
+
 # Data
 
 

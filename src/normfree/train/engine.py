@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -81,9 +81,9 @@ def fit(
     and `data` stand in for those that the configuration names, and are named in the run's own. A model that was
     converted comes with its `plan`, so that its parameters learn and decay as the method asks. With `out` the
     run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
-    SIGTERM let it finish its step and save. One that diverges ends with the model of its last checkpoint before that,
-    or of the start. `progress` is told how far it is about twice a second. `command` is kept in the result. `picture`
-    draws curves.png at the end.
+    SIGTERM let it finish its step or batch and save. One that diverges ends with the model of its last checkpoint
+    before that, or of the start. `progress` is told how far it is about twice a second. `command` is kept in the
+    result. `picture` draws curves.png at the end.
 
     Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
     """
@@ -117,6 +117,10 @@ def fit(
             stack.callback(run.release)
             run.set_up()
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
+
+
+class _StoppedError(Exception):
+    """A signal came while the test sentences were translated."""
 
 
 class _Run:
@@ -207,7 +211,7 @@ class _Run:
         picture: bool,
     ) -> RunResult:
         """Go on until the end, a signal or a divergence, and say how it ended."""
-        self._seed_draws, self.command = seed_draws, command
+        self._stop, self._seed_draws, self.command = stop, seed_draws, command
         if self.config.graph:
             self.step.start_epoch(0, self._factors(0))
             self.step.capture()
@@ -218,7 +222,7 @@ class _Run:
         self.setup_seconds = time.perf_counter() - self._begun
         self._train_start, self._done_at_start = time.perf_counter(), self.done
         self._saved = self._looked = time.perf_counter()
-        status = self._loop(stop, progress)
+        status = self._loop(progress)
         train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
         self.train_seconds = time.perf_counter() - self._train_start
         if status == "interrupted" or not self.config.epochs:
@@ -227,21 +231,27 @@ class _Run:
         if status == "finished":
             with self.step.averaged():
                 test = self._score(self.inputs.test)
+            if self.signal is not None:
+                status = "interrupted"  # what is trained is saved, and resuming does the rest
             if test is not None and not math.isfinite(test.loss):
                 status, test = "diverged", None  # by its last step, after which no loss was seen any more
         if status == "diverged":
             self._go_back()
         with self.step.averaged():
             self.release()
-        translated = self._translate() if status == "finished" else None
+        translated = None
+        if status == "finished":
+            translated = self._translate()
+            if self.signal is not None:
+                status = "interrupted"
         result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
         return result
 
-    def _loop(self, stop: Stop, progress: Callable[[Snapshot], None] | None) -> Status:
+    def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
         config, flying = self.config, InFlight(self.device)
-        if self._owed and not self._end_epoch(self.done // self.steps - 1):
-            return "diverged"
+        if self._owed and (status := self._end_epoch(self.done // self.steps - 1)) is not None:
+            return status
         while self.done < self.total:
             epoch, first = divmod(self.done, self.steps)
             self.step.start_epoch(epoch, self._factors(epoch), first)
@@ -261,7 +271,7 @@ class _Run:
                         seen = self.done, self.total, self.done / self.steps
                         progress(Snapshot(*seen, loss, accuracy, self._speed(), self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.agree((stop.requested or 0) if alive else _DEAD)
+                ended = self.processes.agree((self._stop.requested or 0) if alive else _DEAD)
                 if ended == _DEAD:
                     return "diverged"
                 if ended:
@@ -269,18 +279,21 @@ class _Run:
                     return "interrupted" if self._look()[2] else "diverged"
                 if due:
                     self._save()
-            if not self._end_epoch(epoch):
-                return "diverged"
+            if (status := self._end_epoch(epoch)) is not None:
+                return status
         return "finished"
 
-    def _end_epoch(self, epoch: int) -> bool:
-        """Score, log and save; False when the run is no longer alive."""
+    def _end_epoch(self, epoch: int) -> Status | None:
+        """Score, log and save; how the run ended where it is no longer alive, or a signal cut the scoring short."""
         loss, accuracy, alive = self._look()
         if not alive:
-            return False
+            return "diverged"
         if self.inputs.validation is not None:
             with self.step.averaged():
-                self.validation = self._score(self.inputs.validation)
+                found = self._score(self.inputs.validation)
+            if self.signal is not None:
+                return "interrupted"  # the epoch is owed: the next process scores it
+            self.validation = found
         record: dict[str, Any] = {
             "step": self.done,
             "epoch": epoch + 1,
@@ -299,7 +312,7 @@ class _Run:
         last = self.done >= self.total
         if last or (self.config.checkpoint_epochs and (epoch + 1) % self.config.checkpoint_epochs == 0):
             self._save()
-        return True
+        return None
 
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
@@ -319,19 +332,47 @@ class _Run:
         return (self.done - self._done_at_start) * self.inputs.per_step / max(seconds, 1e-9)
 
     def _score(self, judged: Judged | None) -> Score | None:
-        return None if judged is None else self.inputs.score(self.model, judged(), reduce=self.processes.average_)
+        """The score over all processes; None where there is nothing to judge by, or a `signal` cut it short."""
+        if judged is None:
+            return None
+        cut = 0
+
+        def batches() -> Iterator[Any]:
+            nonlocal cut
+            for batch in judged():
+                if self._stop.requested is not None:
+                    cut = self._stop.requested
+                    return  # without an error, since all processes meet at the end of the score
+                yield batch
+
+        found = self.inputs.score(self.model, batches(), reduce=self.processes.average_)
+        self.signal = self.processes.agree(cut) or None
+        return found if self.signal is None else None
 
     def _translate(self) -> Bleu | None:
-        """Translate the test sentences, and keep what came out beside the result."""
+        """Translate the test sentences, and keep what came out beside the result; None with a `signal` on the way."""
         data = self._data
-        if not (self.processes.first and isinstance(data, Prepared) and translates_test(data)):
+        if not isinstance(data, Prepared) or not translates_test(data):
             return None
-        lines, found = translate_test(self.model, self.config, data)
+        found, cut = None, 0
+        if self.processes.first:
+            try:
+                lines, found = translate_test(self.model, self.config, data, self._go_on)
+                self._write_lines(lines)
+            except _StoppedError:
+                cut = self._stop.requested or 0
+        self.signal = self.processes.agree(cut) or None
+        return found
+
+    def _go_on(self, done: int, total: int) -> None:
+        if self._stop.requested is not None and done < total:
+            raise _StoppedError
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
         if self.folder is not None:
             path = self.folder.path / TRANSLATIONS
             with explained("the translations", path), replacing(path) as temporary:
                 temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return found
 
     # The folder
 
