@@ -14,6 +14,7 @@ import pytest
 import normfree
 from normfree.cli import main
 from normfree.train import RunFolder, engine, read_config
+from normfree.train.evaluation import Score
 from normfree.train.recipes import recipes
 from tiny_images import tiny_images
 
@@ -319,3 +320,15 @@ def test_file_in_the_place_of_the_folder_is_one_line(run: Run) -> None:
     status, _, err = run("train", *SMALL, "--out", "file")
     assert (status, is_one_line_error(err)) == (2, True)
     assert "move the file" in err
+
+
+def test_evaluation_that_is_not_finite_is_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("train", *SMALL, "--out", "run")
+    monkeypatch.setattr("normfree.train.evaluate", lambda *_, **__: Score(math.nan, 0.1))
+    status, out, _ = run("evaluate", "run", "--json")
+    assert status == 0
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"{text} is no JSON")
+
+    assert json.loads(out, parse_constant=refuse) == {"loss": "nan", "accuracy": 0.1}

@@ -115,8 +115,10 @@ def evaluate_run(
             run, device=device, data_dir=data, progress=lambda done, total: update(done, total, "sentences")
         )
     if as_json:
+        from normfree.files import plain_json
+
         plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(plain))
+        typer.echo(json.dumps(plain_json(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
     typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
