@@ -332,3 +332,35 @@ def test_evaluation_that_is_not_finite_is_json(run: Run, monkeypatch: pytest.Mon
         raise ValueError(f"{text} is no JSON")
 
     assert json.loads(out, parse_constant=refuse) == {"loss": "nan", "accuracy": 0.1}
+
+
+def test_method_of_a_plugin_is_trained_resumed_and_evaluated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normfree.methods.registry import unregister
+
+    Path("half_train_plugin.py").write_text(
+        "from dataclasses import replace\n"
+        "import normfree as nf\n"
+        "from normfree.methods import get\n"
+        "nf.register(replace(get('he_in'), name='half_train'))\n"
+    )
+    plugin = ("--plugin", "half_train_plugin")
+
+    def once(*arguments: str) -> tuple[int, str, str]:
+        """As a process of its own would, which has not imported it yet."""
+        try:
+            return run(*arguments)
+        finally:
+            if sys.modules.pop("half_train_plugin", None) is not None:
+                unregister("half_train")
+
+    changed = (*SMALL[:2], "--set", "method=half_train", *SMALL[4:])
+    status, _, err = once("train", *changed, "--out", "run")
+    assert (status, is_one_line_error(err)) == (2, True)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, signal.SIGTERM)
+        assert once("train", *changed, *plugin, "--out", "run")[0] == 143
+    assert once("train", "--resume", "run", *plugin)[0] == 0
+    assert result()["command"] == "normfree train --resume run --plugin half_train_plugin"
+    status, out, _ = once("evaluate", "run", *plugin)
+    assert status == 0
+    assert "(half_train)" in out

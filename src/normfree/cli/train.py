@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
 
@@ -42,6 +43,7 @@ def train_model(
     listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the configuration as TOML, and do not train.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Train a network on images or text, without normalization layers or with them, and test it at the end.
 
@@ -51,6 +53,7 @@ def train_model(
     For example: normfree train fashion --set lr=0.05 --set epochs=3;
     or: normfree train translation --source train.de --target train.en
     """
+    load_plugins(plugin)
     if listing:
         _list_recipes(as_json)
         return
@@ -71,6 +74,7 @@ def train_model(
 
     first = int(os.environ.get("RANK", "0")) == 0
     given = {"--set": changes, "--config": config, "--out": out, "--resume": resume, "--device": device}
+    given |= {"--plugin": plugin}
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
             result = fit(
@@ -99,11 +103,13 @@ def evaluate_run(
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Score the model of a run on the test images or sentences.
 
     For example: normfree evaluate runs/fashion
     """
+    load_plugins(plugin)
     from normfree.report.progress import progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
