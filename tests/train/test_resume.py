@@ -400,6 +400,18 @@ def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
     assert differences(reference, tmp_path) == []
 
 
+def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, signal.SIGTERM)
+        fit(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(path.read_text().replace("graph = false", "graph = true"))
+    with pytest.raises(
+        ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run where there"
+    ):
+        nf.fit(nf.train.read_config(tmp_path), data=tiny_images(), out=tmp_path, resume=True)
+
+
 # Data
 
 

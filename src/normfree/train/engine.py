@@ -111,7 +111,8 @@ def fit(
             config = as_given(config, model, data, plan)
             config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
             if config.graph and device.type != "cuda":
-                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; use graph=false")
+                remedy = "resume the run where there is one" if resume else "use graph=false"
+                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
             stack.enter_context(fast(device, config))
             run = _Run(config, trained, plan, opened, device, processes, folder if processes.first else None, began)
             stack.callback(run.release)
