@@ -158,7 +158,7 @@ class _Run:
         self._to_release.callback(_plain_, model)
         model.train().to(device)
         dtype = apply_precision_(model, config.precision)
-        require_precision(model, config, data, dtype)
+        require_precision(model, config, data, device=device, dtype=dtype)
         if config.compile:
             overlap_(model)
         self.inputs: Inputs = inputs_of(

@@ -148,19 +148,19 @@ def require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
         raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
 
 
-def require_precision(model: nn.Module, config: TrainConfig, data: Data, dtype: torch.dtype) -> None:
+def require_precision(
+    model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
+) -> None:
     """Refuse a model of others that cannot compute in the precision that it was given, before anything is trained."""
     if isinstance(model, Stated) or config.precision == "float32":
         return
-    device = next(model.parameters()).device
     if isinstance(data, Prepared):
-        *sides, _, _ = next(token_batches(config, data, "train").once())
-        inputs = [side[:2].to(device) for side in sides]
+        *inputs, _, _ = next(token_batches(config, data, "train", device=device).once())
     else:
         inputs = [example_of(config, data, 2).to(device, dtype)]
     try:
         with evaluating(model):
-            model(*inputs)
+            model(*(side[:2] for side in inputs))
     except RuntimeError as error:
         raise ValueError(
             f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
