@@ -577,6 +577,13 @@ def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatc
     assert fit(net=model, precision=precision).status == "finished"
 
 
+def test_adaptive_clipping_without_a_classifier_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 10, 14), nn.Flatten())
+    with pytest.raises(ValueError, match=r"expected a model with a Linear .* got Sequential; use clip=norm, or none"):
+        fit(net=model, clip="agc")
+    assert fit(net=model, clip="norm").status == "finished"
+
+
 # What was learned
 
 

@@ -185,7 +185,13 @@ def groups_of(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None =
 
 
 def classifier_of(model: nn.Module, plan: ResidualPlan | None = None) -> tuple[str, ...]:
-    """The names of the parameters that adaptive clipping leaves alone."""
+    """The names of the parameters that adaptive clipping leaves alone. Raises `ValueError` without a classifier."""
     last = None if plan is None or not plan.classifier else [layer.name for layer in plan.classifier]
-    clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    try:
+        clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    except ValueError as error:
+        raise ValueError(
+            f"expected a model with a Linear classifier, which clip=agc leaves alone, got {type(model).__name__}; use "
+            "clip=norm, or none"
+        ) from error
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)
