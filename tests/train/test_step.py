@@ -326,11 +326,13 @@ class Listed:
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches, self.steps, self.epoch = batches, len(batches), -1
+        self.asked: list[Tensor] = []
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def batch(self, step: Tensor) -> Batch:
+        self.asked.append(step)
         return Batch(*(None if t is None else t.clone() for t in self.batches[int(step)]))
 
 
@@ -343,6 +345,8 @@ def test_feed_from_the_host_trains_alike(augmentation: Augmentation) -> None:
     advance(one, 3)
     advance(other, 3)
     assert not differing(other, copies(one))
+    assert [int(step) for step in listed.asked] == [0, 1, 2]
+    assert all(step is not other.number for step in listed.asked)  # which is on the device, and would be waited for
 
 
 @pytest.mark.parametrize("method", ["fixup", "batchnorm", "wn"])

@@ -228,7 +228,7 @@ class Step:
     def _fetch(self) -> None:
         """Bring a batch from the host to where a captured step reads it."""
         if isinstance(self.feed, _OneShape):
-            self.feed.fetch(self.number)
+            self.feed.fetch(self._step_on_host)
 
     def _step(self, shape: int) -> None:
         batch = self.feed.gather(shape, self.number)
@@ -340,11 +340,11 @@ class _OneShape:
         """The batch of a step, or the one that was fetched."""
         return self._held if self._held is not None else self._batch(step)
 
-    def fetch(self, step: Tensor) -> None:
-        """Get the batch of a step from the host, where it is made there."""
+    def fetch(self, step: int) -> None:
+        """Get the batch of a step from the host, where it is made there: without a look at the number on the device."""
         if self._feed.capturable:
             return
-        batch = self._feed.batch(step)
+        batch = self._feed.batch(torch.tensor(step))
         if self._held is None:
             self._held = batch
             return
