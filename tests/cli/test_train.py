@@ -364,3 +364,13 @@ def test_method_of_a_plugin_is_trained_resumed_and_evaluated(run: Run, monkeypat
     status, out, _ = once("evaluate", "run", *plugin)
     assert status == 0
     assert "(half_train)" in out
+
+
+def test_show_prepares_nothing(run: Run) -> None:
+    for name in ("tiny.train.de", "tiny.train.en"):
+        Path(name).write_text("one two\n")
+    files = ("--source", "tiny.train.de", "--target", "tiny.train.en")
+    status, out, err = run("train", "translation", *files, "--show")
+    assert (status, err) == (0, "")
+    assert 'data = "pairs:.data/tiny-8000"' in out
+    assert sorted(path.name for path in Path().iterdir()) == ["tiny.train.de", "tiny.train.en"]

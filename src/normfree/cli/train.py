@@ -61,7 +61,7 @@ def train_model(
         raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
     changes = list(changes or [])
     if source is not None or target is not None or text is not None:
-        changes.append(f"data={prepared_name(source, target, text, vocabulary)}")
+        changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
     chosen = _configuration(recipe, changes, config, resume, device)
     if show:
         typer.echo(chosen.to_toml(), nl=False)
