@@ -49,6 +49,7 @@ from normfree.train.subject import (
     classifier_of,
     groups_of,
     model_of,
+    require_effect,
     require_images,
     require_precision,
     require_scores,
@@ -99,6 +100,8 @@ def fit(
                 stack.enter_context(folder.hold(resume=resume))
             opened = data if data is not None else open_data(config)
             require_whole(opened)
+            if not resume:  # a run that was begun may go on
+                require_effect(config, opened, given=model is not None)
             seed_draws(config.seed)
             if plan is not None and model is None:
                 raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
