@@ -94,3 +94,26 @@ def test_overlap_on_a_second_stream_has_the_gradients_of_one_stream(method: str)
                 torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4, msg=name)
     finally:
         torch.backends.cudnn.deterministic = before
+
+
+def test_convolution_that_pads_by_a_word_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same", bias=False), nn.Conv2d(4, 4, 3, padding=1, bias=False))
+    expected = model(torch.ones(2, 3, 5, 5))
+    overlap_(model)
+    assert [type(layer) for layer in model] == [nn.Conv2d, OverlappedConv2d]
+    assert torch.equal(model(torch.ones(2, 3, 5, 5)), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradient_of_the_images_is_not_computed(compiled: bool) -> None:
+    layer = overlap_(nn.Conv2d(3, 4, 3, bias=False))
+    run = torch.compile(layer, backend="aot_eager") if compiled else layer
+    for needed in (False, True):
+        x = torch.ones(2, 3, 5, 5, requires_grad=needed)
+        out = run(x).sum()
+        with torch.profiler.profile() as profile:
+            out.backward()
+        names = [event.name for event in profile.events()]
+        assert names.count("aten::convolution_backward") == 1 + needed
+        assert (x.grad is not None) == needed
+    assert layer.weight.grad is not None

@@ -393,17 +393,13 @@ def test_odd_shapes_are_held() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_two_short_types_and_nothing_are_refused() -> None:
+def test_two_short_types_are_refused() -> None:
     model = small()
     model[3].half()
     before = copies(model)
     with pytest.raises(ValueError, match=r"at most one shorter type, got torch\.bfloat16, torch\.float16; convert"):
         Masters(model, one_group(model))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    with pytest.raises(ValueError, match="expected parameters"):
-        Masters(nn.ReLU(), [])
-    with pytest.raises(ValueError, match="expected parameters"):
-        Masters(nn.ReLU(), one_group(nn.ReLU()))
 
 
 def test_float64_is_not_rounded_behind_the_callers_back() -> None:
@@ -498,3 +494,10 @@ def test_bias_that_another_module_shares_is_not_taken_in() -> None:
     left = absorbing_layers(model)
     assert not any(found.bias is entry.bias for found in left)  # so v must not
     assert any(found.bias is model.encoder[0].attention.branch.bias for found in left)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2).requires_grad_(False), nn.ReLU()])
+def test_model_of_which_nothing_learns_is_refused(model: nn.Module) -> None:
+    for groups in (one_group(model), []):
+        with pytest.raises(ValueError, match=r"expected at least one parameter of \w+ that learns, got none; set req"):
+            Masters(model, groups)

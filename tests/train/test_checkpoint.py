@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,17 +168,17 @@ def test_pair_of_two_checkpoints_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_fall_back_takes_the_newest_whole_one_only_if_told(tmp_path: Path) -> None:
+def test_damage_names_another_checkpoint_only_where_there_is_one(tmp_path: Path) -> None:
     for step in (1, 2, 3):
-        save(tmp_path, *some(step), keep=3)
+        save(tmp_path, *some(step), keep=2)
     (tmp_path / "checkpoint-3" / STATE).write_text("{}")
-    with pytest.raises(ValueError, match="checkpoint-3"):
+    with pytest.raises(ValueError, match=r"; delete the folder 'checkpoint-3' to go on from 'checkpoint-2', or start"):
         load(tmp_path)
-    assert load(tmp_path, fall_back=True)[1]["step"] == 2
-    for step in (1, 2):
-        (tmp_path / f"checkpoint-{step}" / WEIGHTS).unlink()
-    with pytest.raises(ValueError, match="checkpoint-3"):
-        load(tmp_path, fall_back=True)
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    assert load(tmp_path)[1]["step"] == 2
+    (tmp_path / "checkpoint-2" / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=r"is damaged \(not there\); start the run anew$"):
+        load(tmp_path)
 
 
 def test_folder_without_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -368,3 +368,13 @@ def test_signal_to_the_launcher_saves_and_leaves_no_process(number: int, launche
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+
+
+def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    says = r"expected 2 processes .*, but they could not meet: .*RANK expected, but not set; start them with torchrun"
+    with pytest.raises(ConnectionError, match=says) as caught, joined(torch.device("cpu")):
+        pass
+    assert "\n" not in str(caught.value)

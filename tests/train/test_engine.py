@@ -7,6 +7,7 @@ import random
 import signal
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import normfree as nf
 from normfree.data.batches import Batches, in_order
 from normfree.data.images import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine
-from normfree.train.evaluation import score
+from normfree.train.evaluation import Score, score
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}
@@ -241,6 +242,12 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"model": "resnet9"}, "expects a depth"),
         ({"method": "fixupp"}, "fixup"),
         ({"tensorboard": True}, r"pip install 'normfree\[tracking\]'"),
+        ({"dropout": 0.1}, r"expected dropout=0\.0 for images, where it changes nothing, got 0\.1; leave it out"),
+        ({"beam": 3}, "expected beam=5 for images"),
+        (
+            {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
+            "expected form=None for images and a model of others, where it changes nothing, got pre",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -401,6 +408,30 @@ def test_image_folder_trains_scores_and_resumes(folder: str, tmp_path: Path, mon
         nf.fit(config.with_changes(validation=0.99))
 
 
+def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_path: Path) -> None:
+    changes = {"data": folder, "batch_size": 4, "epochs": 1}
+    config = nf.TrainConfig(**{**SMALL, **changes})
+    nf.fit(config, out=tmp_path / "run")
+    lost = next(tmp_path.glob("images/train/dark/*.png"))
+    kept = lost.read_bytes()
+    lost.write_bytes(kept + b" ")  # another file of the same name
+    with pytest.raises(ValueError, match=r"expected the images that the run in '.*' began with, got another; give it"):
+        nf.fit(config, out=tmp_path / "run", resume=True)
+    lost.unlink()
+    with pytest.raises(ValueError, match=r"expected the number of training and test images"):
+        nf.fit(config, out=tmp_path / "run", resume=True)
+    lost.write_bytes(kept)
+    assert nf.fit(config, out=tmp_path / "run", resume=True).status == "finished"
+
+
+def test_image_folder_that_moved_is_evaluated_where_it_lies(folder: str, tmp_path: Path) -> None:
+    result = nf.fit(nf.TrainConfig(**{**SMALL, "data": folder, "batch_size": 4, "epochs": 1}), out=tmp_path / "run")
+    (tmp_path / "images").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match="expected an image folder 'train'"):
+        nf.evaluate(tmp_path / "run")
+    assert nf.evaluate(tmp_path / "run", data_dir=str(tmp_path / "moved")) == result.test
+
+
 # What is left behind
 
 
@@ -486,3 +517,97 @@ def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: 
     steps.clear()
     fit(out=tmp_path / "c", epochs=1, checkpoint_epochs=0, checkpoint_minutes=1e-9)
     assert steps == [1, 2, 3, 4, 5, 5]
+
+
+# Models of others in a short type
+
+
+class Positioned(nn.Module):
+    """A bare parameter between two layers; with `fixed` a buffer, which stays in float32 and widens the signal."""
+
+    def __init__(self, fixed: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(196, 8), nn.Linear(8, 10)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        position = torch.linspace(-1, 1, 8)
+        if fixed:
+            self.register_buffer("position", position)
+        else:
+            self.position = nn.Parameter(position)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.frozen(self.first(x.flatten(1)) + self.position)))
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_model_of_others_trains_in_bf16_and_comes_back_in_float32(tmp_path: Path, ema: float) -> None:
+    model = Positioned()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = fit(net=model, precision="bf16", ema=ema, out=tmp_path)
+    assert result.status == "finished"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not torch.equal(model.position, before["position"])
+    torch.testing.assert_close(model.frozen.weight, before["frozen.weight"], rtol=1e-2, atol=1e-3)
+    kept = nf.load(tmp_path, model=Positioned())
+    assert equal(kept.state_dict(), model.state_dict())
+
+
+def test_model_that_cannot_compute_in_bf16_is_refused_as_it_was() -> None:
+    model = Positioned(fixed=True)
+    with pytest.raises(ValueError, match=r"precision 'bf16', but Positioned stopped: .*; use precision=float32") as got:
+        fit(net=model, precision="bf16")
+    assert "\n" not in str(got.value)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert fit(net=model, precision="float32").status == "finished"
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "mixed"])
+def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    model = nf.build("resnet8", "fixup", num_classes=10, example=example())
+    parameters = list(model.parameters())
+
+    def raising(_: Snapshot) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fit(net=model, precision=precision, progress=raising)
+    assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
+    assert {p.dtype for p in parameters} == {torch.float32}
+    assert all(p.untyped_storage().nbytes() == 4 * p.numel() and p.grad is None for p in parameters)
+    assert not any(module.training for module in model.modules())
+    assert not any(getattr(module, "absorbed", False) for module in model.modules())
+    again = nf.build("resnet8", "fixup", num_classes=10, example=example())
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(model(example(4)), again.eval()(example(4)))
+    assert fit(net=model, precision=precision).status == "finished"
+
+
+def test_adaptive_clipping_without_a_classifier_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 10, 14), nn.Flatten())
+    with pytest.raises(ValueError, match=r"expected a model with a Linear .* got Sequential; use clip=norm, or none"):
+        fit(net=model, clip="agc")
+    assert fit(net=model, clip="norm").status == "finished"
+
+
+# What was learned
+
+
+@pytest.mark.parametrize(
+    ("changes", "judged", "guesses"),
+    [
+        ({"test": Score(2.3, 0.1)}, "test", True),
+        ({"test": Score(9.0, 0.12)}, "test", True),
+        ({"test": Score(2.6, 0.567)}, "test", False),  # wrong with confidence, and right more often than not
+        ({"test": Score(1.4, 0.5), "train_loss": 3.0}, "test", False),  # an epoch that began far above
+        ({"test": None, "validation": Score(1.4, 0.5), "train_loss": 3.0}, "validation", False),
+        ({"test": None, "train_loss": 2.3, "train_accuracy": 0.1}, "training", True),
+        ({"test": None, "train_loss": 1.9, "train_accuracy": 0.1}, "training", False),
+        ({"test": Score(2.4, 0.4), "unit": "tokens"}, "test", True),
+        ({"test": Score(2.0, 0.1), "unit": "tokens"}, "test", False),
+    ],
+)
+def test_what_was_learned_is_judged_by_the_score(changes: dict[str, Any], judged: str, guesses: bool) -> None:
+    result = replace(fit(epochs=0, validation=0.0), **changes)
+    assert result.judged is not None
+    assert (result.judged[0], result.guesses) == (judged, guesses)

@@ -15,6 +15,7 @@ from normfree.models import Network, build
 from normfree.models.registry import find
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
@@ -226,3 +227,48 @@ def test_reset_leads_back(precision: str) -> None:
     assert all(m.stream_dtype is m.branch_dtype is None for m in model.modules() if isinstance(m, Residual))
     rounding = (model(images()) - expected).norm() / expected.norm()
     assert 0 < rounding < 2e-2
+
+
+# Models of others
+
+
+class Between(nn.Module):
+    """A bare parameter between two layers, a norm with statistics, attention and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 8, 3))
+        self.shift, self.scale = nn.Parameter(torch.ones(8, 1, 1)), nn.Parameter(torch.tensor(2.0))
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.memory = nn.GRU(8, 8, batch_first=True)
+        self.classifier = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention((self.stem(x) * self.scale + self.shift).flatten(2).mT)
+        return self.classifier(self.memory(x)[0].mean(1))
+
+
+def test_every_part_of_a_model_of_others_computes_in_bf16() -> None:
+    model = Between()
+    assert apply_precision_(model, "bf16") == torch.bfloat16
+    out = model(images().bfloat16())
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    wide = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
+    assert wide == {"stem.1.weight", "stem.1.bias", "scale"}
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_reparametrized_layer_of_others_keeps_its_direction_and_gain() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+    reparametrize_(model[0], "weight_norm")
+    apply_precision_(model, "bf16")
+    assert model(images().bfloat16()).dtype == torch.bfloat16
+    assert {n for n, p in model.named_parameters() if p.dtype == torch.float32} == {"0.weight", "0.gain"}
+
+
+def test_mixed_is_refused_where_no_branch_is_known() -> None:
+    model = Between()
+    with pytest.raises(ValueError, match=r"expected a model of ours .*'mixed', got Between; use bf16 or float32"):
+        apply_precision_(model, "mixed")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
+from normfree.data.images import ImageSet, Split
 from normfree.train import RunFolder, RunResult, checkpoint, curves, engine
 from stopped_steps import stop_at
 from tiny_images import tiny_images
@@ -364,12 +366,95 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
     assert differences(whole, tmp_path) == []
 
 
+# Signals after the steps
+
+
+@pytest.mark.parametrize(("part", "epochs"), [("validation", 1), ("validation", 4), ("test", 4)])
+def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, epochs: int
+) -> None:
+    original, scored = engine.inputs_of, []
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        inputs = original(*args, **kwargs)
+        judged = getattr(inputs, part)
+
+        def batches() -> Iterator[Any]:
+            for number, batch in enumerate(judged()):
+                if number == 1 and (part == "test" or len(RunFolder(tmp_path).read_metrics()) == epochs - 1):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                scored.append(number)
+                yield batch
+
+        return replace(inputs, **{part: batches})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "inputs_of", stopping)
+        stopped = fit(tmp_path, eval_batch_size=2)
+    assert (stopped.status, stopped.signal, stopped.test) == ("interrupted", signal.SIGTERM, None)
+    assert (scored[-1], stopped.steps) == (1, epochs * STEPS)
+    assert len(RunFolder(tmp_path).read_metrics()) == epochs - (part == "validation")
+    assert fit(tmp_path, resume=True, eval_batch_size=2).status == "finished"
+    reference = tmp_path / "reference"
+    fit(reference, eval_batch_size=2)
+    assert differences(reference, tmp_path) == []
+
+
+def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, signal.SIGTERM)
+        fit(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(path.read_text().replace("graph = false", "graph = true"))
+    with pytest.raises(
+        ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run where there"
+    ):
+        nf.fit(nf.train.read_config(tmp_path), data=tiny_images(), out=tmp_path, resume=True)
+
+
+# Data
+
+
+def interrupted(out: Path, monkeypatch: pytest.MonkeyPatch, data: ImageSet) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, signal.SIGTERM)
+        assert nf.fit(config(), data=data, out=out).status == "interrupted"
+
+
+def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_images()
+    interrupted(tmp_path, monkeypatch, data)
+    before = contents(tmp_path)
+    shifted = replace(data, train=Split(data.train.images, data.train.labels.roll(1)))
+    brighter = replace(data, test=Split(data.test.images + 1, data.test.labels))
+    renamed = replace(data, classes=tuple(f"{name}s" for name in data.classes))
+    for other, says in (
+        (tiny_images(160), "number of training and test images"),
+        (renamed, "classes"),
+        (shifted, "images"),
+        (brighter, "images"),
+    ):
+        with pytest.raises(ValueError, match=rf"expected the {says} that the run in .* began with, got another; give"):
+            nf.fit(config(), data=other, out=tmp_path, resume=True)
+        assert contents(tmp_path) == before
+    copied = replace(data, train=Split(data.train.images.clone(), data.train.labels.clone()))
+    assert nf.fit(config(), data=copied, out=tmp_path, resume=True).status == "finished"
+
+
+def test_checkpoint_that_tells_nothing_of_its_images_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(tmp_path, monkeypatch, tiny_images())
+    tensors, state = checkpoint.load(tmp_path)
+    older = {key: value for key, value in state.items() if key not in ("images", "images_sha256")}
+    checkpoint.save(tmp_path, tensors, older)
+    assert fit(tmp_path, resume=True).status == "finished"
+
+
 # Divergence
 
 
 @pytest.mark.parametrize("method", ["he_in", "batchnorm"])
 @pytest.mark.parametrize("changes", [{"lr": 1e6, "epochs": 40}, {"loss_limit": 1e-3}])
-def test_diverging_run_keeps_its_last_good_state(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
+def test_diverging_run_keeps_a_good_state(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     changes = {"method": method, "warmup": 0.0, "loss_limit": 20.0} | changes
     result = fit(tmp_path, **changes)
     assert (result.status, result.test) == ("diverged", None)
@@ -387,26 +472,68 @@ def test_diverging_run_keeps_its_last_good_state(tmp_path: Path, method: str, ch
     assert contents(tmp_path) == before
 
 
-def test_diverged_state_is_that_of_the_last_good_step(tmp_path: Path) -> None:
-    """The control: a run of just so many steps ends in the same weights."""
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_diverged_run_goes_back_to_the_last_checkpoint_that_a_good_step_followed(tmp_path: Path, ema: float) -> None:
+    """The control: a run of one step less, an epoch each, ends in the same state."""
     changes = {
-        "lr": 30.0,
+        "lr": 0.3,
         "method": "he_in",
+        "ema": ema,
         "warmup": 0.0,
         "schedule": "constant",
         "validation": 0.0,
         "batch_size": 80,
     }
-    diverged = fit(tmp_path / "one", epochs=50, loss_limit=1e3, **changes)
+    diverged = fit(tmp_path / "one", epochs=50, loss_limit=9.0, **changes)
     assert diverged.status == "diverged"
-    assert diverged.steps > 0
-    short = fit(tmp_path / "two", epochs=diverged.steps, **changes)
+    assert diverged.steps > 1
+    short = fit(tmp_path / "two", epochs=diverged.steps - 1, **changes)
     assert short.status == "finished"
     one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
-    assert all(torch.equal(one[name], two[name]) for name in one if name not in ("loss_sum", "correct"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert same_models(diverged.model, short.model)
+    assert same_models(nf.load(tmp_path / "one"), short.model)
+    again = fit(epochs=50, loss_limit=9.0, **changes)  # without a folder
+    assert same_models(again.model, short.model)
 
 
-def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path) -> None:
+def same_models(one: torch.nn.Module, two: torch.nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["he_in", "batchnorm"])
+def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    whole, changes = tmp_path / "whole", {"method": method, "lr": 1e-3, "warmup": 0.0, "schedule": "constant"}
+    good = fit(whole, epochs=2, **changes)
+    loss = engine.Inputs.loss
+
+    def spoilt(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        value, hits = loss(*args)
+        return (value * float("nan") if calls > 2 * STEPS + 3 else value), hits
+
+    calls = 0
+    original = engine.inputs_of
+    monkeypatch.setattr(engine, "inputs_of", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
+    result = fit(tmp_path / "run", epochs=4, **changes)
+    assert (result.status, result.steps) == ("diverged", 2 * STEPS + 3)
+    assert result.validation == good.validation
+    assert same_models(result.model, good.model)
+    assert same_models(nf.load(tmp_path / "run"), good.model)
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 2 * STEPS
+    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == [f"checkpoint-{2 * STEPS}"]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path, folder: bool) -> None:
     changes = {"method": "he_in", "lr": 1e12, "warmup": 0.0, "epochs": 1, "batch_size": 80, "schedule": "constant"}
-    result = fit(tmp_path, **changes)
-    assert (result.status, RunFolder(tmp_path).status) == ("diverged", "diverged")
+    result = fit(tmp_path if folder else None, **changes)
+    start = fit(**{**changes, "epochs": 0})
+    assert (result.status, result.test) == ("diverged", None)
+    assert same_models(result.model, start.model)
+    if folder:
+        assert RunFolder(tmp_path).status == "diverged"
+        assert same_models(nf.load(tmp_path), start.model)

@@ -4,6 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +42,24 @@ def test_toml_escapes_what_it_must(text: str) -> None:
     assert tomllib.loads(toml({"a": text})) == {"a": text}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "1", None, [1.0]])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), True, "1", None, [1.0], pytest.param(10**400, id="huge"), np.float32("nan")]
+)
 def test_number_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="expected a number for 'rate', got"):
         checked("rate", float, value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    for hint, value, expected in (
+        (int, np.int64(3), 3),
+        (float, np.int32(3), 3.0),
+        (float, np.float32(0.5), 0.5),
+        (float | None, np.float64(0.5), 0.5),
+        (tuple[float, float], [np.float32(0.5), np.int8(1)], (0.5, 1.0)),
+    ):
+        found = checked("rate", hint, value)
+        assert (found, type(found)) == (expected, type(expected))
+    for value in (np.float64(3.0), np.bool_(True)):
+        with pytest.raises(ValueError, match="expected a whole number for 'seed', got"):
+            checked("seed", int, value)

@@ -16,7 +16,7 @@ import torch
 import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.data.prepared import Prepared
-from normfree.train import RunFolder, RunResult, checkpoint, engine
+from normfree.train import RunFolder, RunResult, checkpoint, engine, translating
 from normfree.train.tokens import token_batches
 from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text
@@ -41,6 +41,7 @@ ALL = {
     "device": "cpu",
 }
 TEXT = {**ALL, "model": "decoder-2-16-32-2", "batch_size": 8, "block": 16}
+KEYWORDS = dict(translating.translate_tokens.__kwdefaults__ or {})
 TIMES = {"seconds", "setup_seconds", "tokens_per_second", "date", "signal", "command"}
 
 
@@ -179,6 +180,27 @@ def test_finished_run_is_only_scored_again(pairs: Prepared, whole: Path, tmp_pat
     assert result.status == "finished"
     assert result.bleu
     assert differences(whole, again) == []
+
+
+def test_run_stopped_while_it_translates_equals_the_uninterrupted_one(
+    pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = translating.beam_search, 0
+
+    def search(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translating, "beam_search", search)
+        patch.setattr(translating.translate_tokens, "__kwdefaults__", {**KEYWORDS, "sentences": 1})
+        stopped = fit(pairs, tmp_path)
+    assert (stopped.status, stopped.signal, stopped.bleu, calls) == ("interrupted", signal.SIGTERM, None, 1)
+    assert not (tmp_path / engine.TRANSLATIONS).exists()
+    assert fit(pairs, tmp_path, resume=True).status == "finished"
+    assert differences(whole, tmp_path) == []
 
 
 def test_run_does_not_go_on_with_other_data(

@@ -46,9 +46,15 @@ def prepare_text_files(
 
 
 def prepared_name(
-    source: Path | None, target: Path | None, text: Path | None, size: int, out: Path | None = None
+    source: Path | None,
+    target: Path | None,
+    text: Path | None,
+    size: int,
+    out: Path | None = None,
+    *,
+    prepare: bool = True,
 ) -> str:
-    """The name of data that these files become, after preparing them unless they are."""
+    """The name of data that these files become, after preparing them unless they are, or not to be."""
     from normfree.data.preparing import prepare_pairs, prepare_text
     from normfree.data.text import find_one, find_parallel
     from normfree.report import open_console
@@ -70,15 +76,16 @@ def prepared_name(
     first = source or text
     assert first is not None
     folder = out or Path(".data") / f"{_stem(first)}-{size}"
+    name = f"{'text' if source is None else 'pairs'}:{folder}"
+    if not prepare:
+        return name
     if source is not None and target is not None:
         prepared = prepare_pairs(folder, find_parallel(source, target), size=size, say=say)
-        kind = "pairs"
     else:
         prepared = prepare_text(folder, find_one(first), size=size, say=say)
-        kind = "text"
     for sentence in prepared.report():
         say(sentence)
-    return f"{kind}:{folder}"
+    return name
 
 
 def _stem(path: Path) -> str:

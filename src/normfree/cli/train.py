@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
 
@@ -42,6 +43,7 @@ def train_model(
     listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the configuration as TOML, and do not train.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Train a network on images or text, without normalization layers or with them, and test it at the end.
 
@@ -51,6 +53,7 @@ def train_model(
     For example: normfree train fashion --set lr=0.05 --set epochs=3;
     or: normfree train translation --source train.de --target train.en
     """
+    load_plugins(plugin)
     if listing:
         _list_recipes(as_json)
         return
@@ -58,7 +61,7 @@ def train_model(
         raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
     changes = list(changes or [])
     if source is not None or target is not None or text is not None:
-        changes.append(f"data={prepared_name(source, target, text, vocabulary)}")
+        changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
     chosen = _configuration(recipe, changes, config, resume, device)
     if show:
         typer.echo(chosen.to_toml(), nl=False)
@@ -71,6 +74,7 @@ def train_model(
 
     first = int(os.environ.get("RANK", "0")) == 0
     given = {"--set": changes, "--config": config, "--out": out, "--resume": resume, "--device": device}
+    given |= {"--plugin": plugin}
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
             result = fit(
@@ -99,11 +103,13 @@ def evaluate_run(
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
     data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plugin: Plugins = None,
 ) -> None:
     """Score the model of a run on the test images or sentences.
 
     For example: normfree evaluate runs/fashion
     """
+    load_plugins(plugin)
     from normfree.report.progress import progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
@@ -115,8 +121,10 @@ def evaluate_run(
             run, device=device, data_dir=data, progress=lambda done, total: update(done, total, "sentences")
         )
     if as_json:
+        from normfree.files import plain_json
+
         plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(plain))
+        typer.echo(json.dumps(plain_json(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
     typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
@@ -145,10 +153,9 @@ def _configuration(
 
 def _steps_done(run: Path | None) -> int:
     """The steps that earlier processes did, by the name of the last checkpoint."""
-    from normfree.train.checkpoint import latest
+    from normfree.train.runs import RunFolder
 
-    found = latest(run) if run is not None else None
-    return int(found.name.split("-")[1]) if found is not None else 0
+    return 0 if run is None else RunFolder(run).saved_step or 0
 
 
 def _new_folder(config: TrainConfig) -> Path:
@@ -192,8 +199,8 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     console.print(f"{speed}, {folder}", markup=False, style="dim")
     if result.status == "diverged":
         console.print(
-            "diverged: the loss is no longer finite, or above the limit; the last good state is kept. "
-            "Try a lower lr, or look with: normfree diagnose",
+            "diverged: the loss is no longer finite, or above the limit; kept is the model of the last checkpoint "
+            "before that, or of the start. Try a lower lr, or look with: normfree diagnose",
             markup=False,
             style="red",
         )
@@ -202,11 +209,14 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
         name = signal.Signals(result.signal).name if result.signal else "a signal"
         console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
         return
-    if result.guesses:
+    if result.guesses and result.judged is not None:
+        name, (loss, _) = result.judged
+        above = "above that" if loss > 1.005 * result.guess_loss else "that"
+        kinds = "tokens" if result.unit == "tokens" else "classes"
         console.print(
-            f"nothing was learned: the training loss, {result.train_loss:.4g}, is that of a guess among "
-            f"{result.classes:,} classes, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the "
-            "signal is lost with: normfree diagnose",
+            f"nothing was learned: the {name} loss, {loss:.4g}, is {above} of a guess among {result.classes:,} "
+            f"{kinds}, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the signal is lost with: "
+            "normfree diagnose",
             markup=False,
             style="yellow",
         )

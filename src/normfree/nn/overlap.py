@@ -102,13 +102,15 @@ class _Convolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.settings
         of_weight = _weight_gradient(x, gradient, weight, *ctx.settings)  # first, so that it starts at once
-        of_x = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
-        )[0]
+        of_x: Tensor | None = None
+        if ctx.needs_input_grad[0]:  # nobody asks for that of the images
+            of_x = torch.ops.aten.convolution_backward(
+                gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+            )[0]
         return of_x, of_weight, None
 
 
@@ -122,9 +124,13 @@ class OverlappedConv2d(nn.Conv2d):
 
 
 def overlap_(model: nn.Module, on: bool = True) -> nn.Module:
-    """Turn plain convolutions without bias into `OverlappedConv2d`, in place, or back when not `on`."""
+    """Turn plain convolutions without bias into `OverlappedConv2d`, in place, or back when not `on`.
+
+    One that pads by a word ('same') or with other than zeros stays as it is.
+    """
     before, after = (nn.Conv2d, OverlappedConv2d) if on else (OverlappedConv2d, nn.Conv2d)
     for module in model.modules():
-        if type(module) is before and module.bias is None and module.padding_mode == "zeros":
+        plain = type(module) is before and module.bias is None and module.padding_mode == "zeros"
+        if plain and not isinstance(module.padding, str):
             module.__class__ = after
     return model

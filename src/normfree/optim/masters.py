@@ -66,11 +66,14 @@ class Masters:
             length = short_end - short_start
             self._short.append((slice(start, start + length), slice(short_start, short_end)))
             self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
+        if not placed:
+            whose = type(model).__name__
+            raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
         kinds = {p.dtype for p, _, _ in placed} - {torch.float32}
-        if len(kinds) > 1 or not placed or not kinds <= {torch.bfloat16, torch.float16}:
+        if len(kinds) > 1 or not kinds <= {torch.bfloat16, torch.float16}:
             raise ValueError(
                 "expected parameters in float32 and at most one shorter type, got "
-                f"{', '.join(sorted(map(str, kinds))) or 'none'}; convert the model first"
+                f"{', '.join(sorted(map(str, kinds)))}; convert the model first"
             )
         device = placed[0][0].device
         self.values = torch.zeros(end, device=device)
@@ -150,6 +153,7 @@ class Masters:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
+            parameter.grad = None
         self._leave_out(False)
 
     def _leave_out(self, absorbed: bool) -> None:

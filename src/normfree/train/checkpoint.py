@@ -90,24 +90,21 @@ def latest(run: str | Path) -> Path | None:
     return next(iter(_all(Path(run))), None)
 
 
-def load(
-    run: str | Path, device: str | torch.device = "cpu", *, fall_back: bool = False
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the state of the newest checkpoint of a run; with `fall_back` of the newest that is whole.
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, by the name of its folder."""
+    return _place(checkpoint)[0]
+
+
+def load(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the state of the newest checkpoint of a run.
 
     Raises:
         ValueError: when there is no checkpoint, or the file that is named is damaged.
     """
-    found = _all(Path(run))
-    if not found:
+    newest = latest(run)
+    if newest is None:
         raise ValueError(f"expected a checkpoint in '{run}', found none; start the run anew")
-    try:
-        return read(found[0], device)
-    except ValueError:
-        for path in found[1:] if fall_back else ():
-            with suppress(ValueError):
-                return read(path, device)
-        raise
+    return read(newest, device)
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -165,10 +162,10 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _damaged(path: Path, why: str) -> str:
-    return (
-        f"expected a whole checkpoint, but '{path}' is damaged ({why}); delete the folder '{path.parent.name}' to go "
-        "on from an earlier checkpoint, or start the run anew"
-    )
+    folder = path.parent
+    others = [other for other in _all(folder.parent) if other != folder]
+    remedy = f"delete the folder '{folder.name}' to go on from '{others[0].name}', or " if others else ""
+    return f"expected a whole checkpoint, but '{path}' is damaged ({why}); {remedy}start the run anew"
 
 
 # Names

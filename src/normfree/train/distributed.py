@@ -127,6 +127,8 @@ def joined(device: torch.device) -> Iterator[Processes]:
     """Join the job that torchrun started, or be alone; NCCL on GPUs, gloo on the CPU.
 
     A process group that is there already is used, and left.
+
+    Raises `ConnectionError` when the processes do not meet.
     """
     own = not (dist.is_available() and dist.is_initialized())
     world = int(os.environ.get("WORLD_SIZE", "1")) if own else dist.get_world_size()
@@ -134,9 +136,16 @@ def joined(device: torch.device) -> Iterator[Processes]:
         yield Processes()
         return
     launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-    with _noticing(world):
-        if own:
+    if own:
+        try:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        except (RuntimeError, ValueError) as error:  # the latter without the address of the others
+            reason = str(error).partition("\n")[0]
+            raise ConnectionError(
+                f"expected {world} processes to train together, as WORLD_SIZE says, but they could not meet: {reason}; "
+                "start them with torchrun"
+            ) from error
+    with _noticing(world):
         host = dist.new_group(backend="gloo")
     try:
         yield Processes(dist.get_rank(), world, host, launcher)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
@@ -48,11 +49,16 @@ from normfree.train.subject import (
     classifier_of,
     groups_of,
     model_of,
+    require_effect,
+    require_images,
+    require_precision,
     require_scores,
 )
 from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
 from normfree.train.translating import Bleu
 
+Kept = tuple[dict[str, Tensor], dict[str, Any]]
+"""The tensors and the plain state of a checkpoint."""
 TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
@@ -76,8 +82,9 @@ def fit(
     and `data` stand in for those that the configuration names, and are named in the run's own. A model that was
     converted comes with its `plan`, so that its parameters learn and decay as the method asks. With `out` the
     run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
-    SIGTERM let it finish its step and save. `progress` is told how far it is about twice a second. `command` is kept in
-    the result. `picture` draws curves.png at the end.
+    SIGTERM let it finish its step or batch and save. One that diverges ends with the model of its last checkpoint
+    before that, or of the start. `progress` is told how far it is about twice a second. `command` is kept in the
+    result. `picture` draws curves.png at the end.
 
     Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
     """
@@ -93,6 +100,8 @@ def fit(
                 stack.enter_context(folder.hold(resume=resume))
             opened = data if data is not None else open_data(config)
             require_whole(opened)
+            if not resume:  # a run that was begun may go on
+                require_effect(config, opened, given=model is not None)
             seed_draws(config.seed)
             if plan is not None and model is None:
                 raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
@@ -105,11 +114,17 @@ def fit(
             config = as_given(config, model, data, plan)
             config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
             if config.graph and device.type != "cuda":
-                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; use graph=false")
+                remedy = "resume the run where there is one" if resume else "use graph=false"
+                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
             stack.enter_context(fast(device, config))
             run = _Run(config, trained, plan, opened, device, processes, folder if processes.first else None, began)
-            stack.callback(run.close)
+            stack.callback(run.release)
+            run.set_up()
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
+
+
+class _StoppedError(Exception):
+    """A signal came while the test sentences were translated."""
 
 
 class _Run:
@@ -128,19 +143,37 @@ class _Run:
     ) -> None:
         self._begun, self._plan = began, plan
         self.config, self.model, self.device, self.processes, self.folder = config, model, device, processes, folder
+        self._data = data
         self._linear = LINEAR_ACCURACY if isinstance(data, ImageSet) and data.name == "fashion14" else None
-        self.model.train().to(device)
+        self._to_release = ExitStack()
+        self.done = 0
+        self.before = 0.0  # seconds that earlier processes trained
+        self.validation: Score | None = None
+        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
+        self.signal: int | None = None
+        self._log: EventLog | None = None
+        self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
+
+    def set_up(self) -> None:
+        """Make the model, its data and its step ready; `release` undoes it."""
+        config, model, plan, data = self.config, self.model, self._plan, self._data
+        device, processes = self.device, self.processes
+        self._to_release.callback(_plain_, model)
+        model.train().to(device)
         dtype = apply_precision_(model, config.precision)
+        require_precision(model, config, data, device=device, dtype=dtype)
         if config.compile:
             overlap_(model)
         self.inputs: Inputs = inputs_of(
             config, data, device=device, dtype=dtype, channels_last=bool(config.channels_last), processes=processes
         )
+        self._to_release.callback(_close, self.inputs.feed)
         synchronize_(model, processes)
         self.parameters = sum(p.numel() for p in model.parameters())
         groups = groups_of(model, config, plan)
         masters = Masters(model, groups, channels_last=bool(config.channels_last))
-        self._data, self._shapes = data, built_from(config, data)
+        self._to_release.callback(masters.release_)
+        self._shapes = built_from(config, data) if self.folder is not None else {}
         self.step = Step(
             model,
             forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
@@ -168,12 +201,6 @@ class _Run:
         )
         self.steps = self.inputs.feed.steps
         self.total = self.steps * config.epochs
-        self.done = 0
-        self.before = 0.0  # seconds that earlier processes trained
-        self.validation: Score | None = None
-        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
-        self.signal: int | None = None
-        self._log: EventLog | None = None
 
     # The loop
 
@@ -188,38 +215,47 @@ class _Run:
         picture: bool,
     ) -> RunResult:
         """Go on until the end, a signal or a divergence, and say how it ended."""
-        self._seed_draws, self.command = seed_draws, command
+        self._stop, self._seed_draws, self.command = stop, seed_draws, command
         if self.config.graph:
             self.step.start_epoch(0, self._factors(0))
             self.step.capture()
         with self.processes.together():
             self._open(resume)
         self._share()
+        self._kept.append(self._state())
         self.setup_seconds = time.perf_counter() - self._begun
         self._train_start, self._done_at_start = time.perf_counter(), self.done
         self._saved = self._looked = time.perf_counter()
-        status = self._loop(stop, progress)
+        status = self._loop(progress)
         train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
         self.train_seconds = time.perf_counter() - self._train_start
-        if status == "diverged":
-            self.done = int(self.step.count)
-            self.step.rewind_buffers_()
-        if status != "finished" or not self.config.epochs:
+        if status == "interrupted" or not self.config.epochs:
             self._save()
+        test = None
+        if status == "finished":
+            with self.step.averaged():
+                test = self._score(self.inputs.test)
+            if self.signal is not None:
+                status = "interrupted"  # what is trained is saved, and resuming does the rest
+            if test is not None and not math.isfinite(test.loss):
+                status, test = "diverged", None  # by its last step, after which no loss was seen any more
+        if status == "diverged":
+            self._go_back()
         with self.step.averaged():
-            test = self._score(self.inputs.test) if status == "finished" else None
-            self._release()
-        if test is not None and not math.isfinite(test.loss):
-            status = "diverged"  # by its last step, after which no loss was seen any more
-        translated = self._translate() if status == "finished" else None
+            self.release()
+        translated = None
+        if status == "finished":
+            translated = self._translate()
+            if self.signal is not None:
+                status = "interrupted"
         result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
         return result
 
-    def _loop(self, stop: Stop, progress: Callable[[Snapshot], None] | None) -> Status:
+    def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
         config, flying = self.config, InFlight(self.device)
-        if self._owed and not self._end_epoch(self.done // self.steps - 1):
-            return "diverged"
+        if self._owed and (status := self._end_epoch(self.done // self.steps - 1)) is not None:
+            return status
         while self.done < self.total:
             epoch, first = divmod(self.done, self.steps)
             self.step.start_epoch(epoch, self._factors(epoch), first)
@@ -239,7 +275,7 @@ class _Run:
                         seen = self.done, self.total, self.done / self.steps
                         progress(Snapshot(*seen, loss, accuracy, self._speed(), self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.agree((stop.requested or 0) if alive else _DEAD)
+                ended = self.processes.agree((self._stop.requested or 0) if alive else _DEAD)
                 if ended == _DEAD:
                     return "diverged"
                 if ended:
@@ -247,18 +283,21 @@ class _Run:
                     return "interrupted" if self._look()[2] else "diverged"
                 if due:
                     self._save()
-            if not self._end_epoch(epoch):
-                return "diverged"
+            if (status := self._end_epoch(epoch)) is not None:
+                return status
         return "finished"
 
-    def _end_epoch(self, epoch: int) -> bool:
-        """Score, log and save; False when the run is no longer alive."""
+    def _end_epoch(self, epoch: int) -> Status | None:
+        """Score, log and save; how the run ended where it is no longer alive, or a signal cut the scoring short."""
         loss, accuracy, alive = self._look()
         if not alive:
-            return False
+            return "diverged"
         if self.inputs.validation is not None:
             with self.step.averaged():
-                self.validation = self._score(self.inputs.validation)
+                found = self._score(self.inputs.validation)
+            if self.signal is not None:
+                return "interrupted"  # the epoch is owed: the next process scores it
+            self.validation = found
         record: dict[str, Any] = {
             "step": self.done,
             "epoch": epoch + 1,
@@ -277,7 +316,7 @@ class _Run:
         last = self.done >= self.total
         if last or (self.config.checkpoint_epochs and (epoch + 1) % self.config.checkpoint_epochs == 0):
             self._save()
-        return True
+        return None
 
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
@@ -297,19 +336,47 @@ class _Run:
         return (self.done - self._done_at_start) * self.inputs.per_step / max(seconds, 1e-9)
 
     def _score(self, judged: Judged | None) -> Score | None:
-        return None if judged is None else self.inputs.score(self.model, judged(), reduce=self.processes.average_)
+        """The score over all processes; None where there is nothing to judge by, or a `signal` cut it short."""
+        if judged is None:
+            return None
+        cut = 0
+
+        def batches() -> Iterator[Any]:
+            nonlocal cut
+            for batch in judged():
+                if self._stop.requested is not None:
+                    cut = self._stop.requested
+                    return  # without an error, since all processes meet at the end of the score
+                yield batch
+
+        found = self.inputs.score(self.model, batches(), reduce=self.processes.average_)
+        self.signal = self.processes.agree(cut) or None
+        return found if self.signal is None else None
 
     def _translate(self) -> Bleu | None:
-        """Translate the test sentences, and keep what came out beside the result."""
+        """Translate the test sentences, and keep what came out beside the result; None with a `signal` on the way."""
         data = self._data
-        if not (self.processes.first and isinstance(data, Prepared) and translates_test(data)):
+        if not isinstance(data, Prepared) or not translates_test(data):
             return None
-        lines, found = translate_test(self.model, self.config, data)
+        found, cut = None, 0
+        if self.processes.first:
+            try:
+                lines, found = translate_test(self.model, self.config, data, self._go_on)
+                self._write_lines(lines)
+            except _StoppedError:
+                cut = self._stop.requested or 0
+        self.signal = self.processes.agree(cut) or None
+        return found
+
+    def _go_on(self, done: int, total: int) -> None:
+        if self._stop.requested is not None and done < total:
+            raise _StoppedError
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
         if self.folder is not None:
             path = self.folder.path / TRANSLATIONS
             with explained("the translations", path), replacing(path) as temporary:
                 temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return found
 
     # The folder
 
@@ -321,6 +388,7 @@ class _Run:
             self._resume(self.folder)
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
             self._log = EventLog(self.folder.path, done=self.done)
+            self._to_release.callback(self._log.close)
         path = self.folder.config_path
         with explained("the configuration", path), replacing(path) as temporary:
             temporary.write_text(self.config.to_toml(), encoding="utf-8")
@@ -347,6 +415,8 @@ class _Run:
             tensors, state = found
             if isinstance(self._data, Prepared):
                 require_data(self._data, state, folder.path)
+            else:
+                require_images(self._shapes, state, folder.path)
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None
@@ -364,14 +434,35 @@ class _Run:
 
     def _save(self) -> None:
         self._saved = time.perf_counter()
+        if self._kept[-1][1]["step"] == self.done:
+            self._kept.pop()  # the same state again
+        self._kept.append(self._state())
         if self.folder is not None:
-            state = {
-                "step": self.done,
-                "seconds": self.before + time.perf_counter() - self._begun,
-                "validation": self.validation and list(self.validation),
-                **self._shapes,
-            }
-            self.folder.save(self.step.state(), state)
+            self.folder.save(*self._kept[-1])
+
+    def _state(self) -> Kept:
+        """A copy of all that a run consists of, and where it is."""
+        state = {
+            "step": self.done,
+            "seconds": self.before + time.perf_counter() - self._begun,
+            "validation": self.validation and list(self.validation),
+            **self._shapes,
+        }
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}, state
+
+    def _go_back(self) -> None:
+        """Leave a diverged run, and its folder, in the last saved state that is known to be good.
+
+        A state is known to be good when the step after it found its loss finite and below the limit. Where none is, the
+        one is left that this process began with.
+        """
+        self.done = int(self.step.count)  # where it diverged
+        good = next((kept for kept in reversed(self._kept) if kept[1]["step"] < self.done), self._kept[0])
+        tensors, state = good
+        self.step.restore_(tensors)
+        self.validation = Score(*state["validation"]) if state["validation"] else None
+        if self.folder is not None and self.folder.saved_step != state["step"]:
+            self.folder.save(tensors, state)
 
     def _close(self, result: RunResult, picture: bool) -> None:
         again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
@@ -380,13 +471,6 @@ class _Run:
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.wait()
-
-    def close(self) -> None:
-        """End the workers that read data, and the log."""
-        for part in (self.inputs.feed, self._log):
-            close = getattr(part, "close", None)
-            if close is not None:
-                close()
 
     def _result(
         self, status: Status, loss: float | None, accuracy: float | None, test: Score | None, bleu: Bleu | None
@@ -416,10 +500,24 @@ class _Run:
             command=self.command,
         )
 
-    def _release(self) -> None:
-        """Leave the model as `load` gives it: with parameters of its own, in float32, and without other processes."""
-        self.step.masters.release_()
-        uncompile_(self.model)
-        desynchronize_(self.model)
-        overlap_(reset_precision_(self.model), False)
-        self.model.eval()
+    def release(self) -> None:
+        """End the workers that read data and the log, and leave the model as `load` gives it; once is enough."""
+        self._to_release.close()
+
+
+def _plain_(model: nn.Module) -> None:
+    """Leave a model in float32 and evaluation mode, as it is written and without other processes."""
+    for parameter in model.parameters():  # what needs no gradient has no masters
+        if parameter.dtype == torch.bfloat16:
+            parameter.data = parameter.data.float()
+    uncompile_(model)
+    desynchronize_(model)
+    overlap_(reset_precision_(model), False)
+    model.eval()
+
+
+def _close(feed: Any) -> None:
+    """End the workers of a feed that has some."""
+    close = getattr(feed, "close", None)
+    if close is not None:
+        close()

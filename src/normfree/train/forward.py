@@ -18,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from normfree.models import Network
 from normfree.models.stated import Stated
 from normfree.nn.residual import Residual, set_precision_
-from normfree.nn.weight import lower_
+from normfree.nn.weight import lower_, weight_kind
 
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]
+_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 # A buffer that a weight gradient on the second stream still reads must not be written again; see `nn.overlap`.
 _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
@@ -29,12 +30,18 @@ _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": Fals
 def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
     """Give the weight layers the type that a precision says, in place, and return the type of the inputs.
 
-    "bf16" computes all weight layers in it; "mixed" only the residual branches, and what turns tokens into vectors and
-    back, and keeps the stream in float32.
+    "bf16" computes all weight layers in it, and of a model of others all but scalars and norms that keep statistics;
+    "mixed" only the residual branches, and what turns tokens into vectors and back, and keeps the stream in float32.
+
+    Raises `ValueError` for "mixed" and a model of others, whose branches are not known.
     """
     if precision == "float32":
         return torch.float32
     if precision == "mixed":
+        if not isinstance(model, Stated) and not any(isinstance(module, Residual) for module in model.modules()):
+            raise ValueError(
+                f"expected a model of ours for precision 'mixed', got {type(model).__name__}; use bf16 or float32"
+            )
         set_precision_(model, stream=torch.float32, branch=torch.bfloat16)
         if isinstance(model, Stated) and model.skip == "sequence":
             for part in model.children():
@@ -42,7 +49,20 @@ def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
                     lower_(part, torch.bfloat16)
         return torch.float32
     lower_(model, torch.bfloat16)
+    if not isinstance(model, Stated):
+        _lower_rest_(model, torch.bfloat16)
     return torch.bfloat16
+
+
+def _lower_rest_(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give the parameters that stand outside of weight layers the type of the signal, which they would widen."""
+    for module in model.modules():
+        if isinstance(module, _STATISTICS):
+            continue
+        own = ("bias",) if weight_kind(module) != "plain" else module._parameters  # a direction and a gain stay
+        for parameter in (module._parameters.get(name) for name in own):
+            if parameter is not None and parameter.dim() > 0 and parameter.dtype == torch.float32:
+                parameter.data = parameter.data.to(dtype)
 
 
 def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, recompute: int = 0) -> Forward:

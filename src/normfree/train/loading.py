@@ -22,7 +22,7 @@ from normfree.train.distributed import Processes
 from normfree.train.evaluation import Score
 from normfree.train.forward import apply_precision_
 from normfree.train.hardware import device_of
-from normfree.train.inputs import Data, inputs_of, open_data
+from normfree.train.inputs import Data, inputs_of, is_folder, open_data
 from normfree.train.runs import RunFolder
 from normfree.train.tokens import is_tokens, require_data, translate_test, translates_test
 from normfree.train.translating import Bleu
@@ -131,8 +131,8 @@ def evaluate(
 ) -> Score:
     """The test score of a run's model; on a GPU in the precision that it was trained in.
 
-    `data_dir` is where the data lies now, if it moved: the folder of data sets, or the prepared folder of text.
-    `progress` is told after each batch how many are done.
+    `data_dir` is where the data lies now, if it moved: the folder of data sets, or the image folder or prepared folder
+    of text that the run was trained on. `progress` is told after each batch how many are done.
 
     Raises `ValueError` when the folder holds no run, or its data is not there or other than it was.
     """
@@ -189,6 +189,8 @@ def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:
         return config
     if is_tokens(config.data):
         return replace(config, data=f"{config.data.partition(':')[0]}:{folder}")
+    if is_folder(config.data):
+        return replace(config, data=f"folder:{folder}")
     return replace(config, data_dir=folder)
 
 

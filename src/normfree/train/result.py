@@ -66,9 +66,29 @@ class RunResult:
         return math.log(self.classes)
 
     @property
+    def judged(self) -> tuple[str, Score] | None:
+        """What the model is judged by: its score in test, or else in validation; where there is neither, in training.
+
+        The mean over an epoch of training counts the start, too, which may be far above where the epoch ended.
+        """
+        for name, found in (("test", self.test), ("validation", self.validation)):
+            if found is not None:
+                return name, found
+        if self.train_loss is None or self.train_accuracy is None:
+            return None
+        return "training", Score(self.train_loss, self.train_accuracy)
+
+    @property
     def guesses(self) -> bool:
-        """Whether the loss of the last epoch is hardly below that of a guess, or above it."""
-        return self.classes > 1 and self.train_loss is not None and self.train_loss > _GUESS * self.guess_loss
+        """Whether the loss is hardly below that of a guess, or above it, and few images more are right than by chance.
+
+        A token that is always guessed may be the most frequent one, so of tokens the loss alone tells.
+        """
+        if self.classes < 2 or self.judged is None:
+            return False
+        _, (loss, accuracy) = self.judged
+        by_chance = min(2 / self.classes, 0.1 + 0.9 / self.classes)  # of two classes 55 %, of ten 19 %
+        return loss > _GUESS * self.guess_loss and (self.unit == "tokens" or accuracy <= by_chance)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data, without the model."""

@@ -66,8 +66,16 @@ class RunFolder:
         return any(file.exists() for file in files) or checkpoint.latest(self.path) is not None
 
     @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint, by its name; None where there is none."""
+        newest = checkpoint.latest(self.path)
+        return None if newest is None else checkpoint.step_of(newest)
+
+    @property
     def status(self) -> Status | Literal["unfinished"] | None:
-        """How the run ended; 'unfinished' while it trains or after it was killed, None where there is no run.
+        """How the run ended when it did so last; 'unfinished' where it has not yet, be it that it trains or was killed.
+
+        None where there is no run. One that was resumed keeps the status it had until it ends again.
 
         Raises:
             ValueError: when result.json is damaged.
@@ -104,17 +112,15 @@ class RunFolder:
             finally:
                 self._close()
 
-    def resume(
-        self, device: str = "cpu", *, fall_back: bool = False
-    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint, or None where there is none yet; metrics of later steps are cut off.
 
         Raises:
-            ValueError: when a file is damaged; with `fall_back` an earlier whole checkpoint is taken if there is one.
+            ValueError: when a file is damaged.
         """
         found = None
         if checkpoint.latest(self.path) is not None:
-            found = checkpoint.load(self.path, device, fall_back=fall_back)
+            found = checkpoint.load(self.path, device)
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -51,14 +52,25 @@ def checked(name: str, hint: Any, value: Any) -> Any:
         return value
     if get_origin(hint) is tuple:
         return _checked_tuple(name, get_args(hint), value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and number and math.isfinite(value):
-        return float(value)
-    if (hint is int and number and isinstance(value, int)) or (hint is bool and isinstance(value, bool)):
-        return value
+    if isinstance(value, bool):
+        if hint is bool:
+            return value
+    elif hint is float and isinstance(value, Real) and (number := _finite(value)) is not None:
+        return number
+    elif hint is int and isinstance(value, Integral):
+        return int(value)
     if hint is str and isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise ValueError(f"expected {_NOUN[hint]} for '{name}', got {value!r}")
+
+
+def _finite(value: Real) -> float | None:
+    """A number of any kind, NumPy's too, as a float; None where it is not finite as one."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 _NOUN = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}

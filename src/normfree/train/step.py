@@ -115,8 +115,8 @@ class Step:
 
     `forward` stands in for the model (compiled, or recomputed in segments), `masters` hold its parameters, `loss` says
     what is made small. `reduce` averages a tensor over all processes, in place. A loss or gradient that is not finite,
-    or a loss above the limit, makes the run not alive: from then on nothing changes, so its last good state is kept
-    until the host looks.
+    or a loss above the limit, makes the run not alive: from then on weights, optimizer, average and `count` stay as
+    they are, so that `count` tells the host, when it looks, how many steps were good.
     """
 
     def __init__(
@@ -146,8 +146,6 @@ class Step:
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
         self.memory = [torch.zeros_like(masters.values) for _ in range(rule.memories)]
         self.average = masters.values.clone() if settings.ema else None
-        self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.dim() > 0]
-        self._good = self._statistics()
         self._step_on_host = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -207,15 +205,7 @@ class Step:
             tensor.copy_(state[name])
         self.alive.fill_(True)
         self.masters.gradient.zero_()  # of a dead run it may be NaN, in the gaps between parameters, too
-        self._keep_buffers(self.alive)
         self.masters.publish_()
-
-    @torch.no_grad()
-    def rewind_buffers_(self) -> None:
-        """Give a run that is no longer alive the running statistics of its last good step, but not their counts."""
-        parts = self._good.split([b.numel() for b in self._buffers])
-        for buffer, good in zip(self._buffers, parts, strict=True):
-            buffer.copy_(good.view_as(buffer))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -238,7 +228,7 @@ class Step:
     def _fetch(self) -> None:
         """Bring a batch from the host to where a captured step reads it."""
         if isinstance(self.feed, _OneShape):
-            self.feed.fetch(self.number)
+            self.feed.fetch(self._step_on_host)
 
     def _step(self, shape: int) -> None:
         batch = self.feed.gather(shape, self.number)
@@ -266,7 +256,6 @@ class Step:
                     alive=self.alive,
                 )
             self._average()
-            self._keep_buffers(self.alive)
             self.masters.publish_()
             self.loss_sum.add_(loss)
             self.correct.add_(correct)
@@ -300,14 +289,6 @@ class Step:
             decay = torch.clamp((1 + self.count) / (10 + self.count), max=self.settings.ema).float()
             fresh = torch.lerp(self.masters.values, self.average, decay)
             self.average.copy_(torch.where(self.alive, fresh, self.average))
-
-    def _statistics(self) -> Tensor:
-        """The running statistics of normalizers as one vector, empty where there are none."""
-        return torch.cat([b.flatten() for b in self._buffers]) if self._buffers else self.masters.values[:0]
-
-    def _keep_buffers(self, alive: Tensor) -> None:
-        if self._buffers:
-            self._good.copy_(torch.where(alive, self._statistics(), self._good))
 
     def capture(self) -> None:
         """Record the step as a CUDA graph for each shape of batch; the model and the run's state are as before.
@@ -359,11 +340,11 @@ class _OneShape:
         """The batch of a step, or the one that was fetched."""
         return self._held if self._held is not None else self._batch(step)
 
-    def fetch(self, step: Tensor) -> None:
-        """Get the batch of a step from the host, where it is made there."""
+    def fetch(self, step: int) -> None:
+        """Get the batch of a step from the host, where it is made there: without a look at the number on the device."""
         if self._feed.capturable:
             return
-        batch = self._feed.batch(step)
+        batch = self._feed.batch(torch.tensor(step))
         if self._held is None:
             self._held = batch
             return

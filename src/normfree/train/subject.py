@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
 from normfree.data.folder import Folder
+from normfree.data.images import Split
 from normfree.data.prepared import Prepared
 from normfree.methods import get
 from normfree.models import Stated, build
@@ -19,7 +23,7 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.evaluation import evaluating
 from normfree.train.inputs import Data, example_of
-from normfree.train.tokens import PAIRS, TEXT, token_model, translates, vouched
+from normfree.train.tokens import PAIRS, TEXT, token_batches, token_model, translates, vouched
 
 AS_BUILT = "as built"  # the method of a model that no method of ours made
 
@@ -54,10 +58,44 @@ def model_of(config: TrainConfig, data: Data) -> tuple[nn.Module, ResidualPlan |
 
 
 def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
-    """What a checkpoint keeps, so that the model of a run can be built again."""
+    """What a checkpoint keeps, so that the model of a run can be built again, and other data is noticed."""
     if isinstance(data, Prepared):
         return vouched(data)
-    return {"classes": list(_classes(data)), "input_shape": list(example_of(config, data, 1).shape[1:])}
+    parts = (data.train, data.test) if isinstance(data, ImageSet) else data
+    return {
+        "classes": list(_classes(data)),
+        "input_shape": list(example_of(config, data, 1).shape[1:]),
+        "images": [len(part) for part in parts],
+        "images_sha256": _digest(parts),
+    }
+
+
+def _digest(parts: Iterable[Split | Folder]) -> str:
+    """What images are told by: their bytes and labels, or those of a folder by the names and sizes of their files."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Split):
+            digest.update(part.images.cpu().contiguous().numpy().data)
+        else:
+            listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
+            digest.update("".join(f"{name}/{file} {size}\n" for name, file, size in listed).encode())
+        digest.update(part.labels.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def require_images(own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
+    """Raise `ValueError` for other images than those of a run; what an older checkpoint does not say may differ."""
+    for key, what in (
+        ("classes", "classes"),
+        ("input_shape", "shape of images"),
+        ("images", "number of training and test images"),
+        ("images_sha256", "images"),
+    ):
+        if state.get(key, own[key]) != own[key]:
+            raise ValueError(
+                f"expected the {what} that the run in '{run}' began with, got another; give it the same data, or start "
+                "another run"
+            )
 
 
 def class_count(data: Data) -> int:
@@ -110,6 +148,42 @@ def require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
         raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
 
 
+def require_precision(
+    model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Refuse a model of others that cannot compute in the precision that it was given, before anything is trained."""
+    if isinstance(model, Stated) or config.precision == "float32":
+        return
+    if isinstance(data, Prepared):
+        *inputs, _, _ = next(token_batches(config, data, "train", device=device).once())
+    else:
+        inputs = [example_of(config, data, 2).to(device, dtype)]
+    try:
+        with evaluating(model):
+            model(*(side[:2] for side in inputs))
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
+            f"{str(error).splitlines()[0]}; use precision=float32"
+        ) from error
+
+
+def require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
+    """Refuse settings that would change nothing of the run but its name; a `given` model stands for the one named."""
+    if isinstance(data, Prepared):
+        names, where = ["crop", "flip", "cutout", "mixup", "randaugment"], "text"
+    else:
+        names, where = ["dropout", "block", "beam", "length_penalty"], "images"
+    if is_foreign(config.model) and not given:
+        names, where = [*names, "form"], f"{where} and a model of others"
+    for name in names:
+        value, default = getattr(config, name), getattr(TrainConfig, name)
+        if value != default:
+            raise ValueError(
+                f"expected {name}={default} for {where}, where it changes nothing, got {value}; leave it out"
+            )
+
+
 def branch_count(model: nn.Module) -> int:
     """The number of residual branches that a model states."""
     return len(model.plan.branches) if isinstance(model, Stated) else 0
@@ -127,7 +201,13 @@ def groups_of(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None =
 
 
 def classifier_of(model: nn.Module, plan: ResidualPlan | None = None) -> tuple[str, ...]:
-    """The names of the parameters that adaptive clipping leaves alone."""
+    """The names of the parameters that adaptive clipping leaves alone. Raises `ValueError` without a classifier."""
     last = None if plan is None or not plan.classifier else [layer.name for layer in plan.classifier]
-    clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    try:
+        clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    except ValueError as error:
+        raise ValueError(
+            f"expected a model with a Linear classifier, which clip=agc leaves alone, got {type(model).__name__}; use "
+            "clip=norm, or none"
+        ) from error
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)
