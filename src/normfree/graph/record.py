@@ -8,7 +8,7 @@ on a copy that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -34,6 +34,7 @@ from normfree.graph.functions import (
     name_of,
 )
 from normfree.graph.weights import Weight, Weights
+from normfree.nn.borrowed import on_meta
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import WEIGHT_LAYERS
@@ -143,11 +144,9 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
 
 
 def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
-    state = {name: t.to("meta") for name, t in [*model.named_parameters(), *model.named_buffers()]}
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    parameters = {name: state[name] for name, _ in model.named_parameters()}
-    with _recording(model, parameters, (args, kwargs)) as flow:
-        torch.func.functional_call(model, state, args, kwargs)
+    with on_meta(model), _recording(model, (args, kwargs)) as flow:
+        model(*args, **kwargs)
     return flow
 
 
@@ -159,16 +158,16 @@ def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     devices = {t.device for t in (*twin.parameters(), *tensors_of((args, kwargs))) if t.device.type == "cuda"}
     with (
         torch.random.fork_rng(devices=devices),
-        _recording(twin, dict(twin.named_parameters()), (args, kwargs)) as flow,
+        _recording(twin, (args, kwargs)) as flow,
     ):
         twin(*args, **kwargs)
     return flow
 
 
 @contextmanager
-def _recording(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any) -> Iterator[Flow]:
+def _recording(model: nn.Module, inputs: Any) -> Iterator[Flow]:
     """The flow that fills while the model runs on these inputs."""
-    flow = Flow(Weights(parameters))
+    flow = Flow(Weights(dict(model.named_parameters())))
     flow.add("input", "input", (), inputs)
     recorder = _Recorder(flow)
     handles = [handle for name, module in model.named_modules() for handle in recorder.hooks(name, module)]
