@@ -1,5 +1,6 @@
 """What discovery leaves behind in a model and around it: nothing."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -56,3 +57,53 @@ def test_tensor_with_several_names_keeps_them() -> None:
     discover(model, X)
     assert unchanged(model, before)
     assert model[2].weight is model[0].weight
+
+
+class Keeping(Block):
+    """Makes a table at its first pass, and keeps its input in every way there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.cache: dict[str, Tensor] = {}
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "table"):
+            self.table = torch.ones(16, device=x.device)
+            self.register_buffer("mask", torch.ones_like(x))
+            self.late = nn.Linear(16, 16, device=x.device)
+        self.seen.append(x)
+        self.cache["x"] = self.last = x
+        self.passes += 1
+        return super().forward(self.late(x) * self.table * self.mask)
+
+
+def held(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Which object every attribute is, and how many entries it has."""
+    return {n: (id(v), len(v) if isinstance(v, dict | list) else 0) for n, v in vars(module).items()}
+
+
+def test_what_a_forward_pass_makes_and_keeps_is_gone() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), Keeping(), nn.Linear(16, 4))
+    keeping = model[1]
+    before = held(keeping)
+    assert len(discover(model, X).branches) == 1
+    assert held(keeping) == before
+    assert keeping.passes == 0
+    assert model(X).isfinite().all()
+    assert keeping.passes == len(keeping.seen) == 1  # control: a plain pass keeps what it makes
+
+
+def test_forward_pass_that_fails_leaves_nothing_either() -> None:
+    class Failing(Keeping):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            raise RuntimeError("after all that")
+
+    model = Failing()
+    with pytest.raises(ValueError, match="after all that"):
+        discover(model, X)
+    assert not hasattr(model, "table")
+    assert not model.seen
+    assert "late" not in dict(model.named_children())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+_CONTAINERS = (dict, OrderedDict, list, set)
 
 
 @contextmanager
@@ -29,6 +32,39 @@ def standing_in(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[Non
 
 @contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
-    """Inside, the model has meta tensors for its parameters and buffers: shapes come out, nothing is computed."""
-    with standing_in(model, {id(t): t.to("meta") for t in (*model.parameters(), *model.buffers())}):
-        yield
+    """Inside, the model has meta tensors for its parameters and buffers: shapes come out, nothing is computed.
+
+    What it keeps of such a pass (a mask, a table of positions) holds no values, so every attribute is put back.
+    """
+    restore = remembered(model)
+    try:
+        with standing_in(model, {id(t): t.to("meta") for t in (*model.parameters(), *model.buffers())}):
+            yield
+    finally:
+        restore()
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """Remember the class and the attributes of every module; to call what is returned puts them back.
+
+    Containers among the attributes (of parameters, modules and hooks, or a cache) get their entries back. The numbers
+    in tensors are not remembered.
+    """
+    held = [
+        (m, type(m), dict(m.__dict__), [(v, v.copy()) for v in m.__dict__.values() if type(v) in _CONTAINERS])
+        for m in model.modules()
+    ]
+
+    def restore() -> None:
+        for module, kind, attributes, containers in held:
+            module.__class__ = kind
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            for container, entries in containers:
+                container.clear()
+                if isinstance(container, list):
+                    container.extend(entries)
+                else:
+                    container.update(entries)
+
+    return restore
