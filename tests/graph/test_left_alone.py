@@ -1,10 +1,15 @@
 """What discovery leaves behind in a model and around it: nothing."""
 
+import random
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from normfree import discover
+from normfree.diagnostics.propagation import propagate
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -107,3 +112,32 @@ def test_forward_pass_that_fails_leaves_nothing_either() -> None:
     assert not hasattr(model, "table")
     assert not model.seen
     assert "late" not in dict(model.named_children())
+
+
+class Drawing(Block):
+    """Draws from every global generator of the host; with `looks`, also at a value of the signal."""
+
+    looks = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.looks:
+            x.sum().item()
+        return super().forward(x * (torch.rand(1).item() + random.random() + np.random.rand() + 1))
+
+
+def random_states() -> tuple[Any, ...]:
+    keys, place = np.random.get_state()[1:3]
+    return torch.get_rng_state().tolist(), random.getstate(), (keys.tolist(), place)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_random_numbers_that_a_model_draws_are_not_spent(looks: bool) -> None:
+    model = Drawing()
+    model.looks = looks
+    before = random_states()
+    discover(model, X)
+    assert random_states() == before
+    propagate(model, X)
+    assert random_states() == before
+    model(X)  # control: a plain pass draws from all three
+    assert all(now != old for now, old in zip(random_states(), before, strict=True))

@@ -34,7 +34,7 @@ from normfree.graph.functions import (
     name_of,
 )
 from normfree.graph.weights import Weight, Weights
-from normfree.nn.borrowed import on_meta
+from normfree.nn.borrowed import on_meta, same_draws
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import WEIGHT_LAYERS
@@ -127,7 +127,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
     """Run `model` on meta copies of its parameters and inputs and return the flow, in the order it ran.
 
     Where that fails, because the model looks at values, a copy of it runs on the example itself. The model is left as
-    it was: parameters, buffers, hooks, modes and the random state. Raises `ValueError` when both fail.
+    it was, attributes, hooks and modes included, and so are the random states. Raises `ValueError` when both fail.
     """
     try:
         return _record_meta(model, args, kwargs)
@@ -155,11 +155,7 @@ def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
-    devices = {t.device for t in (*twin.parameters(), *tensors_of((args, kwargs))) if t.device.type == "cuda"}
-    with (
-        torch.random.fork_rng(devices=devices),
-        _recording(twin, (args, kwargs)) as flow,
-    ):
+    with same_draws((*twin.parameters(), *tensors_of((args, kwargs)))), _recording(twin, (args, kwargs)) as flow:
         twin(*args, **kwargs)
     return flow
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -31,14 +34,29 @@ def standing_in(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[Non
 
 
 @contextmanager
+def same_draws(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put the global random states back: of Python, numpy and torch, and of the GPUs that hold these tensors."""
+    states = random.getstate(), np.random.get_state()
+    cuda = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+@contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
     """Inside, the model has meta tensors for its parameters and buffers: shapes come out, nothing is computed.
 
-    What it keeps of such a pass (a mask, a table of positions) holds no values, so every attribute is put back.
+    What it keeps of such a pass (a mask, a table of positions) holds no values, so every attribute is put back; and so
+    are the random states, since numbers that it draws for itself are drawn.
     """
+    tensors = [*model.parameters(), *model.buffers()]
     restore = remembered(model)
     try:
-        with standing_in(model, {id(t): t.to("meta") for t in (*model.parameters(), *model.buffers())}):
+        with same_draws(tensors), standing_in(model, {id(t): t.to("meta") for t in tensors}):
             yield
     finally:
         restore()
