@@ -68,21 +68,20 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     Containers among the attributes (of parameters, modules and hooks, or a cache) get their entries back. The numbers
     in tensors are not remembered.
     """
-    held = [
-        (m, type(m), dict(m.__dict__), [(v, v.copy()) for v in m.__dict__.values() if type(v) in _CONTAINERS])
-        for m in model.modules()
-    ]
+    modules = [(m, type(m), dict(m.__dict__)) for m in model.modules()]
+    containers = [v for _, _, attributes in modules for v in attributes.values() if type(v) in _CONTAINERS]
+    contents = [container.copy() if container else () for container in containers]
 
     def restore() -> None:
-        for module, kind, attributes, containers in held:
+        for module, kind, attributes in modules:
             module.__class__ = kind
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for container, entries in containers:
-                container.clear()
-                if isinstance(container, list):
-                    container.extend(entries)
-                else:
-                    container.update(entries)
+        for container, content in zip(containers, contents, strict=True):
+            container.clear()
+            if isinstance(container, list):
+                container.extend(content)
+            else:
+                container.update(content)
 
     return restore
