@@ -1,6 +1,7 @@
 """Discovery against the plans that our models state, against torchvision, and on small models with one trait each."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -351,6 +352,65 @@ def test_layers_side_by_side_on_one_shortcut_are_one_branch() -> None:
     assert [layer.name for layer in branch.entries] == ["third"]
     assert [layer.name for layer in branch.ends] == ["first", "second"]
     assert (branch.shortcut, branch.depth) == ("identity", 2)
+
+
+class OneByOne(Toy):
+    """Three branches that read the same, added one after another; the first has a gate inside."""
+
+    order = ("gated", "plain", "scaled")
+
+    def gated(self, h: Tensor) -> Tensor:
+        return self.first(h) * torch.sigmoid(self.second(h))
+
+    def plain(self, h: Tensor) -> Tensor:
+        return self.third(h)
+
+    def scaled(self, h: Tensor) -> Tensor:
+        return 0.5 * self.fourth(h)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fourth = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def middle(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        for name in self.order:
+            x = x + getattr(self, name)(h)
+        return x
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(OneByOne.order)))
+def test_branches_added_one_by_one_are_found_in_any_order(order: tuple[str, ...]) -> None:
+    model = OneByOne()
+    model.order = order
+    layers = {"gated": ["first", "second"], "plain": ["third"], "scaled": ["fourth"]}
+    plan = plan_of(model)
+    assert layer_names(plan) == [(layers[name], "identity", []) for name in order]
+    assert all(branch.entries[0] == branch.layers[0] for branch in plan.branches)
+    assert not plan.body
+
+
+class GatedSum(OneByOne):
+    def middle(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return (x + self.plain(h)) * torch.sigmoid(self.first(h)) + self.scaled(h)
+
+
+def test_earlier_sum_that_is_gated_is_no_shortcut() -> None:
+    """The control of the one before: here the gate stands on the shortcut, not in a branch."""
+    assert layer_names(plan_of(GatedSum())) == [(["third"], "identity", [])]
+
+
+class Detour(Toy):
+    """The second sum's shortcut comes out of the first one's branch."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return y + self.third(x + self.second(y))
+
+
+def test_shortcut_from_inside_an_earlier_branch_is_an_identity() -> None:
+    assert layer_names(plan_of(Detour())) == [(["first", "second"], "identity", []), (["third"], "identity", [])]
 
 
 class ViewedShortcut(Toy):
