@@ -403,6 +403,29 @@ def test_network_without_sums_is_told_what_can_be_done() -> None:
         convert(plain_network(), "fixup", torch.randn(4, 3, 8, 8))
 
 
+class Group(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.blocks(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv", "he_in", "sqrt_half"])
+def test_sum_of_whole_blocks_is_noted_and_measured(method: str) -> None:
+    """No method has a layer to scale there, so that the signal doubles; what cannot be done must not be silent."""
+    model, plan = normfree.convert(network(8, Group), method, X)
+    assert plan.changes is not None
+    assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
+    verdict = normfree.diagnose(model, X, plan=plan).verdict
+    if method != "sqrt_half":  # which scales the sum itself
+        assert verdict.forward.status == "exploding"
+    if method in ("fixup", "skipinit", "rezero"):  # whose blocks put out what they read
+        assert verdict.forward.worst in {str(i) for i in range(1, 9)}
+    assert not normfree.convert(network(8), method, X)[1].changes.notes  # control
+
+
 def test_changes_are_counted_and_printed() -> None:
     original = network()
     model, plan = convert(original, "fixup", X)

@@ -267,6 +267,40 @@ def test_long_skip_lists_what_inner_blocks_leave() -> None:
     ]
 
 
+class Nested(Toy):
+    """Sums around whole blocks, whose layers are all the blocks' own."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = x + self.first(x)
+        y = y + self.second(y)
+        x = 0.2 * y + x
+        return torch.relu(x + self.third(x)) + x
+
+
+class Pooled(Toy):
+    """Nothing learnable is added."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + torch.tanh(x).flip(-1)
+
+
+def test_sum_of_whole_blocks_is_a_branch_without_layers() -> None:
+    plan = plan_of(Nested())
+    none: list[str] = []
+    assert layer_names(plan) == [
+        (["first"], "identity", []),
+        (["second"], "identity", []),
+        (none, "identity", []),
+        (["third"], "identity", []),
+        (none, "identity", []),
+    ]
+    assert [b.branch_first for b in plan.branches if not b.layers] == [True, True]
+    assert [b.position.index for b in plan.branches] == [1, 2, 3, 4, 5]
+    assert "[no layers of its own] + identity" in str(plan)
+    assert layer_names(plan_of(Pooled())) == [(["first"], "identity", [])]  # control
+
+
 class Shared(Toy):
     def middle(self, x: Tensor) -> Tensor:
         for _ in range(3):

@@ -101,6 +101,9 @@ def convert_(
                     scaled += level_layers_(model, plan, lambda: model(*args, **kwargs))
         _check_result(model, args, kwargs)
     notes = [] if plan.branches else [_NO_SUMS]
+    if bare := [f"'{branch.name}'" for branch in plan.branches if not branch.layers]:
+        shown = ", ".join(bare[:_SHOWN]) + (f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else "")
+        notes.append(f"the signal may still grow at sums of whole blocks, which have no layer to scale: {shown}")
     if found.unaccounted:
         notes.append(f"no part of the plan and left as they were: {', '.join(found.unaccounted)}")
     changes = Changes(

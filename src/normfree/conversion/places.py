@@ -77,7 +77,7 @@ class Places:
             for layer in branch.ends:
                 self._end(branch, layer, "beta", beta / factor, rule.beta.learnable)
         delta = rule.delta.at(position)
-        if delta is not None:
+        if delta is not None and branch.layers:
             self._end(branch, branch.last, "delta", delta, rule.delta.learnable)
         alpha = rule.alpha.at(position)
         if alpha is not None and (alpha != 1.0 or rule.alpha.learnable):

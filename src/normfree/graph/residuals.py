@@ -34,8 +34,9 @@ class Meeting:
 def meetings(flow: Sequence[Node]) -> list[Meeting]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it. But layers
-    side by side that are added to one shortcut together are one branch of it.
+    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it; that may be
+    nothing, x + blocks(x), and still the signal grows there. But layers side by side that are added to one shortcut
+    together are one branch of it.
     """
     found: list[Meeting] = []
     claimed: set[Node] = set()
@@ -54,15 +55,16 @@ def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Mee
     if ancestor is None:
         return None
     layers = [_layers(side, claimed) for side in sides]
-    shortcut = 0 if len(layers[0]) < len(layers[1]) else 1
+    sizes = [(len(own), sum(n in shortcuts for n in side)) for own, side in zip(layers, sides, strict=True)]
+    shortcut = 0 if sizes[0] < sizes[1] else 1
     branch, side, end = layers[1 - shortcut], sides[1 - shortcut], node.inputs[1 - shortcut]
     # Up to an earlier sum: where several branches are added one by one, the shortcut of each is the sum before.
     straight = _walk_back(node.inputs[shortcut], set(sides[shortcut]), stops=shortcuts.keys()) - shortcuts.keys()
-    if not branch or any(n.kind == "gate" for n in straight):
+    if sizes[1 - shortcut] == (0, 0) or any(n.kind == "gate" for n in straight):
         return None  # nothing learnable is added, or the shortcut is gated: a highway
     if layers[shortcut] and _is_part_of_a_branch(node, shortcuts):
         return None
-    if len(layers[0]) == len(layers[1]):
+    if len(layers[0]) == len(layers[1]) and (branch or sizes[0] == sizes[1]):
         kind: ShortcutKind = "parallel"
     elif layers[shortcut]:
         kind = "projection"
@@ -70,7 +72,7 @@ def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Mee
         kind = "identity" if all(n.kind == "scaling" for n in straight) else "subsample"
     own, inside = set(branch), set(side)
     gates = own - _walk_back(end, inside)
-    if own == gates:
+    if own and own == gates:
         return None  # the signal is modulated, nothing is added to it
     return Meeting(
         node,
