@@ -159,8 +159,8 @@ class ResidualPlan:
         """Raise `ValueError` when there is no residual sum to look at."""
         if not self.branches:
             raise ValueError(
-                "expected a network with residual sums, got none: its layers follow one another, concatenate or are "
-                "gated; pass a plan with the sums to look at"
+                "expected a network with residual sums, got none: its layers follow one another, concatenate, are "
+                "gated, or meet in another way than by + and - (lerp, addcmul, a stack); write the sums as x + f(x)"
             )
 
     def to_json(self) -> dict[str, Any]:

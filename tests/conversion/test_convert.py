@@ -137,6 +137,32 @@ def test_learnable_shortcut_scalar_multiplies_the_shortcut() -> None:
     torch.testing.assert_close(block(X), 0.5**0.5 * (block.skip * X + branch(block, X)))
 
 
+class SubtractedFrom(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.norm2(self.first(self.norm1(x))))) - x
+
+
+class Subtracting(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.second(F.relu(self.norm2(self.first(self.norm1(x)))))
+
+
+def test_subtracted_branch_is_a_branch() -> None:
+    model, plan = convert(network(block=Subtracting), "fixup", X)
+    assert [len(b.layers) for b in plan.branches] == [2, 2, 2]
+    torch.testing.assert_close(model[1](X), X)  # the last layer of a branch starts at 0
+    model, _ = convert(network(block=Subtracting), "learnscalar", X)
+    perturb_(model)
+    block = model[2]
+    torch.testing.assert_close(block(X), 0.5**0.5 * (block.skip * X - branch(block, X)))
+
+
+def test_subtracted_shortcut_gets_no_scalar() -> None:
+    """What is added to a block's output to scale its shortcut would have the wrong sign."""
+    with pytest.raises(ValueError, match="its shortcut is not what the block is given"):
+        convert(network(block=SubtractedFrom), "learnscalar", X)
+
+
 def test_relu_lets_a_positive_factor_of_the_sum_through() -> None:
     torchvision = pytest.importorskip("torchvision")
     original = torchvision.models.resnet18(num_classes=4)

@@ -9,6 +9,7 @@ import torchvision
 from torch import Tensor, nn
 
 from normfree import discover
+from normfree.diagnostics.propagation import propagate
 from normfree.methods import Form, get, names
 from normfree.models import build
 from normfree.models.registry import find
@@ -331,6 +332,45 @@ class Operators(Toy):
 def test_all_ways_to_write_a_sum_are_seen() -> None:
     assert layer_names(plan_of(InPlace())) == [(["first", "second"], "identity", [])]
     assert layer_names(plan_of(Operators())) == [(["first"], "identity", []), (["second"], "identity", [])]
+
+
+WRITTEN = {
+    "x + f": lambda x, f: x + f,
+    "f + x": lambda x, f: f + x,
+    "add(x, f)": torch.add,
+    "add(input, other)": lambda x, f: torch.add(input=x, other=f),
+    "add(other, input)": lambda x, f: torch.add(other=x, input=f),
+    "x.add(other)": lambda x, f: x.add(other=f),
+    "x.add_": lambda x, f: x.clone().add_(f),
+    "sum": lambda x, f: sum([x, f]),
+    "sum of f": lambda x, f: sum([f, x]),
+    "x - f": lambda x, f: x - f,
+    "f - x": lambda x, f: f - x,
+    "sub(input, other)": lambda x, f: torch.sub(other=f, input=x),
+    "x.subtract": lambda x, f: x.subtract(f),
+}
+
+
+class Written(Toy):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def middle(self, x: Tensor) -> Tensor:
+        return WRITTEN[self.way](x, self.second(torch.relu(self.first(x))))
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_sum_is_found_and_measured_however_it_is_written(way: str) -> None:
+    torch.manual_seed(0)
+    model, x = Written(way), torch.randn(16, 4)
+    plan = plan_of(model)
+    assert layer_names(plan) == [(["first", "second"], "identity", [])]
+    (found,) = propagate(model, x, plan=plan).sums
+    stream = model.stem(x)
+    f = model.second(torch.relu(model.first(stream)))
+    assert found.branch.variance == pytest.approx(f.var(0, unbiased=False).mean().item(), rel=1e-4)
+    assert found.shortcut.variance == pytest.approx(stream.var(0, unbiased=False).mean().item(), rel=1e-4)
 
 
 class Scaled(Toy):

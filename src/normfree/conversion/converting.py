@@ -30,8 +30,9 @@ from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.plan import ResidualPlan
 
 _NO_SUMS = (
-    "no residual sum was found: the layers follow one another, are concatenated or gated; weights can still be "
-    "standardized ('nf') or normalized ('wn'), or set from data ('lsuv')"
+    "no residual sum was found: the layers follow one another, are concatenated or gated, or meet in another way than "
+    "by + and - (lerp, addcmul, a stack); weights can still be standardized ('nf') or normalized ('wn'), "
+    "or set from data ('lsuv')"
 )
 
 _SHOWN = 6  # reasons of a refusal; a deep network gives the same one for every block

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from normfree.graph.flow import Node
+from normfree.graph.functions import ADDITIONS
 from normfree.methods import Law, Method
 from normfree.nn.scaled import ScalarName, unscalable
 from normfree.plan import Branch, Layer, ResidualPlan
@@ -174,7 +175,8 @@ def _no_block(branch: Branch, scalar: ScalarName, at: list[Node]) -> str | None:
 
     if scalar == "skip":
         shortcut = [source for source in node.inputs if not inside(source)]
-        if branch.shortcut != "identity" or len(shortcut) != 1:
+        plain = node.function in ADDITIONS or not branch.branch_first  # no sign or factor before the second operand
+        if branch.shortcut != "identity" or len(shortcut) != 1 or not plain:
             return "its shortcut is not what the block is given"
     users = [user for user in node.users if inside(user)]
     if not users:

@@ -5,12 +5,14 @@ The names are those that `__torch_function__` reports. A function that is not li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
 
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
+SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
@@ -46,11 +48,11 @@ VALUELESS = frozenset({
 LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
 # A parameter that meets the signal in one of these multiplies no vector of it: it is looked up, added, put beside or
 # laid over it.
-BESIDE = ADDITIONS | PRODUCTS | {
-    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "sub",
-    "__sub__", "__rsub__", "__isub__", "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp",
-    "masked_fill", "index_put", "index_put_", "div", "__truediv__", "layer_norm", "group_norm", "batch_norm",
-    "instance_norm", "rms_norm", "prelu", "addcmul", "copy_", "masked_scatter", "scatter", ATTENTION,
+BESIDE = SUMS | PRODUCTS | {
+    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "__rsub__",
+    "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp", "masked_fill", "index_put", "index_put_",
+    "div", "__truediv__", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "prelu", "addcmul",
+    "copy_", "masked_scatter", "scatter", ATTENTION,
 }  # fmt: skip
 
 
@@ -60,6 +62,11 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
+def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The operands of a sum or product, given by place or by name."""
+    return (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))[:2]
+
+
 def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
     """What a function does with operands of these shapes, all of which depend on the input.
 
@@ -67,7 +74,7 @@ def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
     """
     if name in ACTIVATIONS:
         return "activation"
-    if len(shapes) == 2 and name in ADDITIONS and shapes[0] == shapes[1]:
+    if len(shapes) == 2 and name in SUMS and shapes[0] == shapes[1]:
         return "sum"
     if len(shapes) == 2 and name in PRODUCTS:
         return "gate"

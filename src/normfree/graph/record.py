@@ -8,7 +8,7 @@ on a copy that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -21,17 +21,19 @@ from torch.utils._pytree import tree_map
 from normfree.graph.attention import attend
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.flow import Node as Node
-from normfree.graph.functions import ADDITIONS as ADDITIONS
 from normfree.graph.functions import (
+    ADDITIONS,
     ATTENTION,
     LIKE_ANOTHER,
     MATRIX_PRODUCTS,
     MULTIHEAD_ATTENTION,
     PRODUCTS,
+    SUMS,
     VALUELESS,
     NodeKind,
     kind_of,
     name_of,
+    operands_of,
 )
 from normfree.graph.weights import Weight, Weights
 from normfree.nn.borrowed import on_meta, same_draws
@@ -63,9 +65,9 @@ class _Recorder(TorchFunctionMode):
         if name in LIKE_ANOTHER:
             tensors = tensors[:1]
         operands = flow.read(tensors)
-        first = next(iter(flow.read(tensors_of(args[:1]))), None)
+        first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
         ordinal = -1
-        if name in ADDITIONS:
+        if name in SUMS:
             ordinal = self._additions[flow.home]
             self._additions[flow.home] += 1
         out = func(*args, **kwargs)
@@ -78,10 +80,9 @@ class _Recorder(TorchFunctionMode):
         elif weights := flow.weights.meet(name, args, tensors):
             flow.add("weight", name, operands, out, weights=weights)
         else:
-            distinct = [node.shape for node in dict.fromkeys(operands)]
             flow.add(
-                kind_of(name, distinct),
-                "select" if name == "__getitem__" and _has_number(args[1]) else name,
+                self._kind(name, args, kwargs, operands),
+                _shown(name, args, kwargs),
                 operands,
                 args[0] if name == "__setitem__" else out,  # which writes in place and returns nothing
                 ordinal=ordinal,
@@ -89,6 +90,12 @@ class _Recorder(TorchFunctionMode):
                 factors=self._factors(name, tensors),
             )
         return out
+
+    def _kind(self, name: str, args: Any, kwargs: Any, operands: Sequence[Node]) -> NodeKind:
+        """What a function does, seen from its operands in the flow and from the numbers that it is given."""
+        if name in ADDITIONS and any(type(value) in (int, float) and not value for value in operands_of(args, kwargs)):
+            return "scaling"  # 0 + x, as the first of what `sum` adds
+        return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
     def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
         """The operands that a function multiplies with one another; the mask of an attention is only added."""
@@ -196,6 +203,13 @@ def _is_activation(module: nn.Module) -> bool:
     """An activation of torch, or of a library that keeps its own in a file named so."""
     library = type(module).__module__.rpartition(".")[2].startswith("activation")
     return isinstance(module, ACTIVATION_TYPES) or (library and next(module.children(), None) is None)
+
+
+def _shown(name: str, args: Any, kwargs: Any) -> str:
+    """A function's name in the flow, another one where its arguments make it another function."""
+    if name == "__getitem__" and _has_number(args[1]):
+        return "select"
+    return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f
 
 
 def _has_number(index: Any) -> bool:
