@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -412,6 +413,45 @@ def test_example_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
     assert gated == discover(model, (x, scale)) == discover(model, {"x": x, "scale": scale})
     assert alone.branches
     assert not gated.branches  # control: the second argument was passed, and gates the shortcut
+
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "clamp(min=0)": lambda y: y.clamp(min=0),
+    "clamp(0)": lambda y: torch.clamp(y, 0.0),
+    "clamp_min": lambda y: torch.clamp_min(y, 0),
+    "maximum of zeros_like": lambda y: torch.maximum(y, torch.zeros_like(y)),
+    "max of zeros": lambda y: torch.max(torch.zeros((), device=y.device), y),
+    "y * sigmoid(y)": lambda y: y * torch.sigmoid(y),
+    "sigmoid module": lambda y: nn.Sigmoid()(y) * y,
+    "quick gelu": lambda y: y * torch.sigmoid(1.702 * y),
+    "softsign": nn.functional.softsign,
+    "threshold": lambda y: nn.functional.threshold(y, 0.0, 0.0),
+}
+NO_ACTIVATIONS = {
+    "clamp": lambda y: y.clamp(-1.0, 1.0),
+    "clamp(min=-1)": lambda y: y.clamp(min=-1.0),
+    "maximum of others": lambda y: torch.maximum(y, torch.full_like(y, -9.0)),
+    "gate": lambda y: y * torch.sigmoid(y.roll(1, -1)),
+    "square": lambda y: y * y,
+}
+
+
+class Activated(Toy):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.second(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *NO_ACTIVATIONS])
+def test_activation_written_by_hand_is_one(name: str) -> None:
+    (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
+    first, second = branch.layers
+    assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
+    assert branch.depth == (3 if name == "square" else 2)
 
 
 class SideBySide(Toy):

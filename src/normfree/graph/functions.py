@@ -34,7 +34,11 @@ SCALINGS = VIEWS | PRODUCTS | {"div", "div_", "__truediv__", "__itruediv__", "tr
 ACTIVATIONS = frozenset({
     "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
     "leaky_relu_", "relu6", "hardswish", "hardsigmoid", "hardtanh", "softplus", "mish", "softmax", "celu", "prelu",
+    "elu_", "selu_", "celu_", "rrelu", "threshold", "_threshold", "softsign", "logsigmoid",
 })  # fmt: skip
+ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
+MAXIMA = frozenset({"maximum", "max"})
 # As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
 BOUNDED = frozenset(
     {"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf", "rsqrt", "rsqrt_"}
@@ -65,6 +69,13 @@ def name_of(function: Callable[..., Any]) -> str:
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operands of a sum or product, given by place or by name."""
     return (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))[:2]
+
+
+def clamps_at_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a clamp are those of a ReLU: a lower end of 0 and no upper one."""
+    low, high, *_ = (*args[1:], None, None)
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    return isinstance(low, int | float) and low == 0 and high is None
 
 
 def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:

@@ -19,18 +19,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from normfree.graph.attention import attend
-from normfree.graph.flow import Flow, tensors_of
+from normfree.graph.flow import Flow, is_swish, tensors_of
 from normfree.graph.flow import Node as Node
 from normfree.graph.functions import (
     ADDITIONS,
     ATTENTION,
+    CLAMPS,
     LIKE_ANOTHER,
     MATRIX_PRODUCTS,
+    MAXIMA,
     MULTIHEAD_ATTENTION,
     PRODUCTS,
     SUMS,
     VALUELESS,
+    ZEROS,
     NodeKind,
+    clamps_at_zero,
     kind_of,
     name_of,
     operands_of,
@@ -53,6 +57,7 @@ class _Recorder(TorchFunctionMode):
         self.flow = flow
         self._inside_leaf = 0
         self._additions: Counter[str] = Counter()
+        self._zeros: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -71,6 +76,8 @@ class _Recorder(TorchFunctionMode):
             ordinal = self._additions[flow.home]
             self._additions[flow.home] += 1
         out = func(*args, **kwargs)
+        if name in ZEROS:
+            self._zeros.append(out)
         if name in VALUELESS:
             return out
         if not operands:
@@ -95,6 +102,12 @@ class _Recorder(TorchFunctionMode):
         """What a function does, seen from its operands in the flow and from the numbers that it is given."""
         if name in ADDITIONS and any(type(value) in (int, float) and not value for value in operands_of(args, kwargs)):
             return "scaling"  # 0 + x, as the first of what `sum` adds
+        if name in CLAMPS and clamps_at_zero(args, kwargs):
+            return "activation"
+        if name in MAXIMA and any(value is zero for value in operands_of(args, kwargs) for zero in self._zeros):
+            return "activation"
+        if name in PRODUCTS and is_swish(operands):
+            return "activation"
         return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
     def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
