@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -503,6 +504,13 @@ def test_hand_written_plan_overrules_discovery() -> None:
     _, converted = convert(network(), "skipinit", X, plan=normfree.ResidualPlan(plan.branches[:1], plan.stem))
     assert [a.name for a in converted.changes.added] == ["1.second.beta"]
     assert "2.first.weight" in converted.changes.notes[0]
+
+
+@pytest.mark.parametrize("example", [[X], (X,), {"input": X}], ids=["list", "tuple", "mapping"])
+def test_example_may_be_given_in_every_way(example: Any) -> None:
+    _, plan = normfree.convert(network(), "skipinit", example)
+    assert plan.branches == normfree.convert(network(), "skipinit", X)[1].branches
+    assert len(plan.branches) == 3
 
 
 def test_example_that_does_not_fit_is_named() -> None:

@@ -404,13 +404,14 @@ class TwoArguments(Toy):
         return self.classifier(x + self.first(x) if scale is None else scale * x + self.first(x))
 
 
-def test_example_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
+def test_example_may_be_a_tensor_a_tuple_a_list_or_a_mapping() -> None:
     x, scale = torch.zeros(2, 4), torch.ones(4)
     model = TwoArguments()
     alone = discover(model, x)
-    assert alone == discover(model, (x,)) == discover(model, {"x": x}) == discover(model, x=x)
+    assert alone == discover(model, (x,)) == discover(model, [x]) == discover(model, {"x": x}) == discover(model, x=x)
     gated = discover(model, x, scale)
-    assert gated == discover(model, (x, scale)) == discover(model, {"x": x, "scale": scale})
+    assert gated == discover(model, (x, scale)) == discover(model, [x, scale]) == discover(model, x, scale=scale)
+    assert gated == discover(model, {"x": x, "scale": scale})
     assert alone.branches
     assert not gated.branches  # control: the second argument was passed, and gates the shortcut
 
@@ -452,6 +453,19 @@ def test_activation_written_by_hand_is_one(name: str) -> None:
     first, second = branch.layers
     assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
     assert branch.depth == (3 if name == "square" else 2)
+
+
+class ReadsList(Toy):
+    def forward(self, both: list[Tensor]) -> Tensor:
+        return super().forward(both[0] * both[1])
+
+    middle = Identity.middle
+
+
+def test_list_that_is_itself_an_argument_stands_in_a_tuple() -> None:
+    both = [torch.ones(2, 4), torch.randn(2, 4)]
+    assert len(discover(ReadsList(), (both,)).branches) == 1
+    assert len(propagate(ReadsList(), (both,)).sums) == 1
 
 
 class SideBySide(Toy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from normfree.graph import discover, unaccounted
 from normfree.graph.flow import tensors_of
 from normfree.graph.record import record
 from normfree.methods import Method, Site, get
+from normfree.nn.borrowed import call_arguments
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.plan import ResidualPlan
 
@@ -37,7 +38,7 @@ _NO_SUMS = (
 
 _SHOWN = 6  # reasons of a refusal; a deep network gives the same one for every block
 
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def convert(
@@ -50,8 +51,8 @@ def convert(
 ) -> tuple[nn.Module, ResidualPlan]:
     """A copy of `model` without normalization, initialized by `method`, and its plan with what was changed.
 
-    `example` is an input that the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments. `plan`
-    overrules discovery. Every draw comes from `generator`. The model itself is left as it is.
+    `example` is an input that the model accepts: a tensor, a tuple or list of arguments or a dict of keyword arguments.
+    `plan` overrules discovery. Every draw comes from `generator`. The model itself is left as it is.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
     >>> converted, plan = convert(model, "wn", torch.randn(2, 3, 8, 8))
@@ -80,9 +81,9 @@ def convert_(
 ) -> ResidualPlan:
     """As `convert`, in place: only the plan is returned. After an error the model is as it was."""
     method = get(method)
-    args, kwargs = _arguments(example)
+    args, kwargs = call_arguments(example)
     _check_method(method, example)
-    plan = discover(model, *args, **kwargs) if plan is None else plan
+    plan = discover(model, example) if plan is None else plan
     found = _look(model, method, plan, args, kwargs)
     before = _count(model)
     with undone_on_error(model):
@@ -222,12 +223,6 @@ def _check_result(model: nn.Module, args: Any, kwargs: Any) -> None:
             f"expected finite outputs of the converted {type(model).__name__} on the example, got others; "
             "use a method with smaller branches, such as 'fixup' or 'skipinit'"
         )
-
-
-def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def _count(model: nn.Module) -> int:

@@ -210,8 +210,7 @@ def plan_of(model: nn.Module, inputs: Any, plan: ResidualPlan | None = None) -> 
     stated = getattr(model, "plan", None) if plan is None else plan
     if isinstance(stated, ResidualPlan):
         return stated
-    args, kwargs = call_arguments(inputs)
-    return discover(model, *args, **kwargs)
+    return discover(model, inputs)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,13 @@ from torch import Tensor, nn
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
+def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """How an example is handed to a model: a mapping by name, a tuple or list by position, anything else alone."""
+    if isinstance(example, Mapping):
+        return (), example
+    return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
+
+
 @contextmanager
 def standing_in(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
     """Inside, the model computes with other tensors for some of its parameters and buffers, given by their `id`.
