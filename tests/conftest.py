@@ -1,4 +1,4 @@
-"""Lets torchvision be imported where its compiled library does not load beside a CPU torch, and readies a GPU."""
+"""Lets torchvision be imported where its compiled library does not load, silences progress, and readies a GPU."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -23,6 +23,12 @@ if torch.version.cuda is None and not _torchvision_loads():
     _torchvision = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of progress on stderr, where many tests expect nothing, however slow the machine is."""
+    monkeypatch.setattr("normfree.report.progress.EVERY", float("inf"))
 
 
 @pytest.fixture

@@ -58,6 +58,9 @@ class Layer:
 class Branch:
     """One residual sum: its branch's weight layers in order, and the shortcut that it is added to.
 
+    A branch has no layers where it was removed, and where all of them belong to sums inside it, as in x + blocks(x).
+    It counts as any other, in positions and in L: what a method does to the sums inside is then rather too small.
+
     The sum itself is addition number `addition` (from 0) in the forward pass of the module `home`; `branch_first` says
     whether the branch is the addition's first operand.
 
@@ -105,8 +108,8 @@ class Branch:
         """The weight layer whose output is added to the shortcut, the last one where there are several."""
         if not self.layers:
             raise ValueError(
-                f"branch '{self.name}' has no weight layer: expected at least one, got a removed branch; "
-                "use a method that does not touch branches here"
+                f"branch '{self.name}' has no weight layer of its own: expected at least one, got a removed branch or "
+                "one of whole blocks; use a method that does not touch branches here"
             )
         return self.ends[-1]
 
@@ -158,8 +161,8 @@ class ResidualPlan:
         """Raise `ValueError` when there is no residual sum to look at."""
         if not self.branches:
             raise ValueError(
-                "expected a network with residual sums, got none: its layers follow one another, concatenate or are "
-                "gated; pass a plan with the sums to look at"
+                "expected a network with residual sums, got none: its layers follow one another, concatenate, are "
+                "gated, or meet in another way than by + and - (lerp, addcmul, a stack); write the sums as x + f(x)"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -201,7 +204,7 @@ class _Group:
 
 def _describe(branch: Branch) -> str:
     """The layers of a branch, m where it is not their number, and the shortcut."""
-    layers = ", ".join(_label(layer, branch.place) for layer in branch.layers) or "removed"
+    layers = ", ".join(_label(layer, branch.place) for layer in branch.layers) or "no layers of its own"
     m = f" m = {branch.depth}" if branch.depth != len(branch.layers) else ""
     return f"[{layers}]{m} + {branch.shortcut}"
 

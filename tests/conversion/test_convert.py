@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,32 @@ def test_learnable_shortcut_scalar_multiplies_the_shortcut() -> None:
     perturb_(model)
     block = model[2]
     torch.testing.assert_close(block(X), 0.5**0.5 * (block.skip * X + branch(block, X)))
+
+
+class SubtractedFrom(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.norm2(self.first(self.norm1(x))))) - x
+
+
+class Subtracting(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.second(F.relu(self.norm2(self.first(self.norm1(x)))))
+
+
+def test_subtracted_branch_is_a_branch() -> None:
+    model, plan = convert(network(block=Subtracting), "fixup", X)
+    assert [len(b.layers) for b in plan.branches] == [2, 2, 2]
+    torch.testing.assert_close(model[1](X), X)  # the last layer of a branch starts at 0
+    model, _ = convert(network(block=Subtracting), "learnscalar", X)
+    perturb_(model)
+    block = model[2]
+    torch.testing.assert_close(block(X), 0.5**0.5 * (block.skip * X - branch(block, X)))
+
+
+def test_subtracted_shortcut_gets_no_scalar() -> None:
+    """What is added to a block's output to scale its shortcut would have the wrong sign."""
+    with pytest.raises(ValueError, match="its shortcut is not what the block is given"):
+        convert(network(block=SubtractedFrom), "learnscalar", X)
 
 
 def test_relu_lets_a_positive_factor_of_the_sum_through() -> None:
@@ -404,6 +431,29 @@ def test_network_without_sums_is_told_what_can_be_done() -> None:
         convert(plain_network(), "fixup", torch.randn(4, 3, 8, 8))
 
 
+class Group(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.blocks(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv", "he_in", "sqrt_half"])
+def test_sum_of_whole_blocks_is_noted_and_measured(method: str) -> None:
+    """No method has a layer to scale there, so that the signal doubles; what cannot be done must not be silent."""
+    model, plan = normfree.convert(network(8, Group), method, X)
+    assert plan.changes is not None
+    assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
+    verdict = normfree.diagnose(model, X, plan=plan).verdict
+    if method != "sqrt_half":  # which scales the sum itself
+        assert verdict.forward.status == "exploding"
+    if method in ("fixup", "skipinit", "rezero"):  # whose blocks put out what they read
+        assert verdict.forward.worst in {str(i) for i in range(1, 9)}
+    assert not normfree.convert(network(8), method, X)[1].changes.notes  # control
+
+
 def test_changes_are_counted_and_printed() -> None:
     original = network()
     model, plan = convert(original, "fixup", X)
@@ -455,6 +505,13 @@ def test_hand_written_plan_overrules_discovery() -> None:
     _, converted = convert(network(), "skipinit", X, plan=normfree.ResidualPlan(plan.branches[:1], plan.stem))
     assert [a.name for a in converted.changes.added] == ["1.second.beta"]
     assert "2.first.weight" in converted.changes.notes[0]
+
+
+@pytest.mark.parametrize("example", [[X], (X,), {"input": X}], ids=["list", "tuple", "mapping"])
+def test_example_may_be_given_in_every_way(example: Any) -> None:
+    _, plan = normfree.convert(network(), "skipinit", example)
+    assert plan.branches == normfree.convert(network(), "skipinit", X)[1].branches
+    assert len(plan.branches) == 3
 
 
 def test_example_that_does_not_fit_is_named() -> None:

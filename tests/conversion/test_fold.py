@@ -269,6 +269,30 @@ def test_scalars_around_a_layer_fold() -> None:
     assert record.plain == ("3",)
 
 
+class Difference(nn.Module):
+    """A residual sum with a sign or a factor, and scalars on both of its sides."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.stem, self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.scalars = nn.ModuleList([ScalarMultiplier(), ScalarBias(), ScalarMultiplier(), ScalarBias()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scalars[1](self.scalars[0](torch.relu(self.stem(x))))
+        f = self.scalars[3](self.scalars[2](self.layer(x)))
+        y = x - f if self.way == "sub" else torch.add(x, f, alpha=2) if self.way == "alpha" else x + f
+        return self.last(torch.relu(y))
+
+
+@pytest.mark.parametrize("way", ["add", "sub", "alpha"])
+def test_sum_with_a_sign_or_a_factor_computes_the_same(way: str) -> None:
+    before = trained(Difference(way).double())
+    after = deepcopy(before)
+    fold_(after, batch(3, 4))
+    assert deviation(before, after, batch(3, 4)) < 1e-12
+
+
 @pytest.mark.parametrize("method", ["fixup", "nf", "wn", "hanin"])
 def test_converted_model_folds(method: str) -> None:
     x = batch(1, 3, 64, 64)

@@ -280,3 +280,13 @@ def test_what_cannot_be_bounded_is_refused() -> None:
         gradient_bounds(build("resnet8", device="meta"), x, y)
     with pytest.raises(ValueError, match=r"expected logits"):
         gradient_bounds(nn.Sequential(nn.Conv2d(3, 2, 1)), x.float(), y)
+
+
+def test_shared_block_is_scaled_in_all_its_places_and_left_as_it_was() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    assert check_homogeneous(model, torch.ones(1, 2), ["0.weight"]) == 1.0  # second degree
+    assert model[0].weight is model[2].weight is layer.weight
+    assert torch.equal(layer.weight, torch.ones(2, 2))

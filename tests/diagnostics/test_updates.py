@@ -258,3 +258,20 @@ def test_network_without_sums_or_values_is_refused() -> None:
         measure_updates(build("mlp-3-8", "he_in", in_channels=1, size=4), X, Y)
     with pytest.raises(ValueError, match="meta device"):
         measure_updates(build("resnet20", device="meta"), X, Y)
+
+
+class SharedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(torch.relu(x))
+
+
+def test_change_of_a_shared_block_is_linear_in_the_rate() -> None:
+    """Each rate starts from the same point, also where a block has several names."""
+    torch.manual_seed(0)
+    block = SharedBlock()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), block, block, block, nn.Linear(16, 5))
+    assert measure_updates(model, X, Y).slope == pytest.approx(1.0, abs=1e-3)

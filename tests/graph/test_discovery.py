@@ -1,6 +1,8 @@
 """Discovery against the plans that our models state, against torchvision, and on small models with one trait each."""
 
 import copy
+import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torchvision
 from torch import Tensor, nn
 
 from normfree import discover
+from normfree.diagnostics.propagation import propagate
 from normfree.methods import Form, get, names
 from normfree.models import build
 from normfree.models.registry import find
@@ -266,6 +269,40 @@ def test_long_skip_lists_what_inner_blocks_leave() -> None:
     ]
 
 
+class Nested(Toy):
+    """Sums around whole blocks, whose layers are all the blocks' own."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = x + self.first(x)
+        y = y + self.second(y)
+        x = 0.2 * y + x
+        return torch.relu(x + self.third(x)) + x
+
+
+class Pooled(Toy):
+    """Nothing learnable is added."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        return x + torch.tanh(x).flip(-1)
+
+
+def test_sum_of_whole_blocks_is_a_branch_without_layers() -> None:
+    plan = plan_of(Nested())
+    none: list[str] = []
+    assert layer_names(plan) == [
+        (["first"], "identity", []),
+        (["second"], "identity", []),
+        (none, "identity", []),
+        (["third"], "identity", []),
+        (none, "identity", []),
+    ]
+    assert [b.branch_first for b in plan.branches if not b.layers] == [True, True]
+    assert [b.position.index for b in plan.branches] == [1, 2, 3, 4, 5]
+    assert "[no layers of its own] + identity" in str(plan)
+    assert layer_names(plan_of(Pooled())) == [(["first"], "identity", [])]  # control
+
+
 class Shared(Toy):
     def middle(self, x: Tensor) -> Tensor:
         for _ in range(3):
@@ -298,6 +335,45 @@ def test_all_ways_to_write_a_sum_are_seen() -> None:
     assert layer_names(plan_of(Operators())) == [(["first"], "identity", []), (["second"], "identity", [])]
 
 
+WRITTEN = {
+    "x + f": lambda x, f: x + f,
+    "f + x": lambda x, f: f + x,
+    "add(x, f)": torch.add,
+    "add(input, other)": lambda x, f: torch.add(input=x, other=f),
+    "add(other, input)": lambda x, f: torch.add(other=x, input=f),
+    "x.add(other)": lambda x, f: x.add(other=f),
+    "x.add_": lambda x, f: x.clone().add_(f),
+    "sum": lambda x, f: sum([x, f]),
+    "sum of f": lambda x, f: sum([f, x]),
+    "x - f": lambda x, f: x - f,
+    "f - x": lambda x, f: f - x,
+    "sub(input, other)": lambda x, f: torch.sub(other=f, input=x),
+    "x.subtract": lambda x, f: x.subtract(f),
+}
+
+
+class Written(Toy):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def middle(self, x: Tensor) -> Tensor:
+        return WRITTEN[self.way](x, self.second(torch.relu(self.first(x))))
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_sum_is_found_and_measured_however_it_is_written(way: str) -> None:
+    torch.manual_seed(0)
+    model, x = Written(way), torch.randn(16, 4)
+    plan = plan_of(model)
+    assert layer_names(plan) == [(["first", "second"], "identity", [])]
+    (found,) = propagate(model, x, plan=plan).sums
+    stream = model.stem(x)
+    f = model.second(torch.relu(model.first(stream)))
+    assert found.branch.variance == pytest.approx(f.var(0, unbiased=False).mean().item(), rel=1e-4)
+    assert found.shortcut.variance == pytest.approx(stream.var(0, unbiased=False).mean().item(), rel=1e-4)
+
+
 class Scaled(Toy):
     def middle(self, x: Tensor) -> Tensor:
         return (0.5 * x + 2 * self.first(x)) / 3
@@ -328,15 +404,68 @@ class TwoArguments(Toy):
         return self.classifier(x + self.first(x) if scale is None else scale * x + self.first(x))
 
 
-def test_example_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
+def test_example_may_be_a_tensor_a_tuple_a_list_or_a_mapping() -> None:
     x, scale = torch.zeros(2, 4), torch.ones(4)
     model = TwoArguments()
     alone = discover(model, x)
-    assert alone == discover(model, (x,)) == discover(model, {"x": x}) == discover(model, x=x)
+    assert alone == discover(model, (x,)) == discover(model, [x]) == discover(model, {"x": x}) == discover(model, x=x)
     gated = discover(model, x, scale)
-    assert gated == discover(model, (x, scale)) == discover(model, {"x": x, "scale": scale})
+    assert gated == discover(model, (x, scale)) == discover(model, [x, scale]) == discover(model, x, scale=scale)
+    assert gated == discover(model, {"x": x, "scale": scale})
     assert alone.branches
     assert not gated.branches  # control: the second argument was passed, and gates the shortcut
+
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "clamp(min=0)": lambda y: y.clamp(min=0),
+    "clamp(0)": lambda y: torch.clamp(y, 0.0),
+    "clamp_min": lambda y: torch.clamp_min(y, 0),
+    "maximum of zeros_like": lambda y: torch.maximum(y, torch.zeros_like(y)),
+    "max of zeros": lambda y: torch.max(torch.zeros((), device=y.device), y),
+    "y * sigmoid(y)": lambda y: y * torch.sigmoid(y),
+    "sigmoid module": lambda y: nn.Sigmoid()(y) * y,
+    "quick gelu": lambda y: y * torch.sigmoid(1.702 * y),
+    "softsign": nn.functional.softsign,
+    "threshold": lambda y: nn.functional.threshold(y, 0.0, 0.0),
+}
+NO_ACTIVATIONS = {
+    "clamp": lambda y: y.clamp(-1.0, 1.0),
+    "clamp(min=-1)": lambda y: y.clamp(min=-1.0),
+    "maximum of others": lambda y: torch.maximum(y, torch.full_like(y, -9.0)),
+    "gate": lambda y: y * torch.sigmoid(y.roll(1, -1)),
+    "square": lambda y: y * y,
+}
+
+
+class Activated(Toy):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.second(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *NO_ACTIVATIONS])
+def test_activation_written_by_hand_is_one(name: str) -> None:
+    (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
+    first, second = branch.layers
+    assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
+    assert branch.depth == (3 if name == "square" else 2)
+
+
+class ReadsList(Toy):
+    def forward(self, both: list[Tensor]) -> Tensor:
+        return super().forward(both[0] * both[1])
+
+    middle = Identity.middle
+
+
+def test_list_that_is_itself_an_argument_stands_in_a_tuple() -> None:
+    both = [torch.ones(2, 4), torch.randn(2, 4)]
+    assert len(discover(ReadsList(), (both,)).branches) == 1
+    assert len(propagate(ReadsList(), (both,)).sums) == 1
 
 
 class SideBySide(Toy):
@@ -351,6 +480,65 @@ def test_layers_side_by_side_on_one_shortcut_are_one_branch() -> None:
     assert [layer.name for layer in branch.entries] == ["third"]
     assert [layer.name for layer in branch.ends] == ["first", "second"]
     assert (branch.shortcut, branch.depth) == ("identity", 2)
+
+
+class OneByOne(Toy):
+    """Three branches that read the same, added one after another; the first has a gate inside."""
+
+    order = ("gated", "plain", "scaled")
+
+    def gated(self, h: Tensor) -> Tensor:
+        return self.first(h) * torch.sigmoid(self.second(h))
+
+    def plain(self, h: Tensor) -> Tensor:
+        return self.third(h)
+
+    def scaled(self, h: Tensor) -> Tensor:
+        return 0.5 * self.fourth(h)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fourth = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def middle(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        for name in self.order:
+            x = x + getattr(self, name)(h)
+        return x
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(OneByOne.order)))
+def test_branches_added_one_by_one_are_found_in_any_order(order: tuple[str, ...]) -> None:
+    model = OneByOne()
+    model.order = order
+    layers = {"gated": ["first", "second"], "plain": ["third"], "scaled": ["fourth"]}
+    plan = plan_of(model)
+    assert layer_names(plan) == [(layers[name], "identity", []) for name in order]
+    assert all(branch.entries[0] == branch.layers[0] for branch in plan.branches)
+    assert not plan.body
+
+
+class GatedSum(OneByOne):
+    def middle(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return (x + self.plain(h)) * torch.sigmoid(self.first(h)) + self.scaled(h)
+
+
+def test_earlier_sum_that_is_gated_is_no_shortcut() -> None:
+    """The control of the one before: here the gate stands on the shortcut, not in a branch."""
+    assert layer_names(plan_of(GatedSum())) == [(["third"], "identity", [])]
+
+
+class Detour(Toy):
+    """The second sum's shortcut comes out of the first one's branch."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return y + self.third(x + self.second(y))
+
+
+def test_shortcut_from_inside_an_earlier_branch_is_an_identity() -> None:
+    assert layer_names(plan_of(Detour())) == [(["first", "second"], "identity", []), (["third"], "identity", [])]
 
 
 class ViewedShortcut(Toy):

@@ -16,6 +16,11 @@ from normfree.report import progress as module
 from normfree.report.progress import numbers, progress
 
 
+@pytest.fixture(autouse=True)
+def unhurried() -> None:
+    """Lines come as they do for users."""
+
+
 class Clock:
     """A clock that stands still until it is moved."""
 

@@ -34,18 +34,20 @@ from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.record import record
 from normfree.methods import Method, Site, get
 from normfree.methods.initialize import check_example
+from normfree.nn.borrowed import call_arguments
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.nn.scaled import scalars_of
 from normfree.plan import ResidualPlan
 
 _NO_SUMS = (
-    "no residual sum was found: the layers follow one another, are concatenated or gated; weights can still be "
-    "standardized ('nf') or normalized ('wn'), or set from data ('lsuv')"
+    "no residual sum was found: the layers follow one another, are concatenated or gated, or meet in another way than "
+    "by + and - (lerp, addcmul, a stack); weights can still be standardized ('nf') or normalized ('wn'), "
+    "or set from data ('lsuv')"
 )
 
 _SHOWN = 6  # reasons of a refusal; a deep network gives the same one for every block
 
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 def convert(
@@ -58,8 +60,8 @@ def convert(
 ) -> tuple[nn.Module, ResidualPlan]:
     """A copy of `model` without normalization, initialized by `method`, and its plan with what was changed.
 
-    `example` is an input that the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments. `plan`
-    overrules discovery. Every draw comes from `generator`. The model itself is left as it is.
+    `example` is an input that the model accepts: a tensor, a tuple or list of arguments or a dict of keyword arguments.
+    `plan` overrules discovery. Every draw comes from `generator`. The model itself is left as it is.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
     >>> converted, plan = convert(model, "wn", torch.randn(2, 3, 8, 8))
@@ -88,7 +90,7 @@ def convert_(
 ) -> ResidualPlan:
     """As `convert`, in place: only the plan is returned. After an error the model is as it was."""
     method = get(method)
-    args, kwargs = _arguments(example)
+    args, kwargs = call_arguments(example)
     _check_method(method, example)
     for name, module in model.named_modules():
         if scalars_of(module):
@@ -98,7 +100,7 @@ def convert_(
             )
     if plan is None:
         with trial(model):  # in training mode a model may skip blocks at random
-            plan = discover(model, *args, **kwargs)
+            plan = discover(model, example)
     found = _look(model, method, plan, args, kwargs)
     before = _count(model)
     with undone_on_error(model):
@@ -119,6 +121,8 @@ def convert_(
                 scaled += levelled
         _check_result(model, args, kwargs)
     notes = [] if plan.branches else [_NO_SUMS]
+    if bare := [branch.name for branch in plan.branches if not branch.layers]:
+        notes.append(f"the signal may still grow at sums of whole blocks, which have no layer to scale: {_few(bare)}")
     if found.unaccounted:
         notes.append(f"no part of the plan and left as they were: {', '.join(found.unaccounted)}")
     if left:
@@ -284,12 +288,6 @@ def _stopped(model: nn.Module, error: Exception) -> ValueError:
         f"expected the converted {type(model).__name__} to run on the example, but it stopped: {error}; its own code "
         "may rely on a normalizer, or on what a layer is; try 'dyt', which keeps all layers"
     )
-
-
-def _arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def _few(names: Sequence[str]) -> str:

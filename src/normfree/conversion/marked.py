@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_map
 
 from normfree.graph.record import Node, record
+from normfree.nn.borrowed import call_arguments
 
 _PREFIX = "model."
 
@@ -42,10 +43,8 @@ class Marked(nn.Module):
         handles = [self.register_forward_pre_hook(lambda *_: counts.clear())]
         handles += [module.register_forward_hook(count(name)) for name, module in self.named_modules()]
         try:
-            if isinstance(example, Mapping):
-                flow = record(self, **example)
-            else:
-                flow = record(self, *(example if isinstance(example, tuple | list) else (example,)))
+            args, kwargs = call_arguments(example)
+            flow = record(self, *args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
+from normfree.graph.functions import ADDITIONS
 from normfree.methods import Law, Method
 from normfree.nn.scaled import ScalarName, signals_of, unscalable
 from normfree.plan import Branch, Layer, ResidualPlan
@@ -84,7 +85,7 @@ class Places:
             for layer in branch.ends:
                 self._end(branch, layer, "beta", beta / factor, rule.beta.learnable)
         delta = rule.delta.at(position)
-        if delta is not None:
+        if delta is not None and branch.layers:
             self._end(branch, branch.last, "delta", delta, rule.delta.learnable)
         alpha = rule.alpha.at(position)
         if alpha is not None and (alpha != 1.0 or rule.alpha.learnable):
@@ -192,7 +193,8 @@ class Places:
         if scalar == "skip":
             name = next(iter(signals_of(type(self.modules[home]))), "")
             given = call.given.get(0, call.given.get(name))
-            if branch.shortcut != "identity" or given not in node.inputs:
+            plain = node.function in ADDITIONS or not branch.branch_first  # no sign or factor before the second operand
+            if branch.shortcut != "identity" or given not in node.inputs or not plain:
                 return "its shortcut is not what the block is given as its first argument"
         users = [user for user in node.users if inside(user)]
         if not users:

@@ -13,6 +13,7 @@ from normfree.conversion.places import Wanted
 from normfree.conversion.watching import Watched
 from normfree.methods import Method
 from normfree.methods.site import values_kept_on_error
+from normfree.nn.borrowed import remembered
 from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scaled import ScalarName, add_scalar_
@@ -31,17 +32,12 @@ _SYMBOLS: dict[ScalarName, str] = {
 @contextmanager
 def undone_on_error(model: nn.Module) -> Iterator[None]:
     """Put classes, attributes, parameters and buffers of every module back as they were when the block raises."""
-    held = [
-        (m, type(m), {k: dict(v) if type(v) is dict else v for k, v in m.__dict__.items()}) for m in model.modules()
-    ]
+    restore = remembered(model)
     with values_kept_on_error(model):
         try:
             yield
         except BaseException:
-            for module, kind, attributes in held:
-                module.__class__ = kind
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
+            restore()
             raise
 
 

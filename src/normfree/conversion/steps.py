@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from normfree.conversion.marked import Calls
 from normfree.conversion.numbers import Numbers, base_class, obstacle
-from normfree.graph.functions import SPLITS, VIEWS
+from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.affine import ChannelAffine
 from normfree.nn.normalizers import NormPropReLU
 from normfree.nn.residual import SubsamplePad
@@ -86,7 +86,7 @@ def steps_of(calls: Calls) -> list[Step]:
             kind: StepKind = "barrier"
             if node.name in ("relu", "relu_"):
                 kind = "rectify"
-            elif node.kind == "sum" and len(sources) == 2:
+            elif node.kind == "sum" and node.function in ADDITIONS and len(sources) == 2:
                 kind = "sum"
             elif node.name in _LAYOUT and len(sources) == 1:
                 kind = "layout"

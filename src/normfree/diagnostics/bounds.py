@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from normfree.diagnostics.propagation import call_arguments, first_tensor
 from normfree.diagnostics.untouched import untouched
 from normfree.diagnostics.updates import plan_of
+from normfree.nn.borrowed import standing_in
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
@@ -146,9 +146,9 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     args, kwargs = call_arguments(inputs)
     outputs = []
     with torch.no_grad():
-        for scaled in ({}, {name: alpha * known[name] for name in parameters}):
-            with untouched(model):  # both passes see the same buffers and random numbers
-                outputs.append(first_tensor(functional_call(model, scaled, args, dict(kwargs))).double())
+        for scaled in ({}, {id(known[name]): alpha * known[name] for name in parameters}):
+            with untouched(model), standing_in(model, scaled):  # both passes see the same buffers and random numbers
+                outputs.append(first_tensor(model(*args, **kwargs)).double())
     target = alpha * outputs[0]
     return _relative(float((outputs[1] - target).abs().max()), float(target.abs().max()))
 

@@ -27,7 +27,7 @@ def plan_of(
     """
     if not isinstance(model, Stated):
         stated = getattr(model, "plan", None)
-        return stated if isinstance(stated, ResidualPlan) else discover(model, *args, **kwargs)
+        return stated if isinstance(stated, ResidualPlan) else discover(model, args or kwargs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in modules.values() if isinstance(m, Residual)]
     seen = (list(modules), [type(m) for m in modules.values()], blocks)
     known = _STATED.get(model)

@@ -23,6 +23,7 @@ from normfree.diagnostics.parts import Parts, parts
 from normfree.diagnostics.plans import plan_of
 from normfree.diagnostics.taps import SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
+from normfree.nn.borrowed import call_arguments as call_arguments
 from normfree.plan import Branch, ResidualPlan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -135,13 +136,6 @@ def propagate(
     layers, gradients = _layer_signals(known, plan, sizes)
     alive = _learning(plan, gradients)
     return Signal(taps.result(alive), layers, injected, math.nan if value is None else float(value), plan)
-
-
-def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """How `inputs` is handed to a model: a mapping by name, a tuple or list by position, anything else alone."""
-    if isinstance(inputs, Mapping):
-        return (), inputs
-    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normfree.diagnostics.moments import Reduced, Stats, channel_dim, finish, reduce, settle
-from normfree.graph.record import ADDITIONS
+from normfree.graph.functions import SUMS, operands_of
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, ResidualPlan
 
@@ -91,15 +91,16 @@ class Taps(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") not in ADDITIONS or not self._homes:
+        if getattr(func, "__name__", "") not in SUMS or not self._homes:
             return func(*args, **(kwargs or {}))
         home = self._homes[-1]
         branch = self._sums.get((home, self._additions[home]))
         self._additions[home] += 1
-        if branch is None or len(args) < 2:
+        operands = operands_of(args, kwargs or {})
+        if branch is None or len(operands) < 2:
             return func(*args, **(kwargs or {}))
         # Before the addition, which may be in place: a hook that is set now sees the gradient of the old value.
-        first, second = (args[0], args[1]) if branch.branch_first else (args[1], args[0])
+        first, second = operands if branch.branch_first else operands[::-1]
         self._tap(branch, "branch", first)
         self._tap(branch, "shortcut", second)
         out = func(*args, **(kwargs or {}))

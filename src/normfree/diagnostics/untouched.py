@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from normfree.diagnostics.batched import copies
 from normfree.diagnostics.parts import Parts, parts
+from normfree.nn.borrowed import same_draws
 
 
 @contextmanager
@@ -17,9 +17,9 @@ def untouched(model: nn.Module, known: Parts | None = None) -> Iterator[None]:
     """Inside, run the model forward and backward at will; on the way out, also after an error, all is as before.
 
     Gradients are set aside, not copied. The model runs on copies of its buffers (running statistics), since a graph of
-    the caller may still read the buffers themselves. The global random states of the CPU and of the model's GPUs are
-    restored. What is to happen when a gradient has arrived (an optimizer that steps in the backward pass) does not
-    happen inside. `known` are the model's parts where the caller has them at hand.
+    the caller may still read the buffers themselves. The global random states are restored. What is to happen when a
+    gradient has arrived (an optimizer that steps in the backward pass) does not happen inside. `known` are the model's
+    parts where the caller has them at hand.
     """
     known = known or parts(model)
     parameters = known.parameters.values()
@@ -28,8 +28,7 @@ def untouched(model: nn.Module, known: Parts | None = None) -> Iterator[None]:
     copied = copies({id(b): b for _, buffers in held for b in buffers.values() if b is not None})
     arrivals = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
     modes = [(m, m.training) for m in known.modules.values()]
-    cuda = sorted({d.index for d in {p.device for p in parameters} if d.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
+    with same_draws(parameters):
         try:
             for p, gradient in gradients:
                 if gradient is not None:

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy, first_tensor, zero_classifier
 from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
 from normfree.methods import Method
 from normfree.methods.site import fans
+from normfree.nn.borrowed import standing_in
 from normfree.nn.residual import Residual
 from normfree.nn.weight import WEIGHT_LAYERS, set_weight_
 from normfree.plan import ResidualPlan
@@ -159,8 +159,9 @@ def measure_updates(
     def function(names: Sequence[str], rate: float) -> Tensor:
         # Each pass sees the same buffers and random numbers.
         with untouched(copy), torch.no_grad():
-            moved = {n: learning[n] + rate * step[n] for n in names}
-            return first_tensor(functional_call(copy, moved, args, dict(kwargs)))
+            moved = {id(learning[n]): learning[n] + rate * step[n] for n in names}
+            with standing_in(copy, moved):
+                return first_tensor(copy(*args, **kwargs))
 
     stepped = [name for name in learning if _is_stepped(owners[name], which)]
     base = function([], 0.0)
@@ -209,8 +210,7 @@ def plan_of(model: nn.Module, inputs: Any, plan: ResidualPlan | None = None) -> 
     stated = getattr(model, "plan", None) if plan is None else plan
     if isinstance(stated, ResidualPlan):
         return stated
-    args, kwargs = call_arguments(inputs)
-    return discover(model, *args, **kwargs)
+    return discover(model, inputs)
 
 
 @dataclass(frozen=True)

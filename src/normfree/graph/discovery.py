@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from math import prod
 from typing import Any
 
@@ -13,6 +13,7 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.fused import parts
 from normfree.graph.record import record
 from normfree.graph.residuals import Meeting, meetings
+from normfree.nn.borrowed import call_arguments
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
@@ -21,7 +22,8 @@ Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """Find the residual branches of a model nobody has described; the arguments are an example input it accepts.
 
-    One argument may be the whole example: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+    One argument may be the whole example: a tensor, a tuple or list of positional arguments, or a mapping of keyword
+    arguments.
 
     A sum is residual when its operands meet again at a latest common ancestor; it is classed as identity, subsample,
     projection or parallel. A stage ends where the resolution or width of the sums changes, or another stream begins.
@@ -34,8 +36,8 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
 
     Raises `ValueError` when the model does not run on such an input.
     """
-    args, kwargs = _arguments(args, kwargs)
-    flow = record(model, *args, **kwargs)
+    by_place, by_name = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
+    flow = record(model, *by_place, **by_name)
     layers = _layer_reader(model, flow)
     sums = meetings(flow.nodes)
     placed = positions(_stages(sums), [_changes_shape(m) for m in sums])
@@ -50,16 +52,6 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     stem, body, classifier = (layers(nodes, frozenset()) for nodes in _split(outside, sums))
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     return ResidualPlan(branches, stem, body, classifier, aside)
-
-
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments, of which one alone may hold all."""
-    if len(args) == 1 and not kwargs:
-        if isinstance(args[0], Mapping):
-            return (), dict(args[0])
-        if isinstance(args[0], tuple):
-            return args[0], {}
-    return args, kwargs
 
 
 def _layer_reader(model: nn.Module, flow: Flow) -> Layers:

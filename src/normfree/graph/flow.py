@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from normfree.graph.functions import NodeKind
 from normfree.graph.weights import Weight, Weights
 
+_SIGMOIDS = ("sigmoid", "hardsigmoid")
+
 
 @dataclass(eq=False, kw_only=True)
 class Node:
@@ -47,6 +49,20 @@ class Call:
 
     given: dict[int | str, Node]
     out: Node | None
+
+
+def is_swish(factors: Sequence[Node]) -> bool:
+    """Whether a product is y · σ(y), a handwritten SiLU; the argument of σ may have a factor."""
+    sources = [_unscaled(node.inputs[0] if node.function in _SIGMOIDS else node) for node in factors]
+    sigmoids = sum(node.function in _SIGMOIDS for node in factors)
+    return len(factors) == 2 and sigmoids == 1 and sources[0] is sources[1]
+
+
+def _unscaled(node: Node) -> Node:
+    """What a value was before it was multiplied by constants or changed its shape."""
+    while node.kind == "scaling":
+        node = node.inputs[0]
+    return node
 
 
 class Flow:

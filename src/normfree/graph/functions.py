@@ -5,12 +5,14 @@ The names are those that `__torch_function__` reports. A function that is not li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
 
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
+SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
@@ -32,7 +34,11 @@ SCALINGS = VIEWS | PRODUCTS | {"div", "div_", "__truediv__", "__itruediv__", "tr
 ACTIVATIONS = frozenset({
     "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
     "leaky_relu_", "relu6", "hardswish", "hardsigmoid", "hardtanh", "softplus", "mish", "softmax", "celu", "prelu",
+    "elu_", "selu_", "celu_", "rrelu", "threshold", "_threshold", "softsign", "logsigmoid",
 })  # fmt: skip
+ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
+MAXIMA = frozenset({"maximum", "max"})
 # As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
 BOUNDED = frozenset(
     {"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf", "rsqrt", "rsqrt_"}
@@ -48,11 +54,11 @@ LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"}
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "__setitem__"})
 # A parameter that meets the signal in one of these multiplies no vector of it: it is looked up, added, put beside or
 # laid over it.
-BESIDE = ADDITIONS | PRODUCTS | {
-    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "sub",
-    "__sub__", "__rsub__", "__isub__", "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp",
-    "masked_fill", "index_put", "index_put_", "div", "__truediv__", "layer_norm", "group_norm", "batch_norm",
-    "instance_norm", "rms_norm", "prelu", "addcmul", "copy_", "masked_scatter", "scatter", ATTENTION,
+BESIDE = SUMS | PRODUCTS | {
+    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "__rsub__",
+    "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp", "masked_fill", "index_put", "index_put_",
+    "div", "__truediv__", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "prelu", "addcmul",
+    "copy_", "masked_scatter", "scatter", ATTENTION,
 }  # fmt: skip
 
 
@@ -62,6 +68,18 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
+def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The operands of a sum or product, given by place or by name."""
+    return (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))[:2]
+
+
+def clamps_at_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a clamp are those of a ReLU: a lower end of 0 and no upper one."""
+    low, high, *_ = (*args[1:], None, None)
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    return isinstance(low, int | float) and low == 0 and high is None
+
+
 def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
     """What a function does with operands of these shapes, all of which depend on the input.
 
@@ -69,7 +87,7 @@ def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
     """
     if name in ACTIVATIONS:
         return "activation"
-    if len(shapes) == 2 and name in ADDITIONS and shapes[0] == shapes[1]:
+    if len(shapes) == 2 and name in SUMS and shapes[0] == shapes[1]:
         return "sum"
     if len(shapes) == 2 and name in PRODUCTS:
         return "gate"

@@ -8,7 +8,7 @@ on a copy that has them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -19,21 +19,28 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from normfree.graph.attention import attend
-from normfree.graph.flow import Flow, tensors_of
+from normfree.graph.flow import Flow, is_swish, tensors_of
 from normfree.graph.flow import Node as Node
-from normfree.graph.functions import ADDITIONS as ADDITIONS
 from normfree.graph.functions import (
+    ADDITIONS,
     ATTENTION,
+    CLAMPS,
     LIKE_ANOTHER,
     MATRIX_PRODUCTS,
+    MAXIMA,
     MULTIHEAD_ATTENTION,
     PRODUCTS,
+    SUMS,
     VALUELESS,
+    ZEROS,
     NodeKind,
+    clamps_at_zero,
     kind_of,
     name_of,
+    operands_of,
 )
 from normfree.graph.weights import Weight, Weights
+from normfree.nn.borrowed import on_meta, same_draws
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import WEIGHT_LAYERS
@@ -50,6 +57,7 @@ class _Recorder(TorchFunctionMode):
         self.flow = flow
         self._inside_leaf = 0
         self._additions: Counter[str] = Counter()
+        self._zeros: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -62,12 +70,14 @@ class _Recorder(TorchFunctionMode):
         if name in LIKE_ANOTHER:
             tensors = tensors[:1]
         operands = flow.read(tensors)
-        first = next(iter(flow.read(tensors_of(args[:1]))), None)
+        first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
         ordinal = -1
-        if name in ADDITIONS:
+        if name in SUMS:
             ordinal = self._additions[flow.home]
             self._additions[flow.home] += 1
         out = func(*args, **kwargs)
+        if name in ZEROS:
+            self._zeros.append(out)
         if name in VALUELESS:
             return out
         if not operands:
@@ -77,10 +87,9 @@ class _Recorder(TorchFunctionMode):
         elif weights := flow.weights.meet(name, args, tensors):
             flow.add("weight", name, operands, out, weights=weights)
         else:
-            distinct = [node.shape for node in dict.fromkeys(operands)]
             flow.add(
-                kind_of(name, distinct),
-                "select" if name == "__getitem__" and _has_number(args[1]) else name,
+                self._kind(name, args, kwargs, operands),
+                _shown(name, args, kwargs),
                 operands,
                 args[0] if name == "__setitem__" else out,  # which writes in place and returns nothing
                 ordinal=ordinal,
@@ -88,6 +97,18 @@ class _Recorder(TorchFunctionMode):
                 factors=self._factors(name, tensors),
             )
         return out
+
+    def _kind(self, name: str, args: Any, kwargs: Any, operands: Sequence[Node]) -> NodeKind:
+        """What a function does, seen from its operands in the flow and from the numbers that it is given."""
+        if name in ADDITIONS and any(type(value) in (int, float) and not value for value in operands_of(args, kwargs)):
+            return "scaling"  # 0 + x, as the first of what `sum` adds
+        if name in CLAMPS and clamps_at_zero(args, kwargs):
+            return "activation"
+        if name in MAXIMA and any(value is zero for value in operands_of(args, kwargs) for zero in self._zeros):
+            return "activation"
+        if name in PRODUCTS and is_swish(operands):
+            return "activation"
+        return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
     def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
         """The operands that a function multiplies with one another; the mask of an attention is only added."""
@@ -129,7 +150,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
     """Run `model` on meta copies of its parameters and inputs and return the flow, in the order it ran.
 
     Where that fails, because the model looks at values, a copy of it runs on the example itself. The model is left as
-    it was: parameters, buffers, hooks, modes and the random state. Raises `ValueError` when both fail.
+    it was, attributes, hooks and modes included, and so are the random states. Raises `ValueError` when both fail.
     """
     try:
         return _record_meta(model, args, kwargs)
@@ -146,11 +167,9 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
 
 
 def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
-    state = {name: t.to("meta") for name, t in [*model.named_parameters(), *model.named_buffers()]}
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    parameters = {name: state[name] for name, _ in model.named_parameters()}
-    with _recording(model, parameters, (args, kwargs)) as flow:
-        torch.func.functional_call(model, state, args, kwargs)
+    with on_meta(model), _recording(model, (args, kwargs)) as flow:
+        model(*args, **kwargs)
     return flow
 
 
@@ -159,19 +178,15 @@ def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
         raise ValueError("a model or example without values")
     twin = deepcopy(model)
     args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
-    devices = {t.device for t in (*twin.parameters(), *tensors_of((args, kwargs))) if t.device.type == "cuda"}
-    with (
-        torch.random.fork_rng(devices=devices),
-        _recording(twin, dict(twin.named_parameters()), (args, kwargs)) as flow,
-    ):
+    with same_draws((*twin.parameters(), *tensors_of((args, kwargs)))), _recording(twin, (args, kwargs)) as flow:
         twin(*args, **kwargs)
     return flow
 
 
 @contextmanager
-def _recording(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Any) -> Iterator[Flow]:
+def _recording(model: nn.Module, inputs: Any) -> Iterator[Flow]:
     """The flow that fills while the model runs on these inputs."""
-    flow = Flow(Weights(parameters))
+    flow = Flow(Weights(dict(model.named_parameters())))
     flow.add("input", "input", (), inputs)
     recorder = _Recorder(flow)
     handles = [handle for name, module in model.named_modules() for handle in recorder.hooks(name, module)]
@@ -204,6 +219,13 @@ def _is_activation(module: nn.Module) -> bool:
     """An activation of torch, or of a library that keeps its own in a file named so."""
     library = type(module).__module__.rpartition(".")[2].startswith("activation")
     return isinstance(module, ACTIVATION_TYPES) or (library and next(module.children(), None) is None)
+
+
+def _shown(name: str, args: Any, kwargs: Any) -> str:
+    """A function's name in the flow, another one where its arguments make it another function."""
+    if name == "__getitem__" and _has_number(args[1]):
+        return "select"
+    return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f
 
 
 def _has_number(index: Any) -> bool:

@@ -34,8 +34,9 @@ class Meeting:
 def meetings(flow: Sequence[Node]) -> list[Meeting]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it. But layers
-    side by side that are added to one shortcut together are one branch of it.
+    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it; that may be
+    nothing, x + blocks(x), and still the signal grows there. But layers side by side that are added to one shortcut
+    together are one branch of it.
     """
     found: list[Meeting] = []
     claimed: set[Node] = set()
@@ -50,25 +51,28 @@ def meetings(flow: Sequence[Node]) -> list[Meeting]:
 
 
 def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Meeting | None:
-    ancestor, sides = _latest_common_ancestor(*node.inputs)
+    ancestor, sides = _latest_common_ancestor(node, shortcuts)
     if ancestor is None:
         return None
     layers = [_layers(side, claimed) for side in sides]
-    shortcut = 0 if len(layers[0]) < len(layers[1]) else 1
+    sizes = [(len(own), sum(n in shortcuts for n in side)) for own, side in zip(layers, sides, strict=True)]
+    shortcut = 0 if sizes[0] < sizes[1] else 1
     branch, side, end = layers[1 - shortcut], sides[1 - shortcut], node.inputs[1 - shortcut]
-    if not branch or any(n.kind == "gate" for n in sides[shortcut]):
+    # Up to an earlier sum: where several branches are added one by one, the shortcut of each is the sum before.
+    straight = _walk_back(node.inputs[shortcut], set(sides[shortcut]), stops=shortcuts.keys()) - shortcuts.keys()
+    if sizes[1 - shortcut] == (0, 0) or any(n.kind == "gate" for n in straight):
         return None  # nothing learnable is added, or the shortcut is gated: a highway
-    if layers[shortcut] and _is_part_of_a_branch(node):
+    if layers[shortcut] and _is_part_of_a_branch(node, shortcuts):
         return None
-    if len(layers[0]) == len(layers[1]):
+    if len(layers[0]) == len(layers[1]) and (branch or sizes[0] == sizes[1]):
         kind: ShortcutKind = "parallel"
     elif layers[shortcut]:
         kind = "projection"
     else:
-        kind = "identity" if all(n.kind == "scaling" for n in sides[shortcut]) else "subsample"
+        kind = "identity" if all(n.kind == "scaling" for n in straight) else "subsample"
     own, inside = set(branch), set(side)
     gates = own - _walk_back(end, inside)
-    if own == gates:
+    if own and own == gates:
         return None  # the signal is modulated, nothing is added to it
     return Meeting(
         node,
@@ -88,14 +92,14 @@ def _layers(side: Sequence[Node], claimed: set[Node]) -> list[Node]:
     return sorted((n for n in side if n.kind == "weight" and n not in claimed), key=lambda n: n.index)
 
 
-def _is_part_of_a_branch(node: Node) -> bool:
+def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
     """Whether a sum of layers goes straight, and only, into a sum with a shortcut that has none."""
     while len(node.users) == 1 and node.users[0].kind == "scaling":
         node = node.users[0]
     if len(node.users) != 1 or node.users[0].kind != "sum":
         return False
     outer = node.users[0]
-    ancestor, sides = _latest_common_ancestor(*outer.inputs)
+    ancestor, sides = _latest_common_ancestor(outer, shortcuts)
     other = sides[outer.inputs[0] is node]
     return ancestor is not None and not _layers(other, set())
 
@@ -124,13 +128,17 @@ def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> se
     return seen
 
 
-def _latest_common_ancestor(left: Node, right: Node) -> tuple[Node | None, tuple[list[Node], list[Node]]]:
-    """The last node that both operands depend on (or are), and the nodes between it and each operand.
+def _latest_common_ancestor(
+    addition: Node, shortcuts: Mapping[Node, Node]
+) -> tuple[Node | None, tuple[list[Node], list[Node]]]:
+    """The last node that both operands of a sum depend on (or are), and the nodes between it and each operand.
 
     Walks back from both at once, always from the latest node; the first that both walks reach is the answer, so the
-    cost is the size of the branch, not of the network.
+    cost is the size of the branch, not of the network. From an operand that is an earlier residual sum, but for a
+    factor or its shape, the walk goes along that sum's `shortcuts`: in x + f(h(x)) + g(h(x)) both branches start at x.
     """
     marks: dict[Node, int] = {}
+    stream = set(addition.inputs)
     heap: list[tuple[int, Node]] = []
 
     def reach(node: Node, mark: int) -> None:
@@ -138,14 +146,19 @@ def _latest_common_ancestor(left: Node, right: Node) -> tuple[Node | None, tuple
             heapq.heappush(heap, (-node.index, node))
         marks[node] = marks.get(node, 0) | mark
 
-    reach(left, 1)
-    reach(right, 2)
+    for mark, operand in enumerate(addition.inputs, start=1):
+        reach(operand, mark)
     sides: tuple[list[Node], list[Node]] = ([], [])
     while heap:
         _, node = heapq.heappop(heap)
         if marks[node] == 3:
             return node, sides
         sides[marks[node] - 1].append(node)
-        for source in node.inputs:
+        sources = node.inputs
+        if node in stream and node in shortcuts:
+            sources = (shortcuts[node],)
+        if node in stream and (node in shortcuts or node.kind == "scaling"):
+            stream.update(sources)
+        for source in sources:
             reach(source, marks[node])
     return None, sides

@@ -23,6 +23,7 @@ from normfree import theory
 from normfree.methods.record import SQRT_HALF, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site, gain, standardized
+from normfree.nn.borrowed import on_meta
 from normfree.plan import Layer
 
 
@@ -104,9 +105,9 @@ def _spatial_sizes(site: Site) -> dict[str, tuple[tuple[int, int], tuple[int, in
         )
         for layer in site.plan.layers()
     ]
-    state = {name: tensor.to("meta") for name, tensor in [*site.model.named_parameters(), *site.model.named_buffers()]}
     try:
-        torch.func.functional_call(site.model, state, torch.empty((2, *shape), device="meta"))
+        with on_meta(site.model):
+            site.model(torch.empty((2, *shape), device="meta"))
     finally:
         for hook in hooks:
             hook.remove()
