@@ -16,6 +16,7 @@ from normfree.cli import main
 from normfree.train import RunFolder, engine, read_config
 from normfree.train.evaluation import Score
 from normfree.train.recipes import recipes
+from normfree.train.step import Step
 from tiny_images import tiny_images
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,16 +50,16 @@ def result(folder: str = "run") -> dict[str, Any]:
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
-    original, calls = engine.Step.__call__, 0
+    original, calls = Step.__call__, 0
 
-    def step(self: engine.Step) -> None:
+    def step(self: Step) -> None:
         nonlocal calls
         calls += 1
         if calls == call:
             os.kill(os.getpid(), number)
         original(self)
 
-    monkeypatch.setattr(engine.Step, "__call__", step)
+    monkeypatch.setattr(Step, "__call__", step)
 
 
 # Without training

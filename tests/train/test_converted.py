@@ -14,6 +14,7 @@ from torch import nn
 import normfree as nf
 from normfree.conversion.saving import read_plan, save_converted
 from normfree.train import RunFolder, engine
+from normfree.train.step import Step
 from normfree.train.subject import AS_BUILT, as_given, classifier_of, groups_of, model_of
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
@@ -74,7 +75,7 @@ def test_conversion_is_seeded() -> None:
 def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config("fixup", ema=0.9)
     whole = nf.fit(chosen, out=tmp_path / "whole")
-    original, calls = engine.Step.__call__, [0]
+    original, calls = Step.__call__, [0]
 
     def step(self: Any) -> Any:
         calls[0] += 1
@@ -83,7 +84,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest
         return original(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.Step, "__call__", step)
+        patched.setattr(Step, "__call__", step)
         stopped = nf.fit(chosen, out=tmp_path / "run")
     assert (stopped.status, stopped.steps) == ("interrupted", 4)
     assert same(nf.load(tmp_path / "run"), stopped.model)

@@ -26,7 +26,7 @@ import normfree
 from normfree.data import ImageSet, embedded
 from normfree.data.images import Split
 from normfree.nn.synced import Synced
-from normfree.train import RunResult, TrainConfig, engine, fit, inputs, load, read_config
+from normfree.train import RunResult, TrainConfig, engine, fit, inputs, load, read_config, rig
 from normfree.train.distributed import Processes, joined, synchronize_
 from normfree.train.runs import RunFolder
 from normfree.train.step import Step
@@ -109,9 +109,9 @@ def live(place: Path) -> None:
     ]
     diverged = trained("diverged", {"method": "fixup", "lr": 1e9})
     said["diverged"]["finite"] = all(bool(t.isfinite().all()) for t in diverged.model.state_dict().values())
-    engine.synchronize_ = lambda *_: None
+    rig.synchronize_ = lambda *_: None
     trained("unsynchronized", CASES["batchnorm"], out=None)
-    engine.synchronize_ = synchronize_
+    rig.synchronize_ = synchronize_
     (place / f"said-{rank}.json").write_text(json.dumps(said))
 
 

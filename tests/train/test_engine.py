@@ -22,6 +22,7 @@ from normfree.data.batches import Batches, in_order
 from normfree.data.images import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine
 from normfree.train.evaluation import Score, score
+from normfree.train.step import Step
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}
@@ -389,16 +390,16 @@ def test_image_folder_trains_scores_and_resumes(folder: str, tmp_path: Path, mon
     assert whole.test.accuracy == 1.0
     assert not multiprocessing.active_children()
     with monkeypatch.context() as patch:
-        original, calls = engine.Step.__call__, 0
+        original, calls = Step.__call__, 0
 
-        def step(self: engine.Step) -> None:
+        def step(self: Step) -> None:
             nonlocal calls
             calls += 1
             if calls == 6:
                 os.kill(os.getpid(), signal.SIGTERM)
             original(self)
 
-        patch.setattr(engine.Step, "__call__", step)
+        patch.setattr(Step, "__call__", step)
         assert nf.fit(config, out=tmp_path / "two").steps == 6
     assert not multiprocessing.active_children()
     again = nf.fit(config.with_changes(workers=0), out=tmp_path / "two", resume=True)

@@ -12,6 +12,7 @@ from torch import nn
 
 import normfree as nf
 from normfree.train import checkpoint, engine, read_config
+from normfree.train.step import Step
 from tiny_images import tiny_images
 
 
@@ -67,8 +68,8 @@ def test_unfinished_run_gives_its_last_checkpoint(tmp_path: Path, monkeypatch: p
         if calls == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    original = engine.Step.__call__
-    monkeypatch.setattr(engine.Step, "__call__", lambda self: (stop(), original(self))[1])
+    original = Step.__call__
+    monkeypatch.setattr(Step, "__call__", lambda self: (stop(), original(self))[1])
     result = fit(tmp_path)
     assert (result.status, result.steps) == ("interrupted", 7)
     assert same(nf.load(tmp_path), result.model)

@@ -20,7 +20,8 @@ import torch
 import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.data.images import ImageSet, Split
-from normfree.train import RunFolder, RunResult, checkpoint, curves, engine
+from normfree.train import RunFolder, RunResult, checkpoint, curves, engine, rig
+from normfree.train.inputs import Inputs
 from stopped_steps import stop_at
 from tiny_images import tiny_images
 
@@ -373,7 +374,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, epochs: int
 ) -> None:
-    original, scored = engine.inputs_of, []
+    original, scored = rig.inputs_of, []
 
     def stopping(*args: Any, **kwargs: Any) -> Any:
         inputs = original(*args, **kwargs)
@@ -389,7 +390,7 @@ def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
         return replace(inputs, **{part: batches})
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "inputs_of", stopping)
+        patch.setattr(rig, "inputs_of", stopping)
         stopped = fit(tmp_path, eval_batch_size=2)
     assert (stopped.status, stopped.signal, stopped.test) == ("interrupted", signal.SIGTERM, None)
     assert (scored[-1], stopped.steps) == (1, epochs * STEPS)
@@ -507,7 +508,7 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
 ) -> None:
     whole, changes = tmp_path / "whole", {"method": method, "lr": 1e-3, "warmup": 0.0, "schedule": "constant"}
     good = fit(whole, epochs=2, **changes)
-    loss = engine.Inputs.loss
+    loss = Inputs.loss
 
     def spoilt(*args: Any) -> Any:
         nonlocal calls
@@ -516,8 +517,8 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
         return (value * float("nan") if calls > 2 * STEPS + 3 else value), hits
 
     calls = 0
-    original = engine.inputs_of
-    monkeypatch.setattr(engine, "inputs_of", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
+    original = rig.inputs_of
+    monkeypatch.setattr(rig, "inputs_of", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
     result = fit(tmp_path / "run", epochs=4, **changes)
     assert (result.status, result.steps) == ("diverged", 2 * STEPS + 3)
     assert result.validation == good.validation

@@ -270,7 +270,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
     ("name", "call"),
     [
         ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
-        ("normfree.train.engine:Step.__call__", 7),  # in an epoch, with nothing saved in it
+        ("normfree.train.step:Step.__call__", 7),  # in an epoch, with nothing saved in it
         ("normfree.train.engine:translate_test", 1),  # translated, but not written
     ],
 )

@@ -1,7 +1,7 @@
 """`fit`: a configuration becomes a trained model and a folder that holds everything about it.
 
-The loop below only counts steps, looks at the run now and then, and saves. What a step does is in `step`, what is fed
-to it in `inputs`, where things are kept in `runs` and `checkpoint`.
+The loop below only counts steps, looks at the run now and then, and saves. What it trains with is put together in
+`rig`, what a step does is in `step`, what is fed to it in `inputs`, where things are kept in `runs` and `checkpoint`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,26 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.prepared import VOCABULARY, Prepared
 from normfree.files import explained, replacing, write_json
 from normfree.models.foreign import is_foreign
-from normfree.nn.overlap import overlap_
-from normfree.nn.residual import reset_precision_
-from normfree.optim.masters import Masters
-from normfree.optim.rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import FREE, TrainConfig
 from normfree.train.curves import EventLog, write_curves
-from normfree.train.distributed import Processes, desynchronize_, joined, synchronize_
+from normfree.train.distributed import joined
 from normfree.train.evaluation import Score
-from normfree.train.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.hardware import InFlight, device_of, fast
-from normfree.train.inputs import Data, Inputs, Judged, example_of, inputs_of, open_data, require_whole
+from normfree.train.inputs import Judged, example_of, open_data, require_whole
 from normfree.train.randomness import seeded_draws
 from normfree.train.result import RunResult, Snapshot
+from normfree.train.rig import Rig
 from normfree.train.runs import RunFolder, Status, require_same
 from normfree.train.signals import Stop
-from normfree.train.step import Step, StepSettings
 from normfree.train.subject import (
     as_given,
     branch_count,
     built_from,
     class_count,
-    classifier_of,
-    groups_of,
     model_of,
     require_effect,
     require_images,
-    require_precision,
     require_scores,
 )
 from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
@@ -117,9 +109,9 @@ def fit(
                 remedy = "resume the run where there is one" if resume else "use graph=false"
                 raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
             stack.enter_context(fast(device, config))
-            run = _Run(config, trained, plan, opened, device, processes, folder if processes.first else None, began)
-            stack.callback(run.release)
-            run.set_up()
+            rig = Rig(config, trained, plan, opened, device, processes)
+            stack.callback(rig.release)
+            run = _Run(rig, folder if processes.first else None, began)
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
 
 
@@ -128,24 +120,13 @@ class _StoppedError(Exception):
 
 
 class _Run:
-    """A run on its way: the model with its step, the counters, and the folder it is kept in."""
+    """A run on its way: what it trains with, the counters, and the folder it is kept in."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: nn.Module,
-        plan: ResidualPlan | None,
-        data: Data,
-        device: torch.device,
-        processes: Processes,
-        folder: RunFolder | None,
-        began: float,
-    ) -> None:
-        self._begun, self._plan = began, plan
-        self.config, self.model, self.device, self.processes, self.folder = config, model, device, processes, folder
-        self._data = data
-        self._linear = LINEAR_ACCURACY if isinstance(data, ImageSet) and data.name == "fashion14" else None
-        self._to_release = ExitStack()
+    def __init__(self, rig: Rig, folder: RunFolder | None, began: float) -> None:
+        self.rig, self.folder, self._begun = rig, folder, began
+        self.config, self.model, self.step, self.processes = rig.config, rig.model, rig.step, rig.processes
+        self._shapes = built_from(rig.config, rig.data) if folder is not None else {}
+        self.total = rig.steps * rig.config.epochs
         self.done = 0
         self.before = 0.0  # seconds that earlier processes trained
         self.validation: Score | None = None
@@ -153,54 +134,6 @@ class _Run:
         self.signal: int | None = None
         self._log: EventLog | None = None
         self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
-
-    def set_up(self) -> None:
-        """Make the model, its data and its step ready; `release` undoes it."""
-        config, model, plan, data = self.config, self.model, self._plan, self._data
-        device, processes = self.device, self.processes
-        self._to_release.callback(_plain_, model)
-        model.train().to(device)
-        dtype = apply_precision_(model, config.precision)
-        require_precision(model, config, data, device=device, dtype=dtype)
-        if config.compile:
-            overlap_(model)
-        self.inputs: Inputs = inputs_of(
-            config, data, device=device, dtype=dtype, channels_last=bool(config.channels_last), processes=processes
-        )
-        self._to_release.callback(_close, self.inputs.feed)
-        synchronize_(model, processes)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        groups = groups_of(model, config, plan)
-        masters = Masters(model, groups, channels_last=bool(config.channels_last))
-        self._to_release.callback(masters.release_)
-        self._shapes = built_from(config, data) if self.folder is not None else {}
-        self.step = Step(
-            model,
-            forward_of(model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
-            masters,
-            UpdateRule(
-                name=config.optimizer,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                betas=config.betas,
-                eps=config.eps,
-            ),
-            self.inputs.feed,
-            StepSettings(
-                label_smoothing=config.label_smoothing,
-                accumulate=config.accumulate,
-                clip=config.clip,
-                clip_at=config.clip_at,
-                unclipped=classifier_of(model, plan) if config.clip == "agc" else (),
-                ema=config.ema,
-                loss_limit=config.loss_limit,
-            ),
-            loss=self.inputs.loss,
-            reduce=processes.average_ if processes.world > 1 else None,
-            compile=bool(config.compile),
-        )
-        self.steps = self.inputs.feed.steps
-        self.total = self.steps * config.epochs
 
     # The loop
 
@@ -234,7 +167,7 @@ class _Run:
         test = None
         if status == "finished":
             with self.step.averaged():
-                test = self._score(self.inputs.test)
+                test = self._score(self.rig.inputs.test)
             if self.signal is not None:
                 status = "interrupted"  # what is trained is saved, and resuming does the rest
             if test is not None and not math.isfinite(test.loss):
@@ -242,7 +175,7 @@ class _Run:
         if status == "diverged":
             self._go_back()
         with self.step.averaged():
-            self.release()
+            self.rig.release()
         translated = None
         if status == "finished":
             translated = self._translate()
@@ -253,15 +186,15 @@ class _Run:
         return result
 
     def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
-        config, flying = self.config, InFlight(self.device)
-        if self._owed and (status := self._end_epoch(self.done // self.steps - 1)) is not None:
+        config, flying = self.config, InFlight(self.rig.device)
+        if self._owed and (status := self._end_epoch(self.done // self.rig.steps - 1)) is not None:
             return status
         while self.done < self.total:
-            epoch, first = divmod(self.done, self.steps)
+            epoch, first = divmod(self.done, self.rig.steps)
             self.step.start_epoch(epoch, self._factors(epoch), first)
             if first == 0:
                 self.step.clear_metrics()
-            for _ in range(first, self.steps):
+            for _ in range(first, self.rig.steps):
                 self._seed_draws(config.seed, self.done, self.processes.rank)
                 self.step()
                 self.done += 1
@@ -272,8 +205,8 @@ class _Run:
                 if due or now - self._looked >= _LOOK:
                     loss, accuracy, alive = self._look()
                     if alive and progress is not None:
-                        seen = self.done, self.total, self.done / self.steps
-                        progress(Snapshot(*seen, loss, accuracy, self._speed(), self.inputs.unit))
+                        seen = self.done, self.total, self.done / self.rig.steps
+                        progress(Snapshot(*seen, loss, accuracy, self._speed(), self.rig.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((self._stop.requested or 0) if alive else _DEAD)
                 if ended == _DEAD:
@@ -292,9 +225,9 @@ class _Run:
         loss, accuracy, alive = self._look()
         if not alive:
             return "diverged"
-        if self.inputs.validation is not None:
+        if self.rig.inputs.validation is not None:
             with self.step.averaged():
-                found = self._score(self.inputs.validation)
+                found = self._score(self.rig.inputs.validation)
             if self.signal is not None:
                 return "interrupted"  # the epoch is owed: the next process scores it
             self.validation = found
@@ -305,7 +238,7 @@ class _Run:
             "train_accuracy": accuracy,
             "lr": self.config.lr * self._factors(epoch)[-1],
             "seconds": round(self.before + time.perf_counter() - self._begun, 3),
-            f"{self.inputs.unit}_per_second": round(self._speed(), 1),
+            f"{self.rig.inputs.unit}_per_second": round(self._speed(), 1),
         }
         if self.validation is not None:
             record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
@@ -321,19 +254,19 @@ class _Run:
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
         self._looked = time.perf_counter()
-        steps = self.done % self.steps or self.steps
+        steps = self.done % self.rig.steps or self.rig.steps
         return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
 
     def _factors(self, epoch: int) -> list[float]:
         """What the learning rates are multiplied by in each step of an epoch."""
         schedule, config = self.config.lr_schedule, self.config
-        first = epoch * self.steps
-        return [schedule.factor(first + i, self.steps, config.epochs) for i in range(self.steps)]
+        first = epoch * self.rig.steps
+        return [schedule.factor(first + i, self.rig.steps, config.epochs) for i in range(self.rig.steps)]
 
     def _speed(self) -> float:
         """Images or tokens a second since this process began to train."""
         seconds = time.perf_counter() - self._train_start
-        return (self.done - self._done_at_start) * self.inputs.per_step / max(seconds, 1e-9)
+        return (self.done - self._done_at_start) * self.rig.inputs.per_step / max(seconds, 1e-9)
 
     def _score(self, judged: Judged | None) -> Score | None:
         """The score over all processes; None where there is nothing to judge by, or a `signal` cut it short."""
@@ -349,13 +282,13 @@ class _Run:
                     return  # without an error, since all processes meet at the end of the score
                 yield batch
 
-        found = self.inputs.score(self.model, batches(), reduce=self.processes.average_)
+        found = self.rig.inputs.score(self.model, batches(), reduce=self.processes.average_)
         self.signal = self.processes.agree(cut) or None
         return found if self.signal is None else None
 
     def _translate(self) -> Bleu | None:
         """Translate the test sentences, and keep what came out beside the result; None with a `signal` on the way."""
-        data = self._data
+        data = self.rig.data
         if not isinstance(data, Prepared) or not translates_test(data):
             return None
         found, cut = None, 0
@@ -388,18 +321,18 @@ class _Run:
             self._resume(self.folder)
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
             self._log = EventLog(self.folder.path, done=self.done)
-            self._to_release.callback(self._log.close)
+            self.rig.undo.callback(self._log.close)
         path = self.folder.config_path
         with explained("the configuration", path), replacing(path) as temporary:
             temporary.write_text(self.config.to_toml(), encoding="utf-8")
-        if self._plan is not None and self._plan.changes is not None:
+        if self.rig.plan is not None and self.rig.plan.changes is not None:
             path = self.folder.path / PLAN
             with explained("the plan", path):
-                write_json(path, describe(self._plan, source=self.config.model))
-        if isinstance(self._data, Prepared):
+                write_json(path, describe(self.rig.plan, source=self.config.model))
+        if isinstance(self.rig.data, Prepared):
             path = self.folder.path / VOCABULARY
             with explained("the vocabulary", path), replacing(path) as temporary:
-                temporary.write_bytes(self._data.vocabulary().model)
+                temporary.write_bytes(self.rig.data.vocabulary().model)
 
     def _resume(self, folder: RunFolder) -> None:
         if folder.config_path.exists():
@@ -413,14 +346,14 @@ class _Run:
         found = folder.resume()
         if found is not None:
             tensors, state = found
-            if isinstance(self._data, Prepared):
-                require_data(self._data, state, folder.path)
+            if isinstance(self.rig.data, Prepared):
+                require_data(self.rig.data, state, folder.path)
             else:
                 require_images(self._shapes, state, folder.path)
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None
-            ended = self.done > 0 and self.done % self.steps == 0
+            ended = self.done > 0 and self.done % self.rig.steps == 0
             self._owed = ended and all(record["step"] != self.done for record in folder.read_metrics())
 
     def _share(self) -> None:
@@ -467,7 +400,7 @@ class _Run:
     def _close(self, result: RunResult, picture: bool) -> None:
         again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
         if self.folder is not None and not again:
-            self.folder.write_result(result.to_json(), str(self.device))
+            self.folder.write_result(result.to_json(), str(self.rig.device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.wait()
@@ -475,49 +408,27 @@ class _Run:
     def _result(
         self, status: Status, loss: float | None, accuracy: float | None, test: Score | None, bleu: Bleu | None
     ) -> RunResult:
-        cuda = self.device.type == "cuda"
+        cuda = self.rig.device.type == "cuda"
         steps = self.done - self._done_at_start
         return RunResult(
             status=status,
             config=self.config,
             model=self.model,
             steps=self.done,
-            epochs=self.done / self.steps,
+            epochs=self.done / self.rig.steps,
             train_loss=loss,
             train_accuracy=accuracy,
             validation=self.validation,
             test=test,
-            linear_accuracy=self._linear,
-            parameters=self.parameters,
-            classes=class_count(self._data),
+            linear_accuracy=LINEAR_ACCURACY if getattr(self.rig.data, "name", None) == "fashion14" else None,
+            parameters=self.rig.parameters,
+            classes=class_count(self.rig.data),
             seconds=self.before + time.perf_counter() - self._begun,
             setup_seconds=self.setup_seconds,
-            throughput=steps * self.inputs.per_step / max(self.train_seconds, 1e-9),
-            unit=self.inputs.unit,
+            throughput=steps * self.rig.inputs.per_step / max(self.train_seconds, 1e-9),
+            unit=self.rig.inputs.unit,
             bleu=bleu,
-            peak_gib=torch.cuda.max_memory_allocated(self.device) / 2**30 if cuda else None,
+            peak_gib=torch.cuda.max_memory_allocated(self.rig.device) / 2**30 if cuda else None,
             signal=self.signal,
             command=self.command,
         )
-
-    def release(self) -> None:
-        """End the workers that read data and the log, and leave the model as `load` gives it; once is enough."""
-        self._to_release.close()
-
-
-def _plain_(model: nn.Module) -> None:
-    """Leave a model in float32 and evaluation mode, as it is written and without other processes."""
-    for parameter in model.parameters():  # what needs no gradient has no masters
-        if parameter.dtype == torch.bfloat16:
-            parameter.data = parameter.data.float()
-    uncompile_(model)
-    desynchronize_(model)
-    overlap_(reset_precision_(model), False)
-    model.eval()
-
-
-def _close(feed: Any) -> None:
-    """End the workers of a feed that has some."""
-    close = getattr(feed, "close", None)
-    if close is not None:
-        close()
