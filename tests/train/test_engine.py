@@ -242,6 +242,12 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"model": "resnet9"}, "expects a depth"),
         ({"method": "fixupp"}, "fixup"),
         ({"tensorboard": True}, r"pip install 'normfree\[tracking\]'"),
+        ({"dropout": 0.1}, r"expected dropout=0\.0 for images, where it changes nothing, got 0\.1; leave it out"),
+        ({"beam": 3}, "expected beam=5 for images"),
+        (
+            {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
+            "expected form=None for images and a model of others, where it changes nothing, got pre",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

@@ -371,6 +371,8 @@ def test_fingerprint_counts_what_changes_translations() -> None:
         ({"method": "nf"}, r"method 'nf' does not admit model 'transformer-1-1-16-32-2'"),
         ({"method": "as built"}, r"as built"),
         ({"accumulate": 2}, r"expected accumulate=1 for tokens, got 2"),
+        ({"flip": True}, r"expected flip=False for text, where it changes nothing, got True; leave it out"),
+        ({"mixup": 0.2}, r"expected mixup=0\.0 for text"),
         ({"batch_size": 5}, r"room for the longest sentence of 11 tokens"),
         ({"recompute": 1}, r"recompute"),
         ({"form": "linear"}, r"linear"),

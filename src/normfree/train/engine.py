@@ -49,6 +49,7 @@ from normfree.train.subject import (
     classifier_of,
     groups_of,
     model_of,
+    require_effect,
     require_images,
     require_precision,
     require_scores,
@@ -103,6 +104,8 @@ def fit(
             if plan is not None and model is None:
                 raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
             trained, plan = model_of(config, opened) if model is None else (model, plan)
+            if not resume:  # a run that was begun may go on
+                require_effect(config, opened, given=model is not None)
             if isinstance(opened, Prepared):
                 if model is not None:
                     require_token_scores(trained, config, opened)

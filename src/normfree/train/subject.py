@@ -168,6 +168,22 @@ def require_precision(
         ) from error
 
 
+def require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
+    """Refuse settings that would change nothing of the run but its name; a `given` model stands for the one named."""
+    if isinstance(data, Prepared):
+        names, where = ["crop", "flip", "cutout", "mixup", "randaugment"], "text"
+    else:
+        names, where = ["dropout", "block", "beam", "length_penalty"], "images"
+    if is_foreign(config.model) and not given:
+        names, where = [*names, "form"], f"{where} and a model of others"
+    for name in names:
+        value, default = getattr(config, name), getattr(TrainConfig, name)
+        if value != default:
+            raise ValueError(
+                f"expected {name}={default} for {where}, where it changes nothing, got {value}; leave it out"
+            )
+
+
 def branch_count(model: nn.Module) -> int:
     """The number of residual branches that a model states."""
     return len(model.plan.branches) if isinstance(model, Stated) else 0
