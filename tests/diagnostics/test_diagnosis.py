@@ -223,7 +223,7 @@ def test_name_with_markup_is_text(short: Diagnosis, tmp_path: Path) -> None:
     assert EVIL in str(evil).replace("\n", "") or "<script>" in str(evil)
     assert "[bold]" in str(evil)
     plain_page, evil_page = (Scripts(render_page(page([d], d.name))) for d in (short, evil))
-    assert evil_page.tags == plain_page.tags
+    assert [tag for tag in evil_page.tags if tag != "wbr"] == plain_page.tags  # where the name may break
     assert EVIL in evil_page.text
     svg = ElementTree.parse(evil.save(tmp_path / "evil.svg"))
     assert not [e for e in svg.iter() if e.tag.endswith("script")]

@@ -92,12 +92,12 @@ def fit(
                 stack.enter_context(folder.hold(resume=resume))
             opened = data if data is not None else open_data(config)
             require_whole(opened)
-            if not resume:  # a run that was begun may go on
-                require_effect(config, opened, given=model is not None)
             seed_draws(config.seed)
             if plan is not None and model is None:
                 raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
             trained, plan = model_of(config, opened) if model is None else (model, plan)
+            if not resume:  # a run that was begun may go on
+                require_effect(config, opened, given=model is not None)
             if isinstance(opened, Prepared):
                 if model is not None:
                     require_token_scores(trained, config, opened)
