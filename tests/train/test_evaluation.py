@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.data.batches import in_order
-from normfree.train.evaluation import evaluating, score
+from normfree.nn.borrowed import evaluating
+from normfree.train.evaluation import score
 from tiny_images import tiny_images
 
 

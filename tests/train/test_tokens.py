@@ -17,11 +17,11 @@ from normfree.data.token_batches import TokenBatch, TokenBatches
 from normfree.data.token_pairs import TokenPairs
 from normfree.methods import names
 from normfree.models.tokens import END, PAD, START
+from normfree.nn.borrowed import evaluating
 from normfree.optim.masters import Masters
 from normfree.optim.rules import UpdateRule
 from normfree.train import RunFolder, RunResult, engine, evaluate_translation
 from normfree.train.distributed import Processes
-from normfree.train.evaluation import evaluating
 from normfree.train.forward import apply_precision_, forward_of
 from normfree.train.step import Step, StepSettings
 from normfree.train.tokens import token_batches, token_loss, token_model, token_score

@@ -12,8 +12,7 @@ from normfree.conversion.norms import norms, replacement
 from normfree.conversion.places import Wanted
 from normfree.conversion.watching import Watched
 from normfree.methods import Method
-from normfree.methods.site import values_kept_on_error
-from normfree.nn.borrowed import remembered
+from normfree.nn.borrowed import remembered, values_kept_on_error
 from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scaled import ScalarName, add_scalar_

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from normfree.methods.record import Method
 from normfree.methods.registry import get
-from normfree.methods.site import Batch, Site, values_kept_on_error
+from normfree.methods.site import Batch, Site
+from normfree.nn.borrowed import values_kept_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier

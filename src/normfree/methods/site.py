@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from normfree import theory
+from normfree.nn.borrowed import evaluating
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.weight import set_weight_
@@ -112,13 +112,8 @@ class Site:
         given = (self.example,) if isinstance(self.example, Tensor) else self.example
         # Copies, because a model may write into its input.
         args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True) for t in given]
-        modes = {module: module.training for module in self.model.modules()}
-        try:
-            self.model.eval()
+        with evaluating(self.model):
             self.model(*args)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
 
     def zero_biases_(self) -> None:
         """Make the bias of every weight layer 0."""
@@ -133,19 +128,6 @@ class Site:
 
     def _convolves(self, layer: Layer) -> bool:
         return isinstance(self.module(layer), nn.modules.conv._ConvNd)
-
-
-@contextmanager
-def values_kept_on_error(model: nn.Module) -> Iterator[None]:
-    """Put the numbers of all parameters and buffers back when the block raises."""
-    values = [(t, t.detach().clone()) for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values()]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-        raise
 
 
 def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:

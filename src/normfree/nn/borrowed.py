@@ -54,6 +54,18 @@ def same_draws(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; every module's mode is as before afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
     """Inside, the model has meta tensors for its parameters and buffers: shapes come out, nothing is computed.
 
@@ -92,3 +104,16 @@ def remembered(model: nn.Module) -> Callable[[], None]:
                 container.update(content)
 
     return restore
+
+
+@contextmanager
+def values_kept_on_error(model: nn.Module) -> Iterator[None]:
+    """Put the numbers of all parameters and buffers back when the block raises."""
+    values = [(t, t.detach().clone()) for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise

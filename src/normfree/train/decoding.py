@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normfree.models.layers import Cache
 from normfree.models.transformer import END, PAD, START, Transformer
-from normfree.train.evaluation import evaluating
+from normfree.nn.borrowed import evaluating
 
 Longest = int | Callable[[int], int]
 """The most tokens of a translation, END not counted: a number, or a function of the source's length."""

@@ -18,10 +18,10 @@ from normfree.data.prepared import Prepared
 from normfree.methods import get
 from normfree.models import Stated, build
 from normfree.models.foreign import create, is_foreign
+from normfree.nn.borrowed import evaluating
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.evaluation import evaluating
 from normfree.train.inputs import Data, example_of
 from normfree.train.tokens import PAIRS, TEXT, token_batches, token_model, translates, vouched
 

@@ -22,9 +22,10 @@ from normfree.methods import get
 from normfree.models import build
 from normfree.models.tokens import PAD
 from normfree.models.transformer import Transformer
+from normfree.nn.borrowed import evaluating
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
-from normfree.train.evaluation import Score, evaluating
+from normfree.train.evaluation import Score
 from normfree.train.translating import Bleu, as_line, bleu, translate_tokens
 
 PAIRS, TEXT = "pairs:", "text:"

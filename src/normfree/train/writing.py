@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normfree.data.vocabulary import Vocabulary
 from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
-from normfree.train.evaluation import evaluating
+from normfree.nn.borrowed import evaluating
 from normfree.train.translating import require_vocabulary
 
 _NEVER = (PAD, START, UNKNOWN)
