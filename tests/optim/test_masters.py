@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from normfree.models import build
 from normfree.nn.absorbing import absorbing_layers
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.absorbed import kind, padded, runs
+from normfree.optim.absorbed import Absorption, kind, padded
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -445,16 +444,14 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     computing = values.clone()
     for p, stretch in views.items():
         p.data = computing[stretch].view(p.shape)
-    parts = list(runs(placed, absorbing, torch.device("cpu")))
-    parts = [replace(q, sums=q.sums if q.sums is None else q.sums.double()) for q in parts]
+    absorption = Absorption(placed, absorbing, values)
     for found in absorbing.values():
         if found.bias is not None:
             found.bias.absorbed = True
         if found.block is not None:
             found.block.beta_in_weight = True
     without = network(*sentences())
-    for part in parts:
-        part.publish_(values, computing)
+    absorption.publish_(values, computing)
     out = network(*sentences())
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     assert (without - expected).norm() > 0.01 * expected.norm()  # the scalars do matter
@@ -463,8 +460,7 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     for p, stretch in views.items():
         if p.grad is not None:
             gradient[stretch] = p.grad.flatten()
-    for part in parts:
-        part.finish_(values, gradient)
+    absorption.finish_(values, gradient)
     for (name, wanted), p in zip(plain.named_parameters(), network.parameters(), strict=True):
         got = gradient[views[p]].view(p.shape)
         assert (got - wanted.grad).norm() <= 1e-10 * max(wanted.grad.norm(), 1.0), name

@@ -23,67 +23,111 @@ def padded(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Absorbed:
-    """Layers of one shape whose weights W lie side by side, and the scalars b and β that they take in.
+class Run:
+    """Layers of one shape that take in the same scalars and whose weights W lie side by side.
 
-    Of a vector like the masters, `biases` and `betas` are the places of the scalars, one a layer, and `vectors` those
-    of the layers' biases v, one a row; `computing_vectors` are the latter in the vector that computes. `sums` holds W 1
-    between `publish_` and `finish_`.
+    `masters` and `computing` are where their weights are, `layers` their numbers among all layers, and `elements` those
+    of their bias vectors v among the elements of all vectors.
     """
 
     shape: torch.Size
+    has_bias: bool
+    has_beta: bool
+    has_vector: bool
     masters: slice
     computing: slice
-    biases: Tensor | None
-    betas: Tensor | None
-    vectors: Tensor | None
-    computing_vectors: Tensor | None
-    sums: Tensor | None
+    layers: slice
+    elements: slice
 
     def rows(self, vector: Tensor, stretch: slice) -> Tensor:
         """The weights of a vector, one a row."""
         return vector[stretch].view(-1, padded(self.shape.numel()))
 
+    def matrices(self, vector: Tensor) -> Tensor:
+        """The weights (layers, outputs, inputs) of a vector like the masters."""
+        return self.rows(vector, self.masters)[:, : self.shape.numel()].view(-1, *self.shape)
+
+    def vectors(self, elements: Tensor) -> Tensor:
+        """The part (…, layers, outputs) of what is known of the elements of all vectors."""
+        own: Tensor = elements[..., self.elements]
+        return own.view(*own.shape[:-1], -1, self.shape[0])
+
+
+class Absorption:
+    """All layers that take in scalars. What many layers need is gathered at once, since a small kernel costs time, too.
+
+    Between `publish_` and `finish_` it remembers β of every layer, and of every element of the bias vectors β, b, W 1
+    and v + b W 1; a layer without a scalar has 1 and 0 in its place. `values` are the masters.
+    """
+
+    def __init__(self, placed: Sequence[Placed], absorbing: Mapping[int, Absorbing], values: Tensor) -> None:
+        starts = {id(parameter): start for parameter, start, _ in placed}
+        places = {id(parameter): place for parameter, _, place in placed}
+        own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
+        layers = [found.layer for found, _, _ in own]
+        self.runs = list(_runs(own))
+
+        def numbers(found: Sequence[int]) -> Tensor:
+            return torch.tensor(found, device=values.device, dtype=torch.int64)
+
+        def scalars(held: Sequence[ScalarBias | ScalarMultiplier | None]) -> tuple[Tensor, Tensor]:
+            """Which layers have one, and where it is in the masters."""
+            there = [i for i, scalar in enumerate(held) if scalar is not None]
+            return numbers(there), numbers([starts[id(scalar.value)] for scalar in held if scalar is not None])
+
+        self._with_bias, self._biases = scalars([found.bias for found, _, _ in own])
+        self._with_beta, self._betas = scalars([found.beta for found, _, _ in own])
+        vectors = [layer.bias for layer in layers]
+        self._layer_of = numbers([i for i, v in enumerate(vectors) if v is not None for _ in range(len(v))])
+        self._vectors, self._computing = (
+            numbers([(at[id(v)] or 0) + j for v in vectors if v is not None for j in range(len(v))])
+            for at in (starts, places)
+        )
+        self._beta, self._bias = values.new_ones(len(own)), values.new_zeros(len(own))
+        self._of_scalars = values.new_zeros(2, len(own))  # the gradients of β and b, by layer
+        elements = values.new_zeros(4, len(self._layer_of))
+        self._sums, self._shifted, self._element_beta, self._element_bias = elements
+
     def publish_(self, values: Tensor, computing: Tensor) -> None:
         """Write β W and β (v + b W 1) where they compute."""
-        weights = self.rows(values, self.masters)
-        betas = 1.0 if self.betas is None else values[self.betas].unsqueeze(1)
-        if self.betas is not None:
-            self.rows(computing, self.computing).copy_(weights * betas)
-        if self.sums is not None:
-            torch.sum(self._matrices(weights), 2, out=self.sums)
-        if self.vectors is not None:
-            computing[self.computing_vectors] = (self._shifted(values) * betas).to(computing.dtype)
+        self._beta[self._with_beta] = values[self._betas]
+        self._bias[self._with_bias] = values[self._biases]
+        for run in self.runs:
+            if run.has_beta:
+                weights = run.rows(values, run.masters)
+                torch.mul(weights, self._beta[run.layers].unsqueeze(1), out=run.rows(computing, run.computing))
+            if run.has_bias:
+                torch.sum(run.matrices(values), 2, out=run.vectors(self._sums))
+        if len(self._layer_of):
+            torch.take(self._beta, self._layer_of, out=self._element_beta)
+            torch.take(self._bias, self._layer_of, out=self._element_bias)
+            torch.addcmul(values[self._vectors], self._element_bias, self._sums, out=self._shifted)
+            computing[self._computing] = (self._shifted * self._element_beta).to(computing.dtype)
 
     def finish_(self, values: Tensor, gradient: Tensor) -> None:
-        """Turn the gradients of β W and β (v + b W 1) into those of W, v and β, and add to those of b."""
-        weights, of_weights = self.rows(values, self.masters), self.rows(gradient, self.masters)
-        betas = 1.0 if self.betas is None else values[self.betas].unsqueeze(1)
-        if self.betas is not None:
-            gradient[self.betas] = (of_weights * weights).sum(1)
-        if self.vectors is not None:
-            of_vectors = gradient[self.vectors]
-            if self.betas is not None:
-                gradient[self.betas] += (of_vectors * self._shifted(values)).sum(1)
-            if self.biases is not None and self.sums is not None:
-                steps = of_vectors * values[self.biases].unsqueeze(1)
-                self._matrices(of_weights).add_(steps.unsqueeze(2))
-                gradient.index_add_(0, self.biases, (of_vectors * self.sums * betas).sum(1))
-            if self.betas is not None:
-                gradient[self.vectors] = of_vectors * betas
-        if self.betas is not None:
-            of_weights.mul_(betas)
-
-    def _matrices(self, rows: Tensor) -> Tensor:
-        """The weights (layers, outputs, inputs) in their rows."""
-        return rows[:, : self.shape.numel()].view(-1, *self.shape)
-
-    def _shifted(self, values: Tensor) -> Tensor:
-        """v + b W 1."""
-        vectors = values[self.vectors]
-        if self.biases is None or self.sums is None:
-            return vectors
-        return vectors + values[self.biases].unsqueeze(1) * self.sums
+        """Turn the gradients of β W and β (v + b W 1) into those of W, v, β and b."""
+        self._of_scalars.zero_()
+        of_vectors = gradient[self._vectors]
+        products = torch.stack((of_vectors * self._shifted, of_vectors * self._sums))
+        of_vectors *= self._element_beta
+        gradient[self._vectors] = of_vectors
+        steps = of_vectors * self._element_bias
+        for run in self.runs:
+            of_beta, of_bias = of_both = self._of_scalars[:, run.layers]
+            beta = self._beta[run.layers]
+            if run.has_vector:
+                torch.sum(run.vectors(products), 2, out=of_both)
+                of_bias *= beta
+            if run.has_beta:
+                of_beta += (run.rows(gradient, run.masters) * run.rows(values, run.masters)).sum(1)
+            if run.has_bias:
+                weights, step = run.matrices(gradient), run.vectors(steps).unsqueeze(2)
+                torch.addcmul(step, weights, beta.view(-1, 1, 1), out=weights)
+            else:
+                run.rows(gradient, run.masters).mul_(beta.unsqueeze(1))
+        gradient[self._betas] = self._of_scalars[0, self._with_beta]
+        gradient.index_fill_(0, self._biases, 0.0)
+        gradient.index_add_(0, self._biases, self._of_scalars[1, self._with_bias])  # several layers may read one
 
 
 def kind(found: Absorbing) -> tuple[Any, ...]:
@@ -92,40 +136,29 @@ def kind(found: Absorbing) -> tuple[Any, ...]:
     return found.bias is not None, found.beta is not None, found.layer.bias is not None, tuple(weight.shape)
 
 
-def runs(placed: Sequence[Placed], absorbing: Mapping[int, Absorbing], device: torch.device) -> Iterator[Absorbed]:
-    """The layers that take in scalars, those together that are alike and lie side by side."""
-    starts = {id(parameter): start for parameter, start, _ in placed}
-    places = {id(parameter): place for parameter, _, place in placed}
-    own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
+def _runs(own: Sequence[tuple[Absorbing, int, int]]) -> Iterator[Run]:
+    """The layers, each with the places of its weight, those together that are alike and lie side by side."""
 
     def run_of(entry: tuple[int, tuple[Absorbing, int, int]]) -> tuple[Any, ...]:
         """Side by side are those whose start less their number's sizes agrees; groups may lie between others."""
         number, (found, start, _) = entry
         return *kind(found), start - number * padded(found.layer.weight.numel())
 
+    layers = elements = 0
     for _, entries in groupby(enumerate(own), key=run_of):
         run = [entry for _, entry in entries]
-        (first, start, place), layers = run[0], [found.layer for found, _, _ in run]
-        length = len(run) * padded(first.layer.weight.numel())
-        biases = [found.bias for found, _, _ in run if found.bias is not None]
-        betas = [found.beta for found, _, _ in run if found.beta is not None]
-        vectors = [layer.bias for layer in layers if layer.bias is not None]
-        shape = first.layer.weight.shape
-
-        def at(scalars: Sequence[ScalarBias | ScalarMultiplier]) -> Tensor | None:
-            return torch.tensor([starts[id(s.value)] for s in scalars], device=device) if scalars else None
-
-        def stretches(where: Mapping[int, int | None], vectors: Sequence[Tensor] = vectors) -> Tensor | None:
-            begins = torch.tensor([where[id(v)] or 0 for v in vectors], device=device)
-            return begins.unsqueeze(1) + torch.arange(len(vectors[0]), device=device) if vectors else None
-
-        yield Absorbed(
-            shape=shape,
+        first, start, place = run[0]
+        weight, vector = first.layer.weight, first.layer.bias
+        length = len(run) * padded(weight.numel())
+        count = 0 if vector is None else len(run) * len(vector)
+        yield Run(
+            shape=weight.shape,
+            has_bias=first.bias is not None,
+            has_beta=first.beta is not None,
+            has_vector=vector is not None,
             masters=slice(start, start + length),
             computing=slice(place, place + length),
-            biases=at(biases),
-            betas=at(betas),
-            vectors=stretches(starts),
-            computing_vectors=stretches(places),
-            sums=torch.zeros(len(run), shape[0], device=device) if biases else None,
+            layers=slice(layers, layers + len(run)),
+            elements=slice(elements, elements + count),
         )
+        layers, elements = layers + len(run), elements + count

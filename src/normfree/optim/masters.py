@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.absorbing import absorbing_layers
-from normfree.optim.absorbed import Placed, kind, padded, runs
+from normfree.optim.absorbed import Absorption, Placed, kind, padded
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,11 @@ class Masters:
             parameter.data = _view(computing, start if place is None else place, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
-        self._absorbed = list(runs(placed, absorbing, device))
+        self._absorption = Absorption(placed, absorbing, self.values) if absorbing else None
         self._blocks = [found.block for found in absorbing.values() if found.block is not None]
         self._biases = list(dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None))
         scalars = [*(block.beta for block in self._blocks), *self._biases]
         self._folded = {id(scalar.value) for scalar in scalars}
-        starts = {id(parameter): start for parameter, start, _ in placed}
-        self._bias_places = torch.tensor(
-            [starts[id(bias.value)] for bias in self._biases], device=device, dtype=torch.int64
-        )
         self._leave_out(True)
         self.publish_()
 
@@ -135,9 +131,8 @@ class Masters:
     @torch.no_grad()
     def finish_(self) -> None:
         """Turn the gradients of what was published into those of the masters."""
-        self.gradient.index_fill_(0, self._bias_places, 0.0)  # several layers add to one
-        for part in self._absorbed:
-            part.finish_(self.values, self.gradient)
+        if self._absorption is not None:
+            self._absorption.finish_(self.values, self.gradient)
 
     @torch.no_grad()
     def publish_(self) -> None:
@@ -145,8 +140,8 @@ class Masters:
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        for part in self._absorbed:
-            part.publish_(self.values, self._compute)
+        if self._absorption is not None:
+            self._absorption.publish_(self.values, self._compute)
 
     @torch.no_grad()
     def release_(self) -> None:
