@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.nn.absorbing import absorbing_layers
+from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.optim.absorbed import Absorption, kind, padded
@@ -444,7 +444,13 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     computing = values.clone()
     for p, stretch in views.items():
         p.data = computing[stretch].view(p.shape)
-    absorption = Absorption(placed, absorbing, values)
+    taken = {found.bias for found in absorbing.values() if found.bias is not None}
+    absorption = Absorption(placed, absorbing, values, carried_biases(network, taken))
+    assert len(absorption.carried) == (10 if "fixup" in method else 0)
+    for bias in absorption.carried:
+        bias.absorbed = True
+    for last, number in zip(absorption.ends, absorption.at_ends, strict=True):
+        last.carried = number
     for found in absorbing.values():
         if found.bias is not None:
             found.bias.absorbed = True
@@ -473,13 +479,47 @@ def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_relea
     apply_precision_(model, precision)
     masters = mastered(model)
     taken = [m for m in model.modules() if isinstance(m, ScalarBias) and m.absorbed]
-    before_layers = [m for n, m in model.named_modules() if isinstance(m, ScalarBias) and not n.endswith("delta")]
-    assert len(taken) == len(before_layers) - 1  # the one before the classifier stands in no block
+    others = [m for m in model.modules() if isinstance(m, ScalarBias) and not m.absorbed]
+    assert taken
+    assert others == [*model.head]  # the one before the classifier stands in no block
+    assert others[0].carried is not None
     assert (model(*sentences()).float() - expected).norm() < 0.05 * expected.norm()
     masters.release_()
     reset_precision_(model)
-    assert not any(m.absorbed for m in taken)
+    assert not any(m.absorbed or m.carried is not None for m in (*taken, *others))
     assert (model(*sentences()) - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["encoder-2-32-64-2", "decoder-2-32-64-2"])
+def test_stream_of_an_encoder_or_decoder_alone_gives_its_biases_to_what_reads_it(name: str) -> None:
+    model = scattered(build(name, "fixup", num_classes=40, dropout=0.0)).eval()
+    tokens = sentences()[0]
+    expected = model(tokens)
+    apply_precision_(model, "bf16")
+    masters = mastered(model)
+    assert all(block.delta.absorbed for block in model.modules() if isinstance(block, Residual))
+    out = model(tokens).float()
+    assert (out - expected).norm() < 0.05 * expected.norm()
+    with torch.no_grad():
+        last = next(m for m in model.modules() if isinstance(m, ScalarBias) and m.carried is not None)
+        last.carried.zero_()
+    assert (model(tokens).float() - out).norm() > 0.05 * expected.norm()  # what was carried does matter
+    masters.release_()
+
+
+def test_stream_with_another_reader_keeps_its_biases() -> None:
+    """What is added to the stream cannot be moved past a norm, nor to a sum that is read without a bias."""
+    model = build("transformer-2-1-32-64-2", "fixup", num_classes=40)
+    taken = {found.bias for found in absorbing_layers(model) if found.bias is not None}
+    encoder, decoder = ([block.delta for block in stream.blocks] for stream in model.streams())
+    carried = carried_biases(model, taken)
+    assert carried[model.encoder[1].attention.entry.bias] == encoder[:2]
+    assert carried[model.decoder[0].cross.branch.memory_bias] == encoder
+    assert carried[model.head.bias] == decoder
+    model.decoder[0].feedforward.exit = nn.LayerNorm(32)
+    assert not {*decoder} & {delta for deltas in carried_biases(model, taken).values() for delta in deltas}
+    del model.head.bias
+    assert carried_biases(model, taken - {model.encoder[1].attention.entry.bias}) == {}
 
 
 def test_bias_that_another_module_shares_is_not_taken_in() -> None:

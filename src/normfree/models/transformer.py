@@ -25,6 +25,7 @@ from normfree.models.tokens import START as START
 from normfree.models.tokens import UNKNOWN as UNKNOWN
 from normfree.models.tokens import VOCABULARY as VOCABULARY
 from normfree.models.tokens import real_positions
+from normfree.nn.absorbing import Stream
 from normfree.nn.attention import Attention
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual
@@ -64,6 +65,14 @@ class _Sequences(Stated):
     def _embeddings(self) -> Iterator[TokenEmbedding]:
         return (m for m in self.children() if isinstance(m, TokenEmbedding))
 
+    def streams(self) -> list[Stream]:
+        """The residual sums of encoder and decoder in order, each with what reads their last."""
+        return [Stream(_residuals(stack), ends) for stack, ends in zip(self._stacks(), self._ends(), strict=True)]
+
+    def _ends(self) -> list[list[nn.Module | None]]:
+        """What reads the output of each stack."""
+        raise NotImplementedError
+
     @property
     def plan(self) -> ResidualPlan:
         """The plan: one branch a residual sum; encoder and decoder are two stages.
@@ -71,12 +80,16 @@ class _Sequences(Stated):
         Embeddings stand aside, unless the output shares their weight.
         """
         residuals = [(name, m) for name, m in self.named_modules() if isinstance(m, Residual)]
-        stacks = [sum(isinstance(m, Residual) for m in part.modules()) for part in self._stacks()]
+        stacks = [len(_residuals(part)) for part in self._stacks()]
         placed = positions(stacks, [False] * len(residuals))
         branches = tuple(_branch(name, m, p) for (name, m), p in zip(residuals, placed, strict=True))
         shared = [e for e in self._embeddings() if e.weight is self.classifier.weight]
         aside = [f"{n}.weight" for n, m in self.named_children() if isinstance(m, TokenEmbedding) and m not in shared]
         return ResidualPlan(branches, classifier=(Layer("classifier", tied=bool(shared)),), aside=tuple(aside))
+
+
+def _residuals(layers: nn.Module) -> list[Residual]:
+    return [module for module in layers.modules() if isinstance(module, Residual)]
 
 
 def _branch(name: str, residual: Residual, position: Position) -> Branch:
@@ -108,6 +121,10 @@ class Transformer(_Sequences):
         self.decoder = nn.ModuleList(parts.decoder_layer(cross=True) for _ in range(shape.decoder))
         self.head = parts.head()
         self._tie(self.embedding, shape.width)
+
+    def _ends(self) -> list[list[nn.Module | None]]:
+        memories: list[nn.Module | None] = [a.memory_bias for a in _attentions(self.decoder) if a.cross]
+        return [[*self.encoder_head] or memories, [*self.head]]
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits of the token that follows each of the target's."""
@@ -155,6 +172,9 @@ class Decoder(_Sequences):
         self.head = parts.head()
         self._tie(self.embedding, shape.width)
 
+    def _ends(self) -> list[list[nn.Module | None]]:
+        return [[*self.head]]
+
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits of the token that follows each; with a cache, of new positions only, and it grows."""
         x = self.dropout(self.embedding(tokens, 0 if cache is None else cache.used))
@@ -181,6 +201,9 @@ class Encoder(_Sequences):
         self.head = parts.head(bias=False)
         self.bias = chain(parts.kit.bias())
         self.classifier = nn.Linear(shape.width, request.num_classes)
+
+    def _ends(self) -> list[list[nn.Module | None]]:
+        return [[*self.head, *self.bias]]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Class scores."""

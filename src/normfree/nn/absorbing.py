@@ -1,12 +1,13 @@
 """Weight layers that can take in the scalars around them: a bias b before the layer, and a multiplier β behind it.
 
-β · (W (x + b) + v) = (β W) x + β (v + b W 1): the same function, and no activation is read or kept for a scalar.
+β · (W (x + b) + v) = (β W) x + β (v + b W 1): the same function, and no activation is read or kept for a scalar. The δ
+behind a residual sum can go to the biases that read the stream after it, where all that reads it has one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,6 +31,14 @@ class Absorbing:
     def beta(self) -> ScalarMultiplier | None:
         """The multiplier behind the layer."""
         return None if self.block is None else self.block.beta  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Residual sums in order, each of which reads what the one before puts out, and the modules that read the last."""
+
+    blocks: Sequence[Residual]
+    ends: Sequence[nn.Module | None]
 
 
 def absorbing_layers(model: nn.Module, short: Collection[int] | None = None) -> list[Absorbing]:
@@ -61,6 +70,40 @@ def absorbing_layers(model: nn.Module, short: Collection[int] | None = None) -> 
     every = [Absorbing(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
     kept_out = {found.bias for found in every if found.bias is not None and not fits(found)}
     return [found for found in every if fits(found) and found.bias not in kept_out]
+
+
+def carried_biases(model: nn.Module, taken: Collection[ScalarBias]) -> dict[ScalarBias, list[ScalarBias]]:
+    """The scalar biases that read a stream of the model, each with the δ before it that it can take over.
+
+    A model tells its streams by `streams()`. In each, all of its δ move or none: every sum but the first must be read
+    by biases that layers took in (`taken`), and its end by scalar biases. Keys need none, as in `absorbing_layers`.
+    """
+    carried: dict[ScalarBias, list[ScalarBias]] = {}
+    for stream in getattr(model, "streams", list)():
+        deltas = [block.delta for block in stream.blocks]
+        entries = [_entry(block) for block in stream.blocks]
+        if (
+            all(isinstance(delta, ScalarBias) and delta.learnable and delta.value.requires_grad for delta in deltas)
+            and all(_passes_on(block) for block in stream.blocks)
+            and all(entry in taken for entry in entries)
+            and stream.ends
+            and all(isinstance(end, ScalarBias) for end in stream.ends)
+        ):
+            readers = [*enumerate(entries), *((len(deltas), end) for end in stream.ends)]
+            carried |= {reader: deltas[:before] for before, reader in readers if before}
+    return carried
+
+
+def _passes_on(block: Residual) -> bool:
+    """Whether what is added to the input of a block is added to its output, but for what its branch makes of it."""
+    around = (block.shortcut, block.alpha, block.a, block.c, block.exit)
+    return all(isinstance(part, nn.Identity) for part in around)
+
+
+def _entry(block: Residual) -> nn.Module | None:
+    """What stands before the branch, if it is one module."""
+    parts = [*block.entry] if isinstance(block.entry, nn.Sequential) else [block.entry]
+    return parts[0] if len(parts) == 1 else None
 
 
 def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:

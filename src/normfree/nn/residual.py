@@ -164,5 +164,5 @@ def reset_precision_(model: nn.Module) -> nn.Module:
             module.stream_dtype = module.branch_dtype = None
             module.beta_in_weight = False
         elif isinstance(module, ScalarBias):
-            module.absorbed = False
+            module.absorbed, module.carried = False, None
     return model

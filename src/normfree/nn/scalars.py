@@ -43,17 +43,21 @@ class ScalarBias(_Scalar):
     >>> ScalarBias(0.5)(torch.zeros(2))
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
-    While it is `absorbed`, the layers that read it have it in their own biases; see `Masters`.
+    While it is `absorbed`, the layers that read it have it in their own biases, and one that has `carried` adds that
+    number, too; see `Masters`.
     """
 
     absorbed: bool = False
+    carried: Tensor | None = None
 
     def __init__(self, value: float = 0.0, *, learnable: bool = True) -> None:
         super().__init__(value, learnable=learnable)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the number."""
-        return x if self.absorbed else x + self.value
+        if self.absorbed:
+            return x
+        return x + (self.value if self.carried is None else self.value + self.carried)
 
 
 class ScalarMultiplier(_Scalar):

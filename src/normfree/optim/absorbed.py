@@ -57,10 +57,17 @@ class Absorption:
     """All layers that take in scalars. What many layers need is gathered at once, since a small kernel costs time, too.
 
     Between `publish_` and `finish_` it remembers β of every layer, and of every element of the bias vectors β, b, W 1
-    and v + b W 1; a layer without a scalar has 1 and 0 in its place. `values` are the masters.
+    and v + b W 1; a layer without a scalar has 1 and 0 in its place. `values` are the masters. To a bias b belongs the
+    sum of the δ that it has `carried`; one that no layer takes in gets it as a tensor.
     """
 
-    def __init__(self, placed: Sequence[Placed], absorbing: Mapping[int, Absorbing], values: Tensor) -> None:
+    def __init__(
+        self,
+        placed: Sequence[Placed],
+        absorbing: Mapping[int, Absorbing],
+        values: Tensor,
+        carried: Mapping[ScalarBias, Sequence[ScalarBias]] | None = None,
+    ) -> None:
         starts = {id(parameter): start for parameter, start, _ in placed}
         places = {id(parameter): place for parameter, _, place in placed}
         own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
@@ -77,6 +84,7 @@ class Absorption:
 
         self._with_bias, self._biases = scalars([found.bias for found, _, _ in own])
         self._with_beta, self._betas = scalars([found.beta for found, _, _ in own])
+        self._carry(carried or {}, [found.bias for found, _, _ in own if found.bias is not None], starts, values)
         vectors = [layer.bias for layer in layers]
         self._layer_of = numbers([i for i, v in enumerate(vectors) if v is not None for _ in range(len(v))])
         self._vectors, self._computing = (
@@ -88,10 +96,37 @@ class Absorption:
         elements = values.new_zeros(4, len(self._layer_of))
         self._sums, self._shifted, self._element_beta, self._element_bias = elements
 
+    def _carry(
+        self,
+        carried: Mapping[ScalarBias, Sequence[ScalarBias]],
+        taken: Sequence[ScalarBias],
+        starts: Mapping[int, int],
+        values: Tensor,
+    ) -> None:
+        """Which δ go into the bias of a layer, and which to a bias that no layer takes in, as matrices of 0 and 1."""
+        self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
+        self.ends = [reader for reader in carried if reader not in taken]
+        number = {delta: i for i, delta in enumerate(self.carried)}
+
+        def matrix(readers: Sequence[ScalarBias]) -> Tensor:
+            found = torch.zeros(len(readers), len(number))
+            for row, reader in zip(found, readers, strict=True):
+                row[[number[delta] for delta in carried.get(reader, ())]] = 1
+            return found.to(values)
+
+        def places(scalars: Sequence[ScalarBias]) -> Tensor:
+            return torch.tensor([starts[id(s.value)] for s in scalars], device=values.device, dtype=torch.int64)
+
+        self._to_layers, self._to_ends = matrix(taken), matrix(self.ends)
+        self._deltas, self._ends = places(self.carried), places(self.ends)
+        self.at_ends = values.new_zeros(len(self.ends))
+
     def publish_(self, values: Tensor, computing: Tensor) -> None:
-        """Write β W and β (v + b W 1) where they compute."""
+        """Write β W and β (v + b W 1) where they compute, and what the ends have carried."""
         self._beta[self._with_beta] = values[self._betas]
-        self._bias[self._with_bias] = values[self._biases]
+        deltas = values[self._deltas]
+        self._bias[self._with_bias] = torch.addmv(values[self._biases], self._to_layers, deltas)
+        torch.mv(self._to_ends, deltas, out=self.at_ends)
         for run in self.runs:
             if run.has_beta:
                 weights = run.rows(values, run.masters)
@@ -105,7 +140,7 @@ class Absorption:
             computing[self._computing] = (self._shifted * self._element_beta).to(computing.dtype)
 
     def finish_(self, values: Tensor, gradient: Tensor) -> None:
-        """Turn the gradients of β W and β (v + b W 1) into those of W, v, β and b."""
+        """Turn the gradients of β W and β (v + b W 1) into those of W, v, β, b and δ."""
         self._of_scalars.zero_()
         of_vectors = gradient[self._vectors]
         products = torch.stack((of_vectors * self._shifted, of_vectors * self._sums))
@@ -127,7 +162,10 @@ class Absorption:
                 run.rows(gradient, run.masters).mul_(beta.unsqueeze(1))
         gradient[self._betas] = self._of_scalars[0, self._with_beta]
         gradient.index_fill_(0, self._biases, 0.0)
-        gradient.index_add_(0, self._biases, self._of_scalars[1, self._with_bias])  # several layers may read one
+        of_biases = self._of_scalars[1, self._with_bias]
+        gradient.index_add_(0, self._biases, of_biases)  # several layers may read one
+        at_ends = gradient[self._ends]
+        gradient[self._deltas] = torch.addmv(self._to_layers.T @ of_biases, self._to_ends.T, at_ends)
 
 
 def kind(found: Absorbing) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.absorbing import absorbing_layers
+from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.optim.absorbed import Absorption, Placed, kind, padded
 
 
@@ -38,7 +38,9 @@ class Masters:
     A layer in a short type takes in the learnable scalars around it, a bias b before it and a β behind it: β W and
     β (v + b W 1) are published instead of its W and v, and the scalars are left out when the model runs. With G and g
     the gradients of these, those of v, b and W are β g, β ⟨g, W 1⟩ and β (G + b g 1ᵀ), and that of β is
-    ⟨G, W⟩ + ⟨g, v + b W 1⟩: the same function and gradients, but no activation is kept or read for a scalar.
+    ⟨G, W⟩ + ⟨g, v + b W 1⟩: the same function and gradients, but no activation is kept or read for a scalar. A δ of the
+    residual stream goes to the biases that read the stream after it, see `carried_biases`, and its gradient is the sum
+    of theirs.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], *, channels_last: bool = False) -> None:
@@ -88,11 +90,13 @@ class Masters:
             parameter.data = _view(computing, start if place is None else place, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
-        self._absorption = Absorption(placed, absorbing, self.values) if absorbing else None
         self._blocks = [found.block for found in absorbing.values() if found.block is not None]
-        self._biases = list(dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None))
-        scalars = [*(block.beta for block in self._blocks), *self._biases]
-        self._folded = {id(scalar.value) for scalar in scalars}
+        taken = dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None)
+        carried = carried_biases(model, taken)
+        self._absorption = Absorption(placed, absorbing, self.values, carried) if absorbing else None
+        deltas = [] if self._absorption is None else self._absorption.carried
+        self._biases = [*taken, *deltas]
+        self._folded = {id(scalar.value) for scalar in (*(block.beta for block in self._blocks), *self._biases)}
         self._leave_out(True)
         self.publish_()
 
@@ -157,6 +161,9 @@ class Masters:
             block.beta_in_weight = absorbed
         for bias in self._biases:
             bias.absorbed = absorbed
+        if self._absorption is not None:
+            for end, number in zip(self._absorption.ends, self._absorption.at_ends, strict=True):
+                end.carried = number if absorbed else None
 
 
 def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tensor:
