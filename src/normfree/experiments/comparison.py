@@ -264,12 +264,12 @@ def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
 
 
 def _shape(model: str) -> str:
-    """A model's name without its depth.
+    """A model's name without its depth, of which one with encoder and decoder has two.
 
-    >>> _shape("wrn-100-1"), _shape("resnet110")
-    ('wrn-N-1', 'resnetN')
+    >>> _shape("wrn-100-1"), _shape("resnet110"), _shape("transformer-6-6-512-1024-4")
+    ('wrn-N-1', 'resnetN', 'transformer-N-N-512-1024-4')
     """
-    return re.sub(r"\d+", "N", model, count=1)
+    return re.sub(r"\d+", "N", model, count=2 if model.startswith("transformer-") else 1)
 
 
 def page(comparison: Comparison, title: str) -> Page:
