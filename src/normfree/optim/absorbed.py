@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -71,62 +71,42 @@ class Absorption:
         starts = {id(parameter): start for parameter, start, _ in placed}
         places = {id(parameter): place for parameter, _, place in placed}
         own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
-        layers = [found.layer for found, _, _ in own]
+        carried = carried or {}
         self.runs = list(_runs(own))
+        self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
+        taken = [found.bias for found, _, _ in own if found.bias is not None]
+        self.ends = [reader for reader in carried if reader not in taken]
+        self.at_ends = values.new_zeros(len(self.ends))
 
-        def numbers(found: Sequence[int]) -> Tensor:
-            return torch.tensor(found, device=values.device, dtype=torch.int64)
+        def numbers(found: Iterable[int]) -> Tensor:
+            return torch.tensor([*found], device=values.device, dtype=torch.int64)
 
-        def scalars(held: Sequence[ScalarBias | ScalarMultiplier | None]) -> tuple[Tensor, Tensor]:
-            """Which layers have one, and where it is in the masters."""
-            there = [i for i, scalar in enumerate(held) if scalar is not None]
-            return numbers(there), numbers([starts[id(scalar.value)] for scalar in held if scalar is not None])
+        def at(scalars: Iterable[ScalarBias | ScalarMultiplier]) -> Tensor:
+            return numbers(starts[id(scalar.value)] for scalar in scalars)
 
-        self._with_bias, self._biases = scalars([found.bias for found, _, _ in own])
-        self._with_beta, self._betas = scalars([found.beta for found, _, _ in own])
-        self._carry(carried or {}, [found.bias for found, _, _ in own if found.bias is not None], starts, values)
-        vectors = [layer.bias for layer in layers]
-        self._layer_of = numbers([i for i, v in enumerate(vectors) if v is not None for _ in range(len(v))])
-        self._vectors, self._computing = (
-            numbers([(at[id(v)] or 0) + j for v in vectors if v is not None for j in range(len(v))])
-            for at in (starts, places)
-        )
+        self._biases, self._deltas, self._ends = at(taken), at(self.carried), at(self.ends)
+        self._betas = at(found.beta for found, _, _ in own if found.beta is not None)
+        self._with_bias = numbers(i for i, (found, _, _) in enumerate(own) if found.bias is not None)
+        self._with_beta = numbers(i for i, (found, _, _) in enumerate(own) if found.beta is not None)
+        self._to_layers, self._to_ends = (_shares(rs, self.carried, carried).to(values) for rs in (taken, self.ends))
+        vectors = [(i, found.layer.bias) for i, (found, _, _) in enumerate(own) if found.layer.bias is not None]
+        self._layer_of = numbers(i for i, vector in vectors for _ in range(len(vector)))
+        self._vectors = numbers(starts[id(vector)] + j for _, vector in vectors for j in range(len(vector)))
+        self._computing = numbers((places[id(vector)] or 0) + j for _, vector in vectors for j in range(len(vector)))
         self._beta, self._bias = values.new_ones(len(own)), values.new_zeros(len(own))
         self._of_scalars = values.new_zeros(2, len(own))  # the gradients of β and b, by layer
         elements = values.new_zeros(4, len(self._layer_of))
         self._sums, self._shifted, self._element_beta, self._element_bias = elements
 
-    def _carry(
-        self,
-        carried: Mapping[ScalarBias, Sequence[ScalarBias]],
-        taken: Sequence[ScalarBias],
-        starts: Mapping[int, int],
-        values: Tensor,
-    ) -> None:
-        """Which δ go into the bias of a layer, and which to a bias that no layer takes in, as matrices of 0 and 1."""
-        self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
-        self.ends = [reader for reader in carried if reader not in taken]
-        number = {delta: i for i, delta in enumerate(self.carried)}
-
-        def matrix(readers: Sequence[ScalarBias]) -> Tensor:
-            found = torch.zeros(len(readers), len(number))
-            for row, reader in zip(found, readers, strict=True):
-                row[[number[delta] for delta in carried.get(reader, ())]] = 1
-            return found.to(values)
-
-        def places(scalars: Sequence[ScalarBias]) -> Tensor:
-            return torch.tensor([starts[id(s.value)] for s in scalars], device=values.device, dtype=torch.int64)
-
-        self._to_layers, self._to_ends = matrix(taken), matrix(self.ends)
-        self._deltas, self._ends = places(self.carried), places(self.ends)
-        self.at_ends = values.new_zeros(len(self.ends))
-
     def publish_(self, values: Tensor, computing: Tensor) -> None:
         """Write β W and β (v + b W 1) where they compute, and what the ends have carried."""
         self._beta[self._with_beta] = values[self._betas]
-        deltas = values[self._deltas]
-        self._bias[self._with_bias] = torch.addmv(values[self._biases], self._to_layers, deltas)
-        torch.mv(self._to_ends, deltas, out=self.at_ends)
+        biases = values[self._biases]
+        if self.carried:
+            deltas = values[self._deltas]
+            biases += self._to_layers @ deltas
+            torch.mv(self._to_ends, deltas, out=self.at_ends)
+        self._bias[self._with_bias] = biases
         for run in self.runs:
             if run.has_beta:
                 weights = run.rows(values, run.masters)
@@ -164,8 +144,19 @@ class Absorption:
         gradient.index_fill_(0, self._biases, 0.0)
         of_biases = self._of_scalars[1, self._with_bias]
         gradient.index_add_(0, self._biases, of_biases)  # several layers may read one
-        at_ends = gradient[self._ends]
-        gradient[self._deltas] = torch.addmv(self._to_layers.T @ of_biases, self._to_ends.T, at_ends)
+        if self.carried:
+            gradient[self._deltas] = self._to_layers.T @ of_biases + self._to_ends.T @ gradient[self._ends]
+
+
+def _shares(
+    readers: Sequence[ScalarBias], deltas: Sequence[ScalarBias], carried: Mapping[ScalarBias, Sequence[ScalarBias]]
+) -> Tensor:
+    """Which of the δ each reader carries: a row a reader, of 0 and 1."""
+    number = {delta: i for i, delta in enumerate(deltas)}
+    shares = torch.zeros(len(readers), len(deltas))
+    for row, reader in zip(shares, readers, strict=True):
+        row[[number[delta] for delta in carried.get(reader, ())]] = 1
+    return shares
 
 
 def kind(found: Absorbing) -> tuple[Any, ...]:

@@ -35,8 +35,8 @@ class Snapshot(NamedTuple):
 class RunResult:
     """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode.
 
-    `throughput` counts a `unit` a second of the steps: images, or target tokens. `classes` counts what a score is given to, tokens
-    of a vocabulary included. `bleu` is of the test sentences of a translation.
+    `throughput` counts a `unit` a second of the steps: images, or target tokens. `classes` counts what a score is given
+    to, tokens of a vocabulary included. `bleu` is of the test sentences of a translation.
     """
 
     status: Status
