@@ -142,6 +142,6 @@ def test_claims_stand_in_one_order_whatever_is_imported_first():
     code = "import normfree.experiments.{}, normfree.experiments as e; print([one.id for one in e.all_claims()])"
     printed = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
-        for name in ("fixup_absent", "normdead_pieces")
+        for name in ("fixup.absent", "normdead.pieces")
     ]
     assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2

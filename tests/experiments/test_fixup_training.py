@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.experiments import fixup_training
 from normfree.experiments.claims import Claim, Judgement, Measurement, get, judge
+from normfree.experiments.fixup import training
 from normfree.experiments.runs import gpu_seconds
 from normfree.experiments.trainings import Trained
 from normfree.train import TrainConfig
@@ -214,7 +214,7 @@ def test_xavier_s_chosen_rate_cannot_fail_the_table():
 
 def test_ablations_are_three_epochs_at_a_constant_rate():
     asked = measured("fixup/fig4", lambda name, config: "gone")[2].asked
-    assert [config.method for config in asked.values()] == list(fixup_training._ABLATIONS.values())
+    assert [config.method for config in asked.values()] == list(training._ABLATIONS.values())
     for config in asked.values():
         steps = 391
         assert (config.model, config.epochs, config.batch_size) == ("resnet110", 3, 128)

@@ -8,7 +8,7 @@ import pytest
 from made_up_runs import checks_that, measure
 from normfree.data.prepared import open_prepared
 from normfree.experiments.claims import get
-from normfree.experiments.fixup_translation import _made_up
+from normfree.experiments.fixup.translation import _made_up
 from normfree.experiments.runs import gpu_seconds
 from normfree.experiments.trainings import Trained
 from normfree.train import TrainConfig

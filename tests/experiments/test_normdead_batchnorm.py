@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from normfree.experiments import normdead_batchnorm as bn
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import batchnorm as bn
 from normfree.experiments.results import collect
 
 CLAIM = _CLAIMS["normdead/eq3"]

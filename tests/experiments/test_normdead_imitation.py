@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree.experiments import normdead_imitation as imitation
-from normfree.experiments import normdead_pieces as pieces
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import imitation, pieces
 from normfree.experiments.results import collect
 from normfree.models import build
 

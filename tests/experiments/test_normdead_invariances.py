@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree.experiments import normdead_invariances as inv
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import invariances as inv
 from normfree.experiments.results import collect
 
 CLAIM = _CLAIMS["normdead/sec2_3"]

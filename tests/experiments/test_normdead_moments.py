@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from normfree.experiments import normdead_limits as limits
-from normfree.experiments import normdead_moments as moments
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import limits, moments
 from normfree.experiments.results import collect
 
 

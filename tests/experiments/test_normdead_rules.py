@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from normfree import theory
-from normfree.experiments import normdead_rules as rules
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import rules
 from normfree.experiments.results import collect
 from normfree.models import build
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.experiments import normdead_skips as skips
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import skips
 from normfree.experiments.results import collect
 
 KINDS = _CLAIMS["normdead/sec3_2"]

@@ -9,7 +9,7 @@ import pytest
 from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.experiments.claims import Judgement, Measurement, Settings, get, judge
 from normfree.experiments.results import collect
-from normfree.experiments.robust_training import EPOCHS, FIGURES, ROWS
+from normfree.experiments.robust.training import EPOCHS, FIGURES, ROWS
 from normfree.experiments.runs import gpu_seconds
 from normfree.experiments.trainings import Trained, Trainings
 from normfree.models import build

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree.experiments import normdead_statements as statements
 from normfree.experiments.claims import _CLAIMS, Settings, judge
+from normfree.experiments.normdead import regression
 from normfree.experiments.results import collect
 
 CLAIM = _CLAIMS["normdead/eq1"]
@@ -20,14 +20,14 @@ def data():
 
 def test_hessian_of_regression_is_the_second_moment_and_not_the_covariance(data):
     x, y = data
-    found = statements.regression_hessian(*map(torch.tensor, (x, y)), torch.ones(4, dtype=torch.float64)).numpy()
+    found = regression.regression_hessian(*map(torch.tensor, (x, y)), torch.ones(4, dtype=torch.float64)).numpy()
     mu = x.mean(0)
     np.testing.assert_allclose(found, np.cov(x.T, bias=True) + np.outer(mu, mu), rtol=1e-12)
     assert np.abs(found - np.cov(x.T, bias=True)).max() > 1
 
 
 def test_data_forms_have_the_statistics_that_their_names_say(data):
-    forms = {name: form.numpy() for name, form in statements.data_forms(torch.tensor(data[0])).items()}
+    forms = {name: form.numpy() for name, form in regression.data_forms(torch.tensor(data[0])).items()}
     for name in ("centred", "normalized", "whitened"):
         np.testing.assert_allclose(forms[name].mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(forms["normalized"].std(0), 1)
@@ -39,14 +39,14 @@ def test_descent_shrinks_every_direction_as_its_eigenvalue_says(data):
     x, y = data
     eigenvalues, vectors = np.linalg.eigh(x.T @ x / len(x))
     start = vectors.T @ np.linalg.lstsq(x, y, rcond=None)[0]
-    found = statements.descent(torch.tensor(x), torch.tensor(y), (1, 5, 20))
+    found = regression.descent(torch.tensor(x), torch.tensor(y), (1, 5, 20))
     for t, value in zip((1, 5, 20), found, strict=True):
         left = start * (1 - eigenvalues / eigenvalues[-1]) ** t
         assert value == pytest.approx((eigenvalues @ left**2) / (eigenvalues @ start**2), rel=1e-9)
 
 
 def test_condition_is_largest_over_smallest_eigenvalue():
-    assert statements.condition(torch.diag(torch.tensor([2.0, 8.0, 4.0]))) == pytest.approx(4.0)
+    assert regression.condition(torch.diag(torch.tensor([2.0, 8.0, 4.0]))) == pytest.approx(4.0)
 
 
 def test_claim_holds_but_for_the_word_covariance():

@@ -13,7 +13,7 @@ from torch import nn
 from normfree import theory
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead_statements import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
 from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight import SpectralNormLinear, WeightNormLinear

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from normfree import theory
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead_imitation import centred, variance
-from normfree.experiments.normdead_statements import generator, normal, undisturbed
+from normfree.experiments.normdead.exact import generator, normal, undisturbed
+from normfree.experiments.normdead.imitation import centred, variance
 from normfree.methods import get
 from normfree.methods.record import EVERY_SKIP
 from normfree.models import build

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
-from normfree.experiments.normdead_statements import ROUNDING, generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, generator, mean, normal, undisturbed
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table

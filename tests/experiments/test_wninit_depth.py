@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.experiments import claims, wninit_training, wninit_warmup
+from normfree.experiments import claims
 from normfree.experiments.claims import Claim, Judgement, Measurement, Settings, judge
 from normfree.experiments.results import collect
 from normfree.experiments.runs import gpu_seconds
 from normfree.experiments.sweeps import Sweep
 from normfree.experiments.trainings import Trained, Trainings
+from normfree.experiments.wninit import depth, warmup
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 
-assert wninit_training
-assert wninit_warmup
+assert depth
+assert warmup
 NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1")
 Made = Callable[[TrainConfig], Trained | None]
 DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())

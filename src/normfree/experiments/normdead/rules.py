@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead_statements import apart, generator, mean, normal
+from normfree.experiments.normdead.exact import apart, generator, mean, normal
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from normfree.experiments.claims import Check, Claim, Cost, Measurement, Scale, Settings, register
-from normfree.experiments.robust import BROCK, PROPOSED
+from normfree.experiments.robust.signal import BROCK, PROPOSED
 from normfree.experiments.rows import (
     CHANCE,
     DEAD,

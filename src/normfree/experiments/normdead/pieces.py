@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead_imitation import batch_norm, centred, he
-from normfree.experiments.normdead_statements import ROUNDING, WHY_ROUNDING, apart, generator, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal, undisturbed
+from normfree.experiments.normdead.imitation import batch_norm, centred, he
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table

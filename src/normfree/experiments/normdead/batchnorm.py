@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
-from normfree.experiments.normdead_statements import ROUNDING, WHY_ROUNDING, apart, generator, mean, normal
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, mean, normal
 from normfree.report.panels import Curve, Panel
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead_statements import generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import generator, mean, normal, undisturbed
 from normfree.models import build
 from normfree.models.skips import Concatenate, Highway
 from normfree.nn.residual import Residual

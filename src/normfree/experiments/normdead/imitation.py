@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.propagation import propagate
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means, straight_line
-from normfree.experiments.normdead_statements import ROUNDING, WHY_ROUNDING, generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, generator, mean, normal, undisturbed
 from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.residual import Residual

@@ -5,53 +5,15 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.1, equation 1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, mean, normal
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-
-ROUNDING = 1e-12
-WHY_ROUNDING = "float64: sums of some thousand terms of unit roundoff 1.1e-16 each leave less than 1e-12"
-
-
-def undisturbed(measure: Callable[[Settings], Measurement]) -> Callable[[Settings], Measurement]:
-    """A measurement that leaves torch's global random state as it was: new layers and dropout draw from it."""
-
-    @wraps(measure)
-    def inside(settings: Settings) -> Measurement:
-        with torch.random.fork_rng(devices=[]):
-            return measure(settings)
-
-    return inside
-
-
-def generator(seed: int) -> torch.Generator:
-    """The source of all draws of a seed."""
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(shape: Sequence[int], g: torch.Generator) -> Tensor:
-    """N(0, 1) in float64."""
-    return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """‖a - b‖/‖b‖."""
-    return float((a - b).norm() / b.norm())
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean, summed exactly."""
-    return math.fsum(values) / len(values)
-
-
-# Equation 1
 
 _SAMPLES, _FEATURES = 2000, 8
 _FORMS = ("raw", "centred", "normalized", "whitened")

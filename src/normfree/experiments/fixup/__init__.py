@@ -1,0 +1,1 @@
+"""The claims of `fixup`. Zhang, Dauphin, Ma 2019: residual learning without normalization."""
