@@ -125,6 +125,32 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("reproduce", "--jobs", "0"), "'--jobs': 0 is not in the range x>=1; see normfree reproduce -h"),
+        (("train", "--epochs", "3"), "No such option: --epochs; a setting is given as --set epochs=…"),
+        (("train", "--zzz", "3"), "No such option: --zzz; see normfree train -h"),
+        (("convert", "--jsno"), "--json"),
+        (("nosuch",), "No such command 'nosuch'; see normfree -h"),
+        (("diagnose",), "Missing argument"),
+        (("train", "--set"), "'--set' requires an argument"),
+    ],
+)
+def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str, ...], says: str) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert says in err
+
+
+def test_nothing_typed_is_answered_with_the_help(run: Run) -> None:
+    status, out, err = run()
+    assert status == 2
+    assert "diagnose" in out + err
+    assert "error:" not in out + err
+
+
 def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMFREE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="no_such_module"):

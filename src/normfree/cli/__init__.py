@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,14 +62,39 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error of the library becomes one line on stderr and exit status 2."""
+    """Run the command line; an error, of the library or of what was typed, is one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="replace")  # √ and α on a terminal that lacks them
     try:
-        app(arguments, prog_name="normfree")
+        sys.exit(app(arguments, prog_name="normfree", standalone_mode=False))
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was typed, so that the help is the answer
+            error.show()
+            sys.exit(error.exit_code)
+        sentence = _usage(error)
+    except typer.Abort:
+        sentence = "stopped"
     except (ValueError, OSError) as error:
         if os.environ.get("NORMFREE_TRACEBACK"):
             raise
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+        sentence = " ".join(str(error).split())
+    print("error:", sentence, file=sys.stderr)
+    sys.exit(2)
+
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with what was typed, and where to read on."""
+    sentence = error.format_message().rstrip(".")
+    if error.ctx is None:
+        return str(sentence)
+    option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if option and any("--set" in parameter.opts for parameter in error.ctx.command.params):
+        from normfree.train.config import TrainConfig
+
+        if option in TrainConfig.__dataclass_fields__:
+            return f"{sentence}; a setting is given as --set {option}=…"
+    return f"{sentence}; see {error.ctx.command_path} -h"
