@@ -33,7 +33,8 @@ class Masters:
     A parameter in float32 becomes a view of the masters themselves. One in a short type becomes a view of a second
     vector, which `publish_` refreshes. With `channels_last` parameters of four dimensions lie in that order.
     `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes. A
-    parameter that needs no gradient is left alone.
+    parameter that needs no gradient is none of the masters; `frozen` has its value. What was rounded to a short type
+    begins with, or stays at, its value in `originals`, by name, where it is there.
 
     A layer in a short type takes in the learnable scalars around it, a bias b before it and a β behind it: β W and
     β (v + b W 1) are published instead of its W and v, and the scalars are left out when the model runs. With G and g
@@ -43,7 +44,15 @@ class Masters:
     of theirs.
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[Mapping[str, Any]], *, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        channels_last: bool = False,
+        originals: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        originals = originals or {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
         absorbing = {id(found.layer.weight): found for found in absorbing_layers(model, short)}
@@ -85,11 +94,13 @@ class Masters:
         self._starts = [start for _, start, _ in placed]
         self.parameters = {names[id(parameter)]: parameter for parameter, _, _ in placed}
         for view, (parameter, start, place) in zip(self.named(self.values).values(), placed, strict=True):
-            view.copy_(parameter.detach())
+            view.copy_(originals.get(names[id(parameter)], parameter.detach()))
             computing = self.values if place is None else self._compute
             parameter.data = _view(computing, start if place is None else place, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
+        self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
+        self.frozen = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         self._blocks = [found.block for found in absorbing.values() if found.block is not None]
         taken = dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None)
         carried = carried_biases(model, taken)
@@ -148,8 +159,16 @@ class Masters:
             self._absorption.publish_(self.values, self._compute)
 
     @torch.no_grad()
+    def publish_frozen_(self) -> None:
+        """Round what does not learn into the weights that compute, after it was written."""
+        for name, parameter in self._fixed.items():
+            parameter.copy_(self.frozen[name])
+
+    @torch.no_grad()
     def release_(self) -> None:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
+        for name, parameter in self._fixed.items():
+            parameter.data = self.frozen[name]
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None

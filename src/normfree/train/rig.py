@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
@@ -39,9 +40,10 @@ class Rig:
         self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes = device, processes
         with ExitStack() as undo:
-            undo.callback(_plain_, model)
             model.train().to(device)
             layout = bool(config.channels_last)
+            originals = {name: p.detach() for name, p in model.named_parameters()}
+            undo.callback(_plain_, model, originals)
             dtype = apply_precision_(model, config.precision)
             require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
@@ -50,8 +52,10 @@ class Rig:
             undo.callback(_close, self.inputs.feed)
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
-            masters = Masters(model, groups_of(model, config, plan), channels_last=layout)
+            groups = groups_of(model, config, plan)
+            masters = Masters(model, groups, channels_last=layout, originals=originals)
             undo.callback(masters.release_)
+            originals.clear()  # the masters have them
             self.step = self._step(masters)
             self.undo = undo.pop_all()
 
@@ -93,11 +97,11 @@ class Rig:
         self.undo.close()
 
 
-def _plain_(model: nn.Module) -> None:
-    """Leave a model in float32 and evaluation mode, as it is written and without other processes."""
-    for parameter in model.parameters():  # what needs no gradient has no masters
-        if parameter.dtype == torch.bfloat16:
-            parameter.data = parameter.data.float()
+def _plain_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
+    """Leave a model in evaluation mode and without other processes, what was rounded as it was before."""
+    for name, parameter in model.named_parameters():
+        if name in originals:
+            parameter.data = originals[name]
     uncompile_(model)
     desynchronize_(model)
     overlap_(reset_precision_(model), False)
