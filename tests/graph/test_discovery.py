@@ -426,6 +426,11 @@ ACTIVATIONS = {
     "y * sigmoid(y)": lambda y: y * torch.sigmoid(y),
     "sigmoid module": lambda y: nn.Sigmoid()(y) * y,
     "quick gelu": lambda y: y * torch.sigmoid(1.702 * y),
+    "gelu by tanh": lambda y: 0.5 * y * (1 + torch.tanh(0.8 * (y + 0.044715 * torch.pow(y, 3.0)))),
+    "gelu by tanh, cube as a product": lambda y: 0.5 * y * (1 + torch.tanh(0.8 * (y + 0.044715 * y * y * y))),
+    "gelu by tanh, gate first": lambda y: (torch.tanh(0.8 * (y + 0.044715 * y**3)) + 1) * y / 2,
+    "gelu by erf": lambda y: y * 0.5 * (1.0 + torch.erf(y / 2**0.5)),
+    "mish": lambda y: y * torch.tanh(nn.functional.softplus(y)),
     "softsign": nn.functional.softsign,
     "threshold": lambda y: nn.functional.threshold(y, 0.0, 0.0),
 }
@@ -435,6 +440,7 @@ NO_ACTIVATIONS = {
     "maximum of others": lambda y: torch.maximum(y, torch.full_like(y, -9.0)),
     "gate": lambda y: y * torch.sigmoid(y.roll(1, -1)),
     "square": lambda y: y * y,
+    "polynomial": lambda y: y * (1 + 0.1 * y),
 }
 
 
@@ -452,7 +458,7 @@ def test_activation_written_by_hand_is_one(name: str) -> None:
     (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
     first, second = branch.layers
     assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
-    assert branch.depth == (3 if name == "square" else 2)
+    assert branch.depth == (3 if name in ("square", "polynomial") else 2)
 
 
 class ReadsList(Toy):

@@ -10,10 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import NodeKind
+from normfree.graph.functions import GATES, POINTWISE, NodeKind
 from normfree.graph.weights import Weight, Weights
-
-_SIGMOIDS = ("sigmoid", "hardsigmoid")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,11 +49,28 @@ class Call:
     out: Node | None
 
 
-def is_swish(factors: Sequence[Node]) -> bool:
-    """Whether a product is y · σ(y), a handwritten SiLU; the argument of σ may have a factor."""
-    sources = [_unscaled(node.inputs[0] if node.function in _SIGMOIDS else node) for node in factors]
-    sigmoids = sum(node.function in _SIGMOIDS for node in factors)
-    return len(factors) == 2 and sigmoids == 1 and sources[0] is sources[1]
+def self_gated(factors: Sequence[Node]) -> list[Node]:
+    """The steps of g where a product is y · g(y) with a bounded function in g: a handwritten SiLU, GELU or Mish.
+
+    Both y and the argument of g may have a factor. Empty where the product is another one.
+    """
+    if len(factors) != 2:
+        return []
+    return _steps_between(*factors) or _steps_between(*reversed(factors))
+
+
+def _steps_between(plain: Node, gate: Node) -> list[Node]:
+    """What leads from a signal to its gate, if that is the signal's own and bounded; else nothing."""
+    source, steps, left = _unscaled(plain), [], [gate]
+    while left:
+        node = left.pop()
+        if node is source or node in steps:
+            continue
+        if node.function not in POINTWISE:
+            return []
+        steps.append(node)
+        left += node.inputs
+    return steps if any(node.function in GATES for node in steps) else []
 
 
 def _unscaled(node: Node) -> Node:

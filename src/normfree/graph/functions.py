@@ -39,10 +39,11 @@ ACTIVATIONS = frozenset({
 ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
 MAXIMA = frozenset({"maximum", "max"})
+GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
 # As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
-BOUNDED = frozenset(
-    {"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf", "rsqrt", "rsqrt_"}
-)
+BOUNDED = GATES | {"rsqrt", "rsqrt_"}
+# What an activation can be written with: functions of one number.
+POINTWISE = GATES | SUMS | SCALINGS | {"pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus"}
 # The result has the shape of the argument and nothing of its values.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from normfree.graph.attention import attend
-from normfree.graph.flow import Flow, is_swish, tensors_of
+from normfree.graph.flow import Flow, self_gated, tensors_of
 from normfree.graph.flow import Node as Node
 from normfree.graph.functions import (
     ADDITIONS,
@@ -106,7 +106,9 @@ class _Recorder(TorchFunctionMode):
             return "activation"
         if name in MAXIMA and any(value is zero for value in operands_of(args, kwargs) for zero in self._zeros):
             return "activation"
-        if name in PRODUCTS and is_swish(operands):
+        if name in PRODUCTS and (steps := self_gated(operands)):
+            for step in steps:  # no sum in there is a residual one
+                step.kind = "other" if step.kind in ("sum", "gate") else step.kind
             return "activation"
         return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
