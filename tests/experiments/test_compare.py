@@ -5,10 +5,12 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, save, table
 from normfree.experiments.runs import Task, folder_name
-from normfree.experiments.workers import run_tasks
+from normfree.experiments.workers import Said, run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
 from normfree.train.recipes import recipe
@@ -250,6 +252,36 @@ def test_processes_read_an_image_folder(tmp_path: Path) -> None:
 def test_error_of_a_process_is_one_sentence() -> None:
     with Stop() as stop, pytest.raises(ValueError, match=r"^invalid literal for int\(\) with base 10: 'x'$"):
         list(run_tasks(int, ["1", "x"], jobs=2, stop=stop))
+
+
+def test_what_a_task_says_on_its_way_is_heard() -> None:
+    def counted(task: int, say: Callable[[str], None]) -> int:
+        say(f"at {task}")
+        say(f"beyond {task}")
+        return task + 1
+
+    heard: list[Said] = []
+    with Stop() as stop:
+        assert dict(run_tasks(counted, [5, 6], stop=stop, heard=heard.append)) == {0: 6, 1: 7}
+    assert heard == [{0: "at 5"}, {0: "beyond 5"}, {1: "at 6"}, {1: "beyond 6"}]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_say_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    monkeypatch.setattr(engine, "_LOOK", 0.0)  # in this process; others look twice a second
+    told: list[str] = []
+    model, base = ("resmlp-2-16", BASE) if jobs == 1 else ("resnet8", TrainConfig(epochs=1))
+    compare(
+        base,
+        methods=["fixup", "he_in"],
+        models=[model],
+        out=tmp_path,
+        jobs=jobs,
+        progress=lambda done, total, now: told.append(f"{done} of {total}, {now}"),
+    )
+    one = rf"(fixup|he_in), {model}, lr [\d.]+: \d+%, loss [\d.]+, [\d,]+ images/s"
+    assert any(re.fullmatch(rf"[01] of 2, {one}(; {one})?", text) for text in told)
+    assert told[-1].startswith("2 of 2, ")
 
 
 def test_killed_process_is_noticed() -> None:

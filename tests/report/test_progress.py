@@ -13,7 +13,7 @@ from rich.console import Console
 
 import normfree
 from normfree.report import progress as module
-from normfree.report.progress import numbers, progress
+from normfree.report.progress import duration, numbers, progress
 
 
 @pytest.fixture(autouse=True)
@@ -95,11 +95,27 @@ def test_resumed_steps_do_not_count_for_the_speed(clock: Clock, capsys: pytest.C
 def test_slow_start_is_forgotten(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with progress("work", 1000) as update:
         clock.now += 600  # compiling
-        for done in range(1, 41):
+        for done in range(1, 101):
             clock.now += 2
             update(done)
-    assert "41 of 1000" not in (last := lines(capsys)[-2])
-    assert "32 min 0 s left" in last  # 960 steps at 2 s, though the mean is 17 s
+    told = re.search(r"(\d+) of 1000 done .* s, (.*) left", lines(capsys)[-2])
+    assert told is not None
+    assert int(told[1]) > 80
+    assert told[2] == duration(2 * (1000 - int(told[1])))  # at 2 s a step, though the mean is 8 s
+
+
+def test_long_log_stays_short_and_knows_the_time_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Work of ten parts, each of three minutes, that is heard of twice a second."""
+    with progress("runs", 10) as update:
+        for beat in range(3600):
+            clock.now += 0.5
+            update(beat // 360, 10, f"beat {beat}")
+    told = lines(capsys)
+    assert 50 < len(told) < 120
+    assert told[-2].startswith("runs: 9 of 10 done")
+    left = [line for line in told if "left" in line]
+    assert len(left) > len(told) / 2
+    assert re.search(r", [234] min \d+ s left, beat", left[-1])
 
 
 def test_total_may_be_unknown_or_change(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

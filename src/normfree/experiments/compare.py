@@ -13,7 +13,7 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.prepared import Prepared
 from normfree.experiments.comparison import Comparison, Run
 from normfree.experiments.runs import Task, ended, folder_name, train
-from normfree.experiments.workers import run_tasks
+from normfree.experiments.workers import in_words, run_tasks
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -140,10 +140,11 @@ def _run(
         if progress is not None:
             progress(len(runs), len(tasks), now)
 
+    names = [f"{config.method}, {config.model}, lr {config.lr:g}" for config, _ in left]
     tell()
     signal = None
     with Stop() as stop:
-        for number, result in run_tasks(train, left, jobs=jobs, stop=stop):
+        for number, result in run_tasks(train, left, jobs=jobs, stop=stop, heard=lambda s: tell(in_words(s, names))):
             if result["status"] == "interrupted":
                 signal = result["signal"]
                 if jobs == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
 from normfree.models.foreign import is_foreign
+from normfree.report.progress import numbers
 from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.result import Snapshot
 from normfree.train.tokens import is_tokens
 
 # What one H200 was measured to do: operations a second of a wide network, seconds an image and layer of a narrow one,
@@ -44,12 +47,17 @@ def ended(folder: Path) -> dict[str, Any] | None:
     return run.read_result() if run.status in ("finished", "diverged") else None
 
 
-def train(task: Task) -> dict[str, Any]:
-    """Train one run in its folder, or go on with it; one that has ended is read."""
+def train(task: Task, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train one run in its folder, or go on with it, and say how far it is; one that has ended is read."""
     done = ended(task.folder)
     if done is not None:
         return done
-    result = fit(task.config, out=task.folder, resume=RunFolder(task.folder).exists, picture=False)
+
+    def tell(seen: Snapshot) -> None:
+        say(f"{seen.done / seen.total:.0%}, {numbers(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)}")
+
+    resume = RunFolder(task.folder).exists
+    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=tell)
     return ended(task.folder) or result.to_json()  # the folder also tells where it ran
 
 

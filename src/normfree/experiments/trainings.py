@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.experiments.runs import Task, ended, folder_name, train
-from normfree.experiments.workers import run_tasks
+from normfree.experiments.workers import Said, in_words, run_tasks
 from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.signals import Stop
@@ -103,9 +103,13 @@ class Trainings:
         names = {folder_name(config): name for name, config in wanted.items()}
         left = [Task(config.with_changes(**self._place), self.work / folder) for folder, config in tasks.items()]
         done, signal = 0, None
+
+        def heard(said: Said) -> None:
+            self._tell(done, len(left), in_words(said, [names[task.folder.name] for task in left]))
+
         self._tell(0, len(left), "")
         with Stop() as stop:
-            for number, result in run_tasks(train, left, jobs=self._jobs, stop=stop):
+            for number, result in run_tasks(train, left, jobs=self._jobs, stop=stop, heard=heard):
                 if result["status"] == "interrupted":
                     signal = result["signal"]
                     if self._jobs == 1:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY = 2.0  # seconds between two lines, and before the first
+_SHARE = 0.04  # of the time so far that passes at least between two lines, so that a long log stays short
 _WIDE = 120  # columns of a terminal with room for all
-_RECENT = 15  # lines over which the speed is taken, so that a slow start is forgotten
+_RECENT = 15  # moments over which the speed is taken, so that a slow start is forgotten
 
 
 class Update(Protocol):
@@ -38,7 +39,7 @@ def progress(
         what: the work, in a word.
         total: the number of steps, where it is known.
         done: steps that an earlier process did, which say nothing about the speed.
-        every: seconds between plain lines (`EVERY`); work that is done sooner prints none.
+        every: seconds between plain lines at the least (`EVERY`); work that is done sooner prints none.
         show: False shows nothing, for all processes of a group but one.
     """
     console = open_console(stderr=True)
@@ -85,12 +86,15 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
     def update(done: int, total: int | None = total, now: str = "", /) -> None:
         nonlocal last
         moment = time.perf_counter()
-        if moment - last < every:
-            return
-        last = moment
+        if moment - last >= max(every, _SHARE * (moment - start)):
+            last = moment
+            tell(moment, done, total, now)
+        if done != recent[-1][1] and moment - recent[-1][0] >= every:
+            recent.append((moment, done))
+
+    def tell(moment: float, done: int, total: int | None, now: str) -> None:
         count = f"{done} of {total} done" if total is not None else f"{done} done"
         left = _left(moment, done, total, *recent[0]) if total is not None else ""
-        recent.append((moment, done))
         parts = (f"{what}: {count} after {duration(moment - start)}", left and f"{left} left", now)
         console.print(", ".join(part for part in parts if part), markup=False, soft_wrap=True)
 
