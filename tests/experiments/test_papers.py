@@ -1,5 +1,6 @@
 """Every claim's record is complete, and its measurement gives the numbers that its checks name."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -165,3 +166,36 @@ def test_kept_runs_are_small_and_those_of_their_configurations():
 def assert_names_no_folder(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.])/(home|root|work|tmp|usr|Users)\b", text)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("comparison.json")), ids=lambda path: path.parent.name)
+def test_stored_comparisons_are_those_of_their_runs(path: Path) -> None:
+    """Every number can be followed to its run, which tells where and from which version it was made."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    assert stored["command"].startswith("normfree compare ")
+    assert f"--out results/{path.parent.relative_to(RESULTS)}" in stored["command"]
+    assert stored["runs"]
+    for run in stored["runs"]:
+        result = RunFolder(path.parent / run["folder"]).read_result()
+        assert (run["status"], run["test"]) == (result["status"], result["test"]["accuracy"])
+        assert all(run["origin"][key] == result[key] for key in ("commit", "versions", "hardware"))
+        assert "dirty" not in result["commit"]
+    assert {path.parent / run["folder"] for run in stored["runs"]} == {p for p in path.parent.iterdir() if p.is_dir()}
+    assert_names_no_folder(path)
+
+
+def test_transformers_get_better_with_depth_by_fixup_and_worse_with_layer_norm() -> None:
+    """What docs/findings.md says of ten methods at three depths."""
+    stored = json.loads((RESULTS / "transformers" / "depth" / "comparison.json").read_text(encoding="utf-8"))
+    found = {(point["method"], point["depth"]): 100 * point["test"] for point in stored["points"]}
+    text = " ".join((RESULTS.parent / "docs" / "findings.md").read_text(encoding="utf-8").split())
+    for name, method in {
+        "Fixup": "fixup",
+        "T-Fixup": "tfixup",
+        "layer norm": "layernorm",
+        "DeepNorm": "deepnorm",
+    }.items():
+        six, more, most = (f"{found[method, depth]:.1f}" for depth in (6, 24, 100))
+        assert f"{name} {six}, {more} and {most} %" in text
+    assert found["fixup", 6] < found["fixup", 24] < found["fixup", 100]
+    assert found["layernorm", 6] > found["layernorm", 24] > found["layernorm", 100]
