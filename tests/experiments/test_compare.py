@@ -254,6 +254,14 @@ def test_error_of_a_process_is_one_sentence() -> None:
         list(run_tasks(int, ["1", "x"], jobs=2, stop=stop))
 
 
+def test_bleu_has_a_column_where_runs_translate() -> None:
+    runs = [run("a", 2, 0.1, 0.5, 0.5, seed) for seed in (0, 1)] + [run("b", 2, 0.1, 0.5, None)]
+    told = table(made(*(dataclasses.replace(r, bleu=b) for r, b in zip(runs, (20.0, 25.0, None), strict=True))))
+    place = [column.name for column in told.columns].index("BLEU")
+    assert [row[place] for row in told.rows] == ["22.5", ""]
+    assert "BLEU" not in [column.name for column in table(made(*runs)).columns]
+
+
 def test_what_a_task_says_on_its_way_is_heard() -> None:
     def counted(task: int, say: Callable[[str], None]) -> int:
         say(f"at {task}")

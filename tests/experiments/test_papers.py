@@ -197,5 +197,7 @@ def test_transformers_get_better_with_depth_by_fixup_and_worse_with_layer_norm()
     }.items():
         six, more, most = (f"{found[method, depth]:.1f}" for depth in (6, 24, 100))
         assert f"{name} {six}, {more} and {most} %" in text
+    bleu = {(point["method"], point["depth"]): point["bleu"] for point in stored["points"]}
+    assert f"BLEU at 100 layers: Fixup {bleu['fixup', 100]:.1f}, layer norm {bleu['layernorm', 100]:.1f}" in text
     assert found["fixup", 6] < found["fixup", 24] < found["fixup", 100]
     assert found["layernorm", 6] > found["layernorm", 24] > found["layernorm", 100]

@@ -168,5 +168,6 @@ def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: di
         test=result["test"] and result["test"]["accuracy"],
         seconds=result["seconds"],
         folder=folder,
+        bleu=result.get("bleu") and result["bleu"]["score"],
         origin={key: result.get(key) for key in ("commit", "versions", "hardware", "date")},
     )

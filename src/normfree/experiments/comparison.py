@@ -26,7 +26,7 @@ _SPREAD, _FAR = 5.0, 3.0  # curves that differ by so many points are not to be f
 class Run:
     """One run that ended; a diverged one has no test, nor one on data without a test split.
 
-    `origin` is its commit, versions and hardware.
+    `bleu` is that of test sentences, where it translates; `origin` is its commit, versions and hardware.
     """
 
     method: str
@@ -39,6 +39,7 @@ class Run:
     test: float | None
     seconds: float
     folder: str
+    bleu: float | None = None
     origin: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class Point:
     test: float | None
     spread: float | None  # standard deviation of `test` over the seeds, of a sample
     seconds: float  # of all seeds at this rate
+    bleu: float | None = None  # the mean over the seeds that translate; a diverged one counts as 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,7 @@ class Comparison:
             test=fmean(test) if test else None,
             spread=stdev(test) if len(test) > 1 else None,
             seconds=sum(run.seconds for run in runs),
+            bleu=_mean_bleu(runs),
         )
 
     def _counted(self, runs: Sequence[Run], shares: Sequence[float | None]) -> list[float]:
@@ -123,6 +126,13 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The comparison as plain data."""
         return {**asdict(self), "points": [asdict(point) for point in self.points]}
+
+
+def _mean_bleu(runs: Sequence[Run]) -> float | None:
+    """Over the seeds; None where none translates."""
+    if all(run.bleu is None for run in runs):
+        return None
+    return fmean(run.bleu or 0.0 for run in runs)
 
 
 def percent(share: float | None, spread: float | None = None) -> str:
@@ -138,6 +148,7 @@ def percent(share: float | None, spread: float | None = None) -> str:
 
 def table(comparison: Comparison) -> Table:
     """One row a method and model."""
+    translated = any(p.bleu is not None for p in comparison.points)
     columns = (
         Column("method", style="cyan"),
         Column("model"),
@@ -145,6 +156,7 @@ def table(comparison: Comparison) -> Table:
         Column("lr", "right"),
         Column("validation", "right"),
         Column("test", "right"),
+        *((Column("BLEU", "right"),) if translated else ()),
         Column("diverged", "right"),
         Column("time", "right"),
     )
@@ -156,6 +168,7 @@ def table(comparison: Comparison) -> Table:
             f"{p.lr:g}",
             percent(p.validation),
             percent(p.test, p.spread),
+            *((f"{p.bleu:.1f}" if p.bleu is not None else "",) if translated else ()),
             f"{p.diverged} of {p.runs}" if p.diverged else "",
             duration(p.seconds),
         )
