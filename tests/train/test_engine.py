@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -518,6 +519,28 @@ def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: 
     steps.clear()
     fit(out=tmp_path / "c", epochs=1, checkpoint_epochs=0, checkpoint_minutes=1e-9)
     assert steps == [1, 2, 3, 4, 5, 5]
+
+
+def test_large_checkpoints_come_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short epochs of a large model: saving after each would take longer than training."""
+    saved: list[int] = []
+    save, takes = RunFolder.save, 0.0
+
+    def slow(run: RunFolder, tensors: Any, state: Any) -> None:
+        time.sleep(takes)
+        saved.append(state["step"])
+        save(run, tensors, state)
+
+    monkeypatch.setattr(RunFolder, "save", slow)
+    fit(out=tmp_path / "small", epochs=20)
+    assert saved == [5 * (1 + epoch) for epoch in range(20)]
+    saved.clear()
+    monkeypatch.setattr(engine, "_SMALL", 0)
+    takes = 0.2
+    result = fit(out=tmp_path / "large", epochs=20)
+    assert (saved[0], saved[-1]) == (5, 100)
+    assert takes * (len(saved) - 2) <= engine._SHARE * result.seconds
+    assert len(saved) < 20
 
 
 # Models of others in a short type

@@ -89,7 +89,7 @@ class TrainConfig:
     loss_limit: float = 1e4  # a loss above it counts as diverged
     device: str = "auto"  # a torch device; auto takes a GPU where there is one
     checkpoint_minutes: float = 10.0  # minutes between checkpoints; 0 for none by the clock
-    checkpoint_epochs: int = 1  # epochs between checkpoints; 0 for none by the epoch
+    checkpoint_epochs: int = 1  # epochs between checkpoints, more if they are large; 0 for none by the epoch
     workers: int = 4  # processes that read an image folder
     tensorboard: bool = False  # write a TensorBoard log beside the metrics
 

@@ -53,6 +53,7 @@ Kept = tuple[dict[str, Tensor], dict[str, Any]]
 """The tensors and the plain state of a checkpoint."""
 TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
+_SHARE, _SMALL = 0.1, 2**25  # of the time, for large checkpoints after epochs; bytes of one that may come after each
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
 
 
@@ -133,6 +134,7 @@ class _Run:
         self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
         self.signal: int | None = None
         self._log: EventLog | None = None
+        self._cost = 0.0  # seconds that the last checkpoint took
         self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
 
     # The loop
@@ -258,10 +260,16 @@ class _Run:
             self.folder.append(record)
             if self._log is not None:
                 self._log(record)
-        last = self.done >= self.total
-        if last or (self.config.checkpoint_epochs and (epoch + 1) % self.config.checkpoint_epochs == 0):
+        if self.done >= self.total or self._is_due(epoch):
             self._save()
         return None
+
+    def _is_due(self, epoch: int) -> bool:
+        """Whether there is to be a checkpoint after this epoch; large ones take a small share of the time at most."""
+        every = self.config.checkpoint_epochs
+        small = sum(tensor.nbytes for tensor in self._kept[-1][0].values()) <= _SMALL
+        worth = small or time.perf_counter() - self._saved >= self._cost / _SHARE
+        return bool(every) and (epoch + 1) % every == 0 and self.processes.tell(worth)
 
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
@@ -378,12 +386,14 @@ class _Run:
             self.done, self.before, self.validation, self._owed = told
 
     def _save(self) -> None:
-        self._saved = time.perf_counter()
+        began = time.perf_counter()
         if self._kept[-1][1]["step"] == self.done:
             self._kept.pop()  # the same state again
         self._kept.append(self._state())
         if self.folder is not None:
             self.folder.save(*self._kept[-1])
+        self._saved = time.perf_counter()
+        self._cost = self._saved - began
 
     def _state(self) -> Kept:
         """A copy of all that a run consists of, and where it is."""
