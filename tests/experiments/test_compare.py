@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, save, table
 from normfree.experiments.runs import Task, folder_name
-from normfree.experiments.workers import Said, run_tasks
+from normfree.experiments.workers import Said, _work, run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
 from normfree.train.recipes import recipe
@@ -272,6 +273,21 @@ def test_what_a_task_says_on_its_way_is_heard() -> None:
     with Stop() as stop:
         assert dict(run_tasks(counted, [5, 6], stop=stop, heard=heard.append)) == {0: 6, 1: 7}
     assert heard == [{0: "at 5"}, {0: "beyond 5"}, {1: "at 6"}, {1: "beyond 6"}]
+
+
+def test_task_goes_on_when_nobody_listens_any_more() -> None:
+    """A run that says something after its parent is gone still saves what it has."""
+    ours, theirs = multiprocessing.Pipe()
+    saved = []
+
+    def work(task: str, say: Callable[[str], None]) -> None:
+        ours.close()
+        say("half")
+        saved.append(task)
+
+    ours.send("run")
+    _work(work, theirs, True)
+    assert saved == ["run"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -430,6 +430,8 @@ ACTIVATIONS = {
     "gelu by tanh, cube as a product": lambda y: 0.5 * y * (1 + torch.tanh(0.8 * (y + 0.044715 * y * y * y))),
     "gelu by tanh, gate first": lambda y: (torch.tanh(0.8 * (y + 0.044715 * y**3)) + 1) * y / 2,
     "gelu by erf": lambda y: y * 0.5 * (1.0 + torch.erf(y / 2**0.5)),
+    "gelu by sigmoid of a difference": lambda y: y * (1 - torch.sigmoid(-1.702 * y)),
+    "through a module that does nothing": lambda y: y * torch.sigmoid(nn.Identity()(y)),
     "mish": lambda y: y * torch.tanh(nn.functional.softplus(y)),
     "softsign": nn.functional.softsign,
     "threshold": lambda y: nn.functional.threshold(y, 0.0, 0.0),
@@ -441,7 +443,11 @@ NO_ACTIVATIONS = {
     "gate": lambda y: y * torch.sigmoid(y.roll(1, -1)),
     "square": lambda y: y * y,
     "polynomial": lambda y: y * (1 + 0.1 * y),
+    "unbounded gate": lambda y: y * (y + torch.tanh(y)),
+    "gate that grows": lambda y: y * (y * torch.sigmoid(y)),
+    "gate of others": lambda y: y * torch.sigmoid(y.flatten(1).t().t().reshape(y.shape)),
 }
+GROWING = ("square", "polynomial", "unbounded gate", "gate that grows")
 
 
 class Activated(Toy):
@@ -458,7 +464,7 @@ def test_activation_written_by_hand_is_one(name: str) -> None:
     (branch,) = plan_of(Activated({**ACTIVATIONS, **NO_ACTIVATIONS}[name])).branches
     first, second = branch.layers
     assert (first.activated_out, second.activated_in) == (name in ACTIVATIONS, name in ACTIVATIONS)
-    assert branch.depth == (3 if name in ("square", "polynomial") else 2)
+    assert branch.depth == (3 if name in GROWING else 2)
 
 
 class ReadsList(Toy):

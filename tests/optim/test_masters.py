@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -423,16 +424,18 @@ def sentences() -> tuple[Tensor, Tensor]:
     return torch.randint(4, 40, (6, 9), generator=seeded(1)), torch.randint(4, 40, (6, 7), generator=seeded(2))
 
 
-@pytest.mark.parametrize("method", ["fixup", "fixup_bounded", "rezero", "skipinit"])
-def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradients(method: str) -> None:
-    """In float64, where only a wrong formula makes a difference: all parameters count as of a short type."""
-    network = scattered(build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0)).double()
+def absorbed_exactly(network: nn.Module) -> int:
+    """Let a network in float64 absorb its scalars and compare outputs and gradients; how many δ were carried.
+
+    In float64 only a wrong formula makes a difference; all parameters that learn count as of a short type.
+    """
     plain = copy.deepcopy(network)
     expected = plain(*sentences())
     slope = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
     expected.backward(slope)
     absorbing = {id(found.layer.weight): found for found in absorbing_layers(network)}
-    parameters = sorted(network.parameters(), key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
+    learning = [p for p in network.parameters() if p.requires_grad]
+    parameters = sorted(learning, key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
     for p in parameters:
         placed.append((p, end, end))
@@ -445,8 +448,7 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
     for p, stretch in views.items():
         p.data = computing[stretch].view(p.shape)
     taken = {found.bias for found in absorbing.values() if found.bias is not None}
-    absorption = Absorption(placed, absorbing, values, carried_biases(network, taken))
-    assert len(absorption.carried) == (10 if "fixup" in method else 0)
+    absorption = Absorption(placed, absorbing, values, carried_biases(network, network.streams(), taken))
     for bias in absorption.carried:
         bias.absorbed = True
     for last, number in zip(absorption.ends, absorption.at_ends, strict=True):
@@ -467,9 +469,76 @@ def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradien
         if p.grad is not None:
             gradient[stretch] = p.grad.flatten()
     absorption.finish_(values, gradient)
-    for (name, wanted), p in zip(plain.named_parameters(), network.parameters(), strict=True):
-        got = gradient[views[p]].view(p.shape)
-        assert (got - wanted.grad).norm() <= 1e-10 * max(wanted.grad.norm(), 1.0), name
+    for (name, wanted), p in zip(plain.named_parameters(), network.named_parameters(), strict=True):
+        if wanted.requires_grad:
+            got = gradient[views[p[1]]].view(p[1].shape)
+            assert (got - wanted.grad).norm() <= 1e-10 * max(wanted.grad.norm(), 1.0), name
+    return len(absorption.carried)
+
+
+@pytest.mark.parametrize("method", ["fixup", "fixup_bounded", "rezero", "skipinit"])
+def test_layers_that_took_in_their_scalars_compute_the_same_function_and_gradients(method: str) -> None:
+    network = scattered(build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0)).double()
+    assert absorbed_exactly(network) == (10 if "fixup" in method else 0)
+
+
+def one_entry(m: nn.Module) -> None:
+    m.encoder[1].attention.entry = m.encoder[0].attention.entry
+
+
+def one_layer(m: nn.Module) -> None:
+    m.encoder[1] = m.encoder[0]
+
+
+def one_delta(m: nn.Module) -> None:
+    m.encoder[1].attention.delta = m.encoder[0].attention.delta
+
+
+def one_delta_value(m: nn.Module) -> None:
+    m.encoder[1].attention.delta.value = m.encoder[0].attention.delta.value
+
+
+def one_memory_bias(m: nn.Module) -> None:
+    m.decoder[1].cross.branch.memory_bias.value = m.decoder[0].cross.branch.memory_bias.value
+
+
+def end_is_a_delta(m: nn.Module) -> None:
+    m.head.bias.value = m.decoder[0].attention.delta.value
+
+
+def one_beta(m: nn.Module) -> None:
+    m.encoder[1].attention.beta = m.encoder[0].attention.beta
+
+
+def one_value_layer(m: nn.Module) -> None:
+    m.encoder[1].attention.branch.v = m.encoder[0].attention.branch.v
+
+
+def still_head(m: nn.Module) -> None:
+    m.head.requires_grad_(False)
+
+
+def still_decoder(m: nn.Module) -> None:
+    m.decoder[0].requires_grad_(False)
+
+
+def fixed_end(m: nn.Module) -> None:
+    m.head.bias = ScalarBias(0.2, learnable=False).double()
+
+
+def still_deltas(m: nn.Module) -> None:
+    m.encoder[0].attention.delta.requires_grad_(False)
+
+
+CHANGES = (one_entry, one_layer, one_delta, one_delta_value, one_memory_bias, end_is_a_delta, one_beta, one_value_layer)
+CHANGES += (still_head, still_decoder, fixed_end, still_deltas)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_shared_or_does_not_learn_is_left_where_it_is(change: Callable[[nn.Module], None]) -> None:
+    network = scattered(build("transformer-2-2-32-64-2", "fixup", num_classes=40, dropout=0.0)).double()
+    change(network)
+    assert absorbed_exactly(network) in ((4, 6, 10) if change in (one_beta, one_value_layer) else (0, 4, 6))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "mixed"])
@@ -512,14 +581,15 @@ def test_stream_with_another_reader_keeps_its_biases() -> None:
     model = build("transformer-2-1-32-64-2", "fixup", num_classes=40)
     taken = {found.bias for found in absorbing_layers(model) if found.bias is not None}
     encoder, decoder = ([block.delta for block in stream.blocks] for stream in model.streams())
-    carried = carried_biases(model, taken)
+    carried = carried_biases(model, model.streams(), taken)
     assert carried[model.encoder[1].attention.entry.bias] == encoder[:2]
     assert carried[model.decoder[0].cross.branch.memory_bias] == encoder
     assert carried[model.head.bias] == decoder
     model.decoder[0].feedforward.exit = nn.LayerNorm(32)
-    assert not {*decoder} & {delta for deltas in carried_biases(model, taken).values() for delta in deltas}
+    left = carried_biases(model, model.streams(), taken)
+    assert not {*decoder} & {delta for deltas in left.values() for delta in deltas}
     del model.head.bias
-    assert carried_biases(model, taken - {model.encoder[1].attention.entry.bias}) == {}
+    assert carried_biases(model, model.streams(), taken - {model.encoder[1].attention.entry.bias}) == {}
 
 
 def test_bias_that_another_module_shares_is_not_taken_in() -> None:

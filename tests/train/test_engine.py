@@ -583,6 +583,59 @@ def test_weights_are_not_rounded_where_a_run_in_bf16_begins() -> None:
     assert equal(model.state_dict(), before)
 
 
+class Teacher(nn.Module):
+    """A layer that no gradient changes, but the model itself, as a mean teacher does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learner, self.mean = nn.Linear(196, 10), nn.Linear(196, 10).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.weight.lerp_(self.learner.weight, 0.5)
+        return self.learner(x.flatten(1).to(self.learner.weight.dtype))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_what_the_model_itself_changes_stays_changed(tmp_path: Path, precision: str) -> None:
+    model = Teacher()
+    bias = model.mean.bias.clone()
+    fit(net=model, precision=precision, out=tmp_path, lr=0.1)
+    assert (model.mean.weight - model.learner.weight).norm() < 0.2 * model.learner.weight.norm()
+    assert torch.equal(model.mean.bias, bias)
+    assert equal(nf.load(tmp_path, model=Teacher()).state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_model_given_in_bf16_comes_back_in_float32(precision: str) -> None:
+    model = Teacher().bfloat16()
+    fit(net=model, precision=precision)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("held", [2, nn.ModuleList([nn.Linear(2, 2)])])
+def test_name_that_our_models_use_may_be_another_thing_in_others(held: Any) -> None:
+    model = Positioned()
+    model.streams = held
+    assert fit(net=model, precision="bf16").status == "finished"
+
+
+def test_speed_of_an_epoch_is_that_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = engine._Run._score
+
+    def slow(run: Any, judged: Any) -> Score | None:
+        time.sleep(0.5)
+        return scored(run, judged)
+
+    monkeypatch.setattr(engine._Run, "_score", slow)
+    result = fit(out=tmp_path, epochs=3, validation=0.5)
+    metrics = RunFolder(tmp_path).read_metrics()
+    assert result.seconds > 1.5
+    for record in metrics:
+        assert record["images_per_second"] > 2 * result.steps * 24 / 1.5
+
+
 def test_model_that_cannot_compute_in_bf16_is_refused_as_it_was() -> None:
     model = Positioned(fixed=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

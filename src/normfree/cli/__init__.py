@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(app(arguments, prog_name="normfree", standalone_mode=False))
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # nothing was typed, so that the help is the answer
-            error.show()
+            if error.format_message():  # not shown yet
+                error.show()
             sys.exit(error.exit_code)
         sentence = _usage(error)
     except typer.Abort:
@@ -88,13 +89,13 @@ _UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own co
 
 def _usage(error: Any) -> str:
     """What is wrong with what was typed, and where to read on."""
-    sentence = error.format_message().rstrip(".")
+    sentence = str(error.format_message()).rstrip(".")
     if error.ctx is None:
-        return str(sentence)
+        return sentence
     option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     if option and any("--set" in parameter.opts for parameter in error.ctx.command.params):
         from normfree.train.config import TrainConfig
 
         if option in TrainConfig.__dataclass_fields__:
-            return f"{sentence}; a setting is given as --set {option}=…"
-    return f"{sentence}; see {error.ctx.command_path} -h"
+            return f"No such option: {error.option_name}; a setting is given as --set {option}=…"
+    return f"{sentence}{' See' if sentence.endswith('?') else '; see'} {error.ctx.command_path} -h"

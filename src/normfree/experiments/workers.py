@@ -155,13 +155,17 @@ def _work(function: Callable[..., Any], pipe: Connection, says: bool) -> None:
     """Answer tasks until the parent hangs up."""
     import torch
 
+    def say(text: str) -> None:
+        with suppress(OSError):  # that the parent is gone must not keep a run from saving what it has
+            pipe.send(text)
+
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = pipe.recv()
             answer: tuple[Any, str | None]
             try:
-                answer = function(task, pipe.send) if says else function(task), None
+                answer = function(task, say) if says else function(task), None
             except (ValueError, OSError) as error:
                 answer = None, " ".join(str(error).split())
             except Exception as error:

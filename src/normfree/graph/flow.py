@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import GATES, POINTWISE, NodeKind
+from normfree.graph.functions import GATES, POINTWISE, TRANSPOSITIONS, NodeKind
 from normfree.graph.weights import Weight, Weights
 
 
@@ -50,7 +50,7 @@ class Call:
 
 
 def self_gated(factors: Sequence[Node]) -> list[Node]:
-    """The steps of g where a product is y · g(y) with a bounded function in g: a handwritten SiLU, GELU or Mish.
+    """The steps of g where a product is y · g(y) with a bounded g: a handwritten SiLU, GELU or Mish.
 
     Both y and the argument of g may have a factor. Empty where the product is another one.
     """
@@ -60,17 +60,20 @@ def self_gated(factors: Sequence[Node]) -> list[Node]:
 
 
 def _steps_between(plain: Node, gate: Node) -> list[Node]:
-    """What leads from a signal to its gate, if that is the signal's own and bounded; else nothing."""
-    source, steps, left = _unscaled(plain), [], [gate]
+    """What leads from a signal to its gate, if that is the signal's own and every way is bounded; else nothing."""
+    source, left = _unscaled(plain), [(gate, False)]
+    seen: dict[tuple[Node, bool], None] = {}
     while left:
-        node = left.pop()
-        if node is source or node in steps:
+        node, bounded = left.pop()
+        if node is source and not bounded:
+            return []  # y · (y + tanh y) grows as y²
+        if node is source or (node, bounded) in seen:
             continue
-        if node.function not in POINTWISE:
+        if node.function in TRANSPOSITIONS or not (node.kind == "scaling" or node.function in POINTWISE):
             return []
-        steps.append(node)
-        left += node.inputs
-    return steps if any(node.function in GATES for node in steps) else []
+        seen[node, bounded] = None
+        left += [(read, bounded or node.function in GATES) for read in node.inputs]
+    return list(dict.fromkeys(node for node, _ in seen))
 
 
 def _unscaled(node: Node) -> Node:

@@ -43,7 +43,10 @@ GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardt
 # As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
 BOUNDED = GATES | {"rsqrt", "rsqrt_"}
 # What an activation can be written with: functions of one number.
-POINTWISE = GATES | SUMS | SCALINGS | {"pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus"}
+POINTWISE = GATES | SUMS | PRODUCTS | {
+    "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
+    "weighted_add",
+}  # fmt: skip
 # The result has the shape of the argument and nothing of its values.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",

@@ -8,6 +8,7 @@ from torch import nn
 
 from normfree.methods import Form, Method, Skip
 from normfree.models.kit import Padding
+from normfree.nn.absorbing import Stream
 from normfree.plan import ResidualPlan
 
 
@@ -43,6 +44,10 @@ class Stated(nn.Module):
     def plan(self) -> ResidualPlan:
         """The plan, stated by walking the model's own modules."""
         raise NotImplementedError
+
+    def streams(self) -> list[Stream]:
+        """Its residual streams through which a constant passes unchanged, where it has some."""
+        return []
 
     def extra_repr(self) -> str:
         """Name, method and form."""

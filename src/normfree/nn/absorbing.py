@@ -7,11 +7,11 @@ behind a residual sum can go to the biases that read the stream after it, where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual
@@ -48,50 +48,61 @@ def absorbing_layers(model: nn.Module, short: Collection[int] | None = None) -> 
     all that read it or none. A convolution pads with zeros, to which no bias was added, so it takes in a multiplier
     only.
     """
-    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    owners = _owners(model)
+
+    def fits(layer: nn.Module) -> bool:
+        held = layer._parameters.values()
+        here = short is None or all(id(p) in short for p in held if p is not None)
+        return here and _plain(layer) and all(_learns_alone(p, owners) for p in held if p is not None)
+
     biases: dict[nn.Module, ScalarBias] = {}
     blocks: dict[nn.Module, Residual] = {}
     for block in model.modules():
         if not isinstance(block, Residual) or block.branch is None:
             continue
         for bias, layers in _readers(block):
-            if bias.learnable and all(_plain(layer) and layer.bias is not None for layer in layers):
+            able = all(fits(layer) and layer.bias is not None for layer in layers)
+            if able and _learns_alone(bias.value, owners):
                 biases.update(dict.fromkeys(layers, bias))
-        last = _last(block.branch)
-        if _plain(last) and isinstance(block.beta, ScalarMultiplier) and block.beta.learnable:
+        last, beta = _last(block.branch), block.beta
+        if fits(last) and isinstance(beta, ScalarMultiplier) and _learns_alone(beta.value, owners):
             blocks[last] = block
-
-    def fits(found: Absorbing) -> bool:
-        weights = [p for p in (found.layer.weight, found.layer.bias) if p is not None]
-        scalars = [scalar.value for scalar in (found.bias, found.beta) if scalar is not None]
-        alone = all(owners[id(p)] == 1 and p.requires_grad for p in (*weights, *scalars))
-        return alone and (short is None or all(id(p) in short for p in weights))
-
-    every = [Absorbing(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
-    kept_out = {found.bias for found in every if found.bias is not None and not fits(found)}
-    return [found for found in every if fits(found) and found.bias not in kept_out]
+    return [Absorbing(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
 
 
-def carried_biases(model: nn.Module, taken: Collection[ScalarBias]) -> dict[ScalarBias, list[ScalarBias]]:
+def carried_biases(
+    model: nn.Module, streams: Iterable[Stream], taken: Collection[ScalarBias]
+) -> dict[ScalarBias, list[ScalarBias]]:
     """The scalar biases that read a stream of the model, each with the δ before it that it can take over.
 
-    A model tells its streams by `streams()`. In each, all of its δ move or none: every sum but the first must be read
-    by biases that layers took in (`taken`), and its end by scalar biases. Keys need none, as in `absorbing_layers`.
+    In a stream all δ move or none: every block must begin with a bias that layers took in (`taken`), and its end be
+    read by scalar biases. Keys need none, as in `absorbing_layers`.
     """
+    owners = _owners(model)
     carried: dict[ScalarBias, list[ScalarBias]] = {}
-    for stream in getattr(model, "streams", list)():
+    for stream in streams:
         deltas = [block.delta for block in stream.blocks]
-        entries = [_entry(block) for block in stream.blocks]
+        entries = [before[0] if len(before := _entries(block)) == 1 else None for block in stream.blocks]
+        moving = [*deltas, *stream.ends]
         if (
-            all(isinstance(delta, ScalarBias) and delta.learnable and delta.value.requires_grad for delta in deltas)
+            stream.ends
+            and all(isinstance(bias, ScalarBias) and _learns_alone(bias.value, owners) for bias in moving)
             and all(_passes_on(block) for block in stream.blocks)
             and all(entry in taken for entry in entries)
-            and stream.ends
-            and all(isinstance(end, ScalarBias) for end in stream.ends)
         ):
             readers = [*enumerate(entries), *((len(deltas), end) for end in stream.ends)]
-            carried |= {reader: deltas[:before] for before, reader in readers if before}
+            carried |= {reader: deltas[:before] for before, reader in readers if before}  # type: ignore[misc]
     return carried
+
+
+def _owners(model: nn.Module) -> Counter[int]:
+    """How often each parameter is held, by id; a module that has several names counts as often."""
+    named = model.named_modules(remove_duplicate=False)
+    return Counter(id(p) for _, module in named for p in module._parameters.values())
+
+
+def _learns_alone(value: Tensor, owners: Counter[int]) -> bool:
+    return value.requires_grad and owners[id(value)] == 1
 
 
 def _passes_on(block: Residual) -> bool:
@@ -100,10 +111,9 @@ def _passes_on(block: Residual) -> bool:
     return all(isinstance(part, nn.Identity) for part in around)
 
 
-def _entry(block: Residual) -> nn.Module | None:
-    """What stands before the branch, if it is one module."""
-    parts = [*block.entry] if isinstance(block.entry, nn.Sequential) else [block.entry]
-    return parts[0] if len(parts) == 1 else None
+def _entries(block: Residual) -> list[nn.Module]:
+    """What stands before the branch, in order."""
+    return [*block.entry] if isinstance(block.entry, nn.Sequential) else [block.entry]
 
 
 def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
@@ -112,8 +122,8 @@ def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
     Keys need no bias: it adds the same to every logit of a query, and leaves the attention as it is.
     """
     branch = block.branch
-    entry = [*block.entry][-1:] if isinstance(block.entry, nn.Sequential) else [block.entry]
-    before = [] if block.shortcut_reads_entry else [bias for bias in entry if isinstance(bias, ScalarBias)]
+    last = _entries(block)[-1:]
+    before = [] if block.shortcut_reads_entry else [bias for bias in last if isinstance(bias, ScalarBias)]
     if isinstance(branch, Attention):
         for bias in before:
             yield bias, [branch.q] if branch.cross else [branch.q, branch.v]

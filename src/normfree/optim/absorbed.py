@@ -66,16 +66,15 @@ class Absorption:
         placed: Sequence[Placed],
         absorbing: Mapping[int, Absorbing],
         values: Tensor,
-        carried: Mapping[ScalarBias, Sequence[ScalarBias]] | None = None,
+        carried: Mapping[ScalarBias, Sequence[ScalarBias]],
     ) -> None:
         starts = {id(parameter): start for parameter, start, _ in placed}
         places = {id(parameter): place for parameter, _, place in placed}
         own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
-        carried = carried or {}
         self.runs = list(_runs(own))
         self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
         taken = [found.bias for found, _, _ in own if found.bias is not None]
-        self.ends = [reader for reader in carried if reader not in taken]
+        self.ends = [reader for reader in carried if reader not in {*taken}]
         self.at_ends = values.new_zeros(len(self.ends))
 
         def numbers(found: Iterable[int]) -> Tensor:
@@ -90,9 +89,15 @@ class Absorption:
         self._with_beta = numbers(i for i, (found, _, _) in enumerate(own) if found.beta is not None)
         self._to_layers, self._to_ends = (_shares(rs, self.carried, carried).to(values) for rs in (taken, self.ends))
         vectors = [(i, found.layer.bias) for i, (found, _, _) in enumerate(own) if found.layer.bias is not None]
-        self._layer_of = numbers(i for i, vector in vectors for _ in range(len(vector)))
-        self._vectors = numbers(starts[id(vector)] + j for _, vector in vectors for j in range(len(vector)))
-        self._computing = numbers((places[id(vector)] or 0) + j for _, vector in vectors for j in range(len(vector)))
+        sizes = numbers(len(vector) for _, vector in vectors)
+        within = torch.arange(int(sizes.sum()), device=values.device) - (sizes.cumsum(0) - sizes).repeat_interleave(
+            sizes
+        )
+        self._layer_of = numbers(i for i, _ in vectors).repeat_interleave(sizes)
+        self._vectors, self._computing = (
+            numbers(where[id(vector)] or 0 for _, vector in vectors).repeat_interleave(sizes) + within
+            for where in (starts, places)
+        )
         self._beta, self._bias = values.new_ones(len(own)), values.new_zeros(len(own))
         self._of_scalars = values.new_zeros(2, len(own))  # the gradients of β and b, by layer
         elements = values.new_zeros(4, len(self._layer_of))

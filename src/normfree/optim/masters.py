@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normfree.models.stated import Stated
 from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.optim.absorbed import Absorption, Placed, kind, padded
 
@@ -33,7 +34,7 @@ class Masters:
     A parameter in float32 becomes a view of the masters themselves. One in a short type becomes a view of a second
     vector, which `publish_` refreshes. With `channels_last` parameters of four dimensions lie in that order.
     `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes. A
-    parameter that needs no gradient is none of the masters; `frozen` has its value. What was rounded to a short type
+    parameter that needs no gradient is none of the masters; `frozen` tells its value. What was rounded to a short type
     begins with, or stays at, its value in `originals`, by name, where it is there.
 
     A layer in a short type takes in the learnable scalars around it, a bias b before it and a β behind it: β W and
@@ -100,10 +101,10 @@ class Masters:
             parameter.grad = None
         self.gradients = self.named(self.gradient)
         self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
-        self.frozen = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
+        self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         self._blocks = [found.block for found in absorbing.values() if found.block is not None]
         taken = dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None)
-        carried = carried_biases(model, taken)
+        carried = carried_biases(model, model.streams() if isinstance(model, Stated) else (), taken)
         self._absorption = Absorption(placed, absorbing, self.values, carried) if absorbing else None
         deltas = [] if self._absorption is None else self._absorption.carried
         self._biases = [*taken, *deltas]
@@ -159,16 +160,24 @@ class Masters:
             self._absorption.publish_(self.values, self._compute)
 
     @torch.no_grad()
-    def publish_frozen_(self) -> None:
-        """Round what does not learn into the weights that compute, after it was written."""
+    def frozen(self) -> dict[str, Tensor]:
+        """The values of the parameters that need no gradient, unrounded but where the model itself changed them."""
         for name, parameter in self._fixed.items():
-            parameter.copy_(self.frozen[name])
+            value = self._fixed_values[name]
+            value.copy_(torch.where(parameter == value.to(parameter.dtype), value, parameter.to(value.dtype)))
+        return self._fixed_values
+
+    @torch.no_grad()
+    def publish_frozen_(self) -> None:
+        """Round the values that `frozen` gave out into the weights that compute, after they were written."""
+        for name, parameter in self._fixed.items():
+            parameter.copy_(self._fixed_values[name])
 
     @torch.no_grad()
     def release_(self) -> None:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
-        for name, parameter in self._fixed.items():
-            parameter.data = self.frozen[name]
+        for name, value in self.frozen().items():
+            self._fixed[name].data = value.float() if value.dtype == torch.bfloat16 else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None

@@ -228,8 +228,9 @@ class _Run:
         loss, accuracy, alive = self._look()
         if not alive:
             return "diverged"
+        speed = self._speed()
         with self._aside():
-            return self._log_epoch(epoch, loss, accuracy)
+            return self._log_epoch(epoch, loss, accuracy, speed)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -238,7 +239,7 @@ class _Run:
         yield
         self._train_start += time.perf_counter() - began
 
-    def _log_epoch(self, epoch: int, loss: float, accuracy: float) -> Status | None:
+    def _log_epoch(self, epoch: int, loss: float, accuracy: float, speed: float) -> Status | None:
         if self.rig.inputs.validation is not None:
             with self.step.averaged():
                 found = self._score(self.rig.inputs.validation)
@@ -252,7 +253,7 @@ class _Run:
             "train_accuracy": accuracy,
             "lr": self.config.lr * self._factors(epoch)[-1],
             "seconds": round(self.before + time.perf_counter() - self._begun, 3),
-            f"{self.rig.inputs.unit}_per_second": round(self._speed(), 1),
+            f"{self.rig.inputs.unit}_per_second": round(speed, 1),
         }
         if self.validation is not None:
             record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}

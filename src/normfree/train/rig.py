@@ -40,10 +40,11 @@ class Rig:
         self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes = device, processes
         with ExitStack() as undo:
+            originals: dict[str, Tensor] = {}
+            undo.callback(_plain_, model, originals)
             model.train().to(device)
             layout = bool(config.channels_last)
-            originals = {name: p.detach() for name, p in model.named_parameters()}
-            undo.callback(_plain_, model, originals)
+            originals |= {name: p.detach() for name, p in model.named_parameters()}
             dtype = apply_precision_(model, config.precision)
             require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:

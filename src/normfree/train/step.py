@@ -183,7 +183,7 @@ class Step:
             vectors["average"] = self.average
         parts = {f"{what}.{n}": t for what, v in vectors.items() for n, t in self.masters.named(v).items()}
         buffers = {f"model.{name}": buffer for name, buffer in self.model.named_buffers()}
-        frozen = {f"model.{name}": value for name, value in self.masters.frozen.items()}
+        frozen = {f"model.{name}": value for name, value in self.masters.frozen().items()}
         return {**parts, **buffers, **frozen, "count": self.count, "loss_sum": self.loss_sum, "correct": self.correct}
 
     @torch.no_grad()
