@@ -3,40 +3,30 @@
 The order here is the order of the table that `normfree methods` prints.
 """
 
-from normfree.methods import (  # noqa: I001  (the order is the table's)
-    plain,
-    shortcut,
-    isograd,
-    scaled,
-    fixup,
-    data_driven,
-    weightnorm,
-    normalizer_free,
-    dyt,
-    tfixup,
-    deepnorm,
-    admin,
-    normalized,
-)
+from importlib import import_module
+
 from normfree.methods.initialize import initialize_
 from normfree.methods.record import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
 from normfree.methods.registry import get, names, register, unknown, unregister
 from normfree.methods.site import Batch, Site
 
-FAMILIES = (
-    plain,
-    shortcut,
-    isograd,
-    scaled,
-    fixup,
-    data_driven,
-    weightnorm,
-    normalizer_free,
-    dyt,
-    tfixup,
-    deepnorm,
-    admin,
-    normalized,
+FAMILIES = tuple(
+    import_module(f"normfree.methods.{name}")
+    for name in (
+        "plain",
+        "shortcut",
+        "isograd",
+        "scaled",
+        "fixup",
+        "data_driven",
+        "weightnorm",
+        "normalizer_free",
+        "dyt",
+        "tfixup",
+        "deepnorm",
+        "admin",
+        "normalized",
+    )
 )
 
 __all__ = [
