@@ -160,6 +160,7 @@ def test_warm_up_that_outlasts_the_run_is_told(run: Run, warmup: int, unit: str,
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
+    monkeypatch.setattr("normfree.report.progress._SHARE", 0.0)
     monkeypatch.setattr(engine, "_LOOK", 0.0)
     status, _, err = run("train", *SMALL, "--out", "run")
     assert status == 0

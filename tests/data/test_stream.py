@@ -238,7 +238,7 @@ def spoiled(what: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("missing", "expected an image folder 'train' of classes in '.*/nowhere', found none"),
+        ("missing", "expected a folder of images at '.*/nowhere', found none"),
         ("no classes", "expected a folder for each class in 'test', found none"),
         ("empty class", "expected images in 'train/emu', found none"),
         ("other classes", "'dog' in only one of them"),

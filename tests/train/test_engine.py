@@ -429,7 +429,7 @@ def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_p
 def test_image_folder_that_moved_is_evaluated_where_it_lies(folder: str, tmp_path: Path) -> None:
     result = nf.fit(nf.TrainConfig(**{**SMALL, "data": folder, "batch_size": 4, "epochs": 1}), out=tmp_path / "run")
     (tmp_path / "images").rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match="expected an image folder 'train'"):
+    with pytest.raises(ValueError, match="expected a folder of images at"):
         nf.evaluate(tmp_path / "run")
     assert nf.evaluate(tmp_path / "run", data_dir=str(tmp_path / "moved")) == result.test
 

@@ -93,9 +93,11 @@ def _usage(error: Any) -> str:
     if error.ctx is None:
         return sentence
     option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if option and any("--set" in parameter.opts for parameter in error.ctx.command.params):
+    if any("--set" in parameter.opts for parameter in error.ctx.command.params):
         from normfree.train.config import TrainConfig
 
         if option in TrainConfig.__dataclass_fields__:
             return f"No such option: {error.option_name}; a setting is given as --set {option}=…"
+        if "unexpected extra argument" in sentence and "=" in sentence:
+            return f"{sentence}; a setting is given as --set NAME=VALUE"
     return f"{sentence}{' See' if sentence.endswith('?') else '; see'} {error.ctx.command_path} -h"

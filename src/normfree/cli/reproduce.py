@@ -68,7 +68,7 @@ def reproduce_claims(
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
     if not (listing or claims or files or draw):
         raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
-    if not out.is_dir() and not files:
+    if not out.is_dir():
         from normfree.report import open_console
 
         open_console(stderr=True).print(
@@ -77,6 +77,8 @@ def reproduce_claims(
     if listing:
         _list(out, as_json)
     wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
+    if only and (untrained := [claim.id for claim in wanted if not claim.needs_training]):
+        raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
     trained = Training((), jobs) if kept else Training(only or None, jobs)
     scale: Scale = "quick" if quick else "full"
     asked = device is not None or only or quick

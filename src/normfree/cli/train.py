@@ -181,7 +181,8 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     console = open_console()
     config = result.config
     console.print(
-        f"{config.model} ({config.method}) on {config.data}, {result.epochs:g} of {config.epochs} epochs", markup=False
+        f"{config.model} ({config.method}) on {config.data}, {result.epochs:.3g} of {config.epochs} epochs",
+        markup=False,
     )
     if result.train_loss is not None:
         console.print(
@@ -195,7 +196,8 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
         console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
     if result.bleu is not None:
         console.print(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})", markup=False)
-    speed = f"{result.throughput:,.0f} {result.unit}/s, {duration(result.seconds)}"
+    took = f"{result.throughput:,.0f} {result.unit}/s" if result.throughput else "nothing was left to train"
+    speed = f"{took}, {duration(result.seconds)}"
     console.print(f"{speed}, {folder}", markup=False, style="dim")
     if result.status == "diverged":
         console.print(

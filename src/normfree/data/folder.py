@@ -45,6 +45,8 @@ def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | 
     """
     require_pillow("an image folder")
     place = Path(root) / part
+    if not Path(root).is_dir():
+        raise ValueError(f"expected a folder of images at '{root}', found none; give the path of one that is there")
     if not place.is_dir():
         raise ValueError(
             f"expected an image folder '{part}' of classes in '{root}', found none; "

@@ -143,6 +143,8 @@ def _find(name: str) -> DataSet:
         )
     close = difflib.get_close_matches(name.lower().replace("-", "_"), names(), n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
+    if Path(name).is_dir():
+        hint = f"did you mean 'folder:{name}'? "
     raise ValueError(f"expected a data set, got '{name}'; {hint}known are {', '.join(names())}")
 
 

@@ -328,6 +328,9 @@ def all_claims() -> tuple[Claim, ...]:
 def get(claim_id: str) -> Claim:
     """The claim of an id; an unknown one is answered with those that are known, the closest first."""
     known = {claim.id: claim for claim in all_claims()}
+    if claim_id in PAPERS:
+        own = [name for name in known if name.startswith(f"{claim_id}/")]
+        raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
     if claim_id not in known:
         raise unknown("claim", claim_id, known)
     return known[claim_id]

@@ -69,7 +69,8 @@ def get(spec: str | Method) -> Method:
         return spec
     name, _, text = spec.partition(":")
     if name not in _FACTORIES:
-        raise unknown("method", name, _FACTORIES)
+        own = "one of your own is known once its module is imported (--plugin MODULE)"
+        raise ValueError(f"{unknown('method', name, _FACTORIES)}; {own}")
     factory = _FACTORIES[name]
     defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
     options: dict[str, object] = {}

@@ -25,8 +25,8 @@ def device_of(name: str) -> torch.device:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"expected a device such as cpu or cuda, got '{name}': {reason}") from error
+        reason = f": {str(error).splitlines()[0]}" if name.partition(":")[0] in ("cuda", "mps", "xpu") else ""
+        raise ValueError(f"expected a device such as cpu or cuda, got '{name}'{reason}") from error
     return device
 
 
