@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import matplotlib as mpl
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 import normfree
 from normfree.report.panels import COLOURS, Curve, Level, Panel
@@ -290,7 +291,7 @@ def test_six_names_of_a_half_wide_panel_neither_overlap_nor_are_cut(names: tuple
 # Curves on each other
 
 
-def test_curve_is_in_pieces_by_how_many_lie_under_it() -> None:
+def test_curve_is_in_pieces_by_how_many_lie_on_it() -> None:
     flat, far = [(float(x), 0.0) for x in range(5)], [(float(x), 1.0) for x in range(5)]
     crossing = [(0.0, 0.0), (1.0, 0.0), (2.0, 0.05), (3.0, 0.5), (4.0, 0.0)]
     assert [(len(piece), n) for piece, n in _pieces(flat, [], 0.1)] == [(5, 0)]
@@ -300,16 +301,46 @@ def test_curve_is_in_pieces_by_how_many_lie_under_it() -> None:
     assert [(len(piece), n) for piece, n in _pieces(flat, [[(0.0, NAN), (7.0, 0.0)]], 0.1)] == [(5, 0)]
 
 
-def test_gaps_of_equal_curves_leave_room_for_each_other(tmp_path: Path) -> None:
-    write_plot([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in "abc"))], tmp_path / "plot.svg")
-    dashes = re.findall(r"stroke-dasharray: ([\d.]+),([\d.]+)", (tmp_path / "plot.svg").read_text())
-    assert [float(off) / float(on) for on, off in dashes] == pytest.approx([1.0, 2.0])
+def drawn_lines(axes: Axes, *, bands: bool) -> list[Line2D]:
+    """The lines of the curves in a panel, or the bands below them."""
+    return [line for line in axes.lines if line.get_linestyle() != "None" and (line.get_zorder() < 2) == bands]
 
 
-def test_later_of_two_equal_curves_is_dashed_and_shows_the_other() -> None:
-    lone, one, two = (40.0, 41.0, 42.0), (41.3, 10.0, 10.0), (41.1, 10.0, 10.0)
+def test_curves_keep_the_dash_of_their_legend_entry_where_they_lie_on_each_other() -> None:
+    names = [str(i) for i in range(2 * len(COLOURS))]
+    figure = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0, 3.0)) for name in names))], "", 1)
+    (legend,) = figure.legends
+    entries = {text.get_text(): line for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)}
+    drawn = drawn_lines(figure.axes[0], bands=False)
+    look = [(line.get_color(), line.get_linestyle(), line.get_linewidth()) for line in drawn]
+    known = [entries[name] for name in names]
+    assert look == [(line.get_color(), line.get_linestyle(), line.get_linewidth()) for line in known]
+    styles = [line.get_linestyle() for line in drawn]
+    assert [line.get_linestyle() for line in drawn_lines(figure.axes[0], bands=True)] == styles[:-1]
+
+
+def test_earlier_of_equal_curves_have_wider_bands_below_all_lines() -> None:
+    (axes,) = _figure([Panel("p", tuple(Curve(name, (1.0, 2.0)) for name in "abc"))], "", 1).axes
+    lines, bands = drawn_lines(axes, bands=False), drawn_lines(axes, bands=True)
+    widths = [band.get_linewidth() for band in bands]
+    assert len(bands) == 2
+    assert widths[0] > widths[1] > lines[0].get_linewidth()
+    assert max(band.get_zorder() for band in bands) < min(line.get_zorder() for line in lines)
+
+
+def test_band_stands_only_where_curves_are_equal(tmp_path: Path) -> None:
+    lone, one, two = (40.0, 41.0, 42.0), (41.3, 10.0, 10.0), (40.9, 10.0, 10.0)
     panel = Panel("p", tuple(Curve(n, v) for n, v in zip("abc", (lone, one, two), strict=True)), log_y=False)
     (axes,) = _figure((panel,), "", 1).axes
-    drawn = [line for line in axes.lines if line.get_linestyle() != "None"]
-    assert [line.get_linestyle() for line in drawn] == ["-", "-", "--"]
-    assert drawn[2].get_zorder() == drawn[1].get_zorder()  # so that the later one is on top
+    (band,) = drawn_lines(axes, bands=True)
+    assert list(band.get_xdata()) == [2.0, 3.0]
+    assert band.get_color() != COLOURS[1][0]  # paler
+
+
+def test_band_of_a_dashed_curve_has_dashes_as_long_as_its_line(tmp_path: Path) -> None:
+    names = [str(i) for i in range(len(COLOURS) + 2)]
+    curves = tuple(Curve(name, (1.0, 2.0) if i >= len(COLOURS) else (3.0 + i, 4.0 + i)) for i, name in enumerate(names))
+    write_plot([Panel("p", curves, log_y=False)], tmp_path / "plot.svg")
+    dashes = re.findall(r"stroke-dasharray: ([\d.]+),([\d.]+)[^\"]*\"", (tmp_path / "plot.svg").read_text())
+    assert len(set(dashes)) == 1
+    assert len(dashes) == 5  # two lines, a band and two entries of the legend

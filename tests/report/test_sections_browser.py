@@ -215,15 +215,18 @@ def test_hover_says_the_name_of_a_point(tab: Tab) -> None:
     assert gaps.all_inner_texts() == [f"{EVIL} infinite at Fixup, bounded"]
 
 
-def test_curve_on_another_is_dashed_there(tab: Tab) -> None:
+def test_curve_under_another_has_a_band_there_and_both_keep_their_dash(tab: Tab) -> None:
     chart = tab.locator(".chart svg").nth(4)
-    assert chart.locator("g.curve").first.locator(".over").count() == 0
-    over = chart.locator("g.curve").nth(1).locator(".over")
-    assert over.evaluate("path => getComputedStyle(path).strokeDasharray") == "6px, 6px"
-    assert (over.get_attribute("d") or "").count("L") == 1  # from the second point to the third
+    (band,) = chart.locator(".band").all()
+    assert "curve-0" in (band.get_attribute("class") or "")  # the earlier of the two
+    assert (band.get_attribute("d") or "").count("L") == 1  # from the second point to the third
+    wide = "path => parseFloat(getComputedStyle(path).strokeWidth)"
+    assert band.evaluate(wide) > 2 * chart.locator(".path").first.evaluate(wide)
+    dashes = chart.locator(".path, .band").evaluate_all("all => all.map(p => getComputedStyle(p).strokeDasharray)")
+    assert dashes == ["none"] * 3
     chart.scroll_into_view_if_needed()
-    tab.locator(".entry").first.click()  # hides what lies under it
-    assert chart.locator(".over").count() == 0
+    tab.locator(".entry").nth(1).click()  # hides what lies on it
+    assert chart.locator(".band").count() == 0
 
 
 def test_many_curves_have_a_legend_a_section(tmp_path: Path) -> None:

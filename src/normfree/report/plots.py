@@ -23,7 +23,9 @@ _TITLE, _ENTRY = 0.42, 0.24  # inches of the title and of a row of the legend
 _LETTERS = 150  # that fit beside each other at this width
 _DPI = 200
 _DOTTED = 40  # curves with at most this many points show each of them
-_NEAR = 0.01  # of an axis: about the width of a line
+_NEAR = 0.005  # of an axis: half the width of a line
+_LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider for each curve on it, and at most
+_PALE = 0.4  # how much of a band's colour is paper
 _SLANTED = 24  # letters in a line of a slanted name
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 _LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
@@ -140,7 +142,7 @@ def _look(index: int) -> dict[str, Any]:
     return {
         "color": COLOURS[index % len(COLOURS)][0],
         "linestyle": (0, dash) if dash else "-",
-        "linewidth": 1.6,
+        "linewidth": _LINE,
         "solid_capstyle": "round",
     }
 
@@ -159,8 +161,12 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
     if not panel.names:
         heights = [math.log10(v) if panel.log_y else v / scale for v in values] or [0.0]
         near = _NEAR * max(max(heights) - min(heights), 1.0 if panel.log_y else 0.0)
-        for place, curve in enumerate(panel.curves):
-            _draw_line(axes, points[place], points[:place], near, _look(names.index(curve.name)))
+        covered = [list(_pieces(each, points[place + 1 :], near)) for place, each in enumerate(points)]
+        most = max((over for pieces in covered for _, over in pieces), default=0)
+        for curve, places, pieces in zip(panel.curves, points, covered, strict=True):
+            look = _look(names.index(curve.name))
+            axes.plot([x for x, _ in places], [y for _, y in places], **look, zorder=2)
+            _draw_bands(axes, pieces, min(_BAND, _WIDEST / max(most, 1)), look)
     for curve, places in zip(panel.curves, points, strict=True):
         _draw_points(axes, panel, curve, places, names.index(curve.name), scale)
     for level in panel.levels:
@@ -281,26 +287,40 @@ def _points(panel: Panel, place: int, scale: float) -> _Points:
     ]
 
 
-def _draw_line(axes: Axes, points: _Points, before: Sequence[_Points], near: float, look: dict[str, Any]) -> None:
-    """A curve as a line, dashed where it lies on curves before it, so that they show in its gaps."""
-    for piece, hidden in _pieces(points, before, near):
-        dash = {"linestyle": (0, (3, 3 * hidden))} if hidden and look["linestyle"] == "-" else {}
-        axes.plot([x for x, _ in piece], [y for _, y in piece], **(look | dash), zorder=2)
+def _draw_bands(axes: Axes, pieces: Sequence[tuple[_Points, int]], wider: float, look: dict[str, Any]) -> None:
+    """A wide pale band below all lines for each piece that others lie on, so that its curve shows there, too."""
+    for piece, over in pieces:
+        if over:
+            band = _pale(look, _LINE + over * wider)
+            axes.plot([x for x, _ in piece], [y for _, y in piece], **band, zorder=1.5)
 
 
-def _pieces(points: _Points, before: Sequence[_Points], near: float) -> Iterator[tuple[_Points, int]]:
-    """A curve in pieces, each with the number of curves before it that lie under all of it.
+def _pale(look: dict[str, Any], width: float) -> dict[str, Any]:
+    """The look of a band: that of its line, paler, wider, and with dashes as long as the line's."""
+    from matplotlib.colors import to_rgb
 
-    >>> [hidden for _, hidden in _pieces([(1, 0.0), (2, 0.0), (3, 0.0)], [[(1, 9.0), (2, 0.0), (3, 0.01)]], 0.1)]
+    dash = look["linestyle"]
+    return {
+        "color": tuple(_PALE + (1 - _PALE) * part for part in to_rgb(look["color"])),
+        "linestyle": dash if dash == "-" else (0, tuple(length * _LINE / width for length in dash[1])),
+        "linewidth": width,
+        "solid_capstyle": "butt",
+    }
+
+
+def _pieces(points: _Points, after: Sequence[_Points], near: float) -> Iterator[tuple[_Points, int]]:
+    """A curve in pieces, each with the number of curves after it that lie on all of it.
+
+    >>> [over for _, over in _pieces([(1, 0.0), (2, 0.0), (3, 0.0)], [[(1, 9.0), (2, 0.0), (3, 0.01)]], 0.1)]
     [0, 1]
     """
-    hidden = [0] * (len(points) - 1)  # for each step from a point to the next
-    for other in before:
+    over = [0] * (len(points) - 1)  # for each step from a point to the next
+    for other in after:
         at = dict(other)
-        under = [abs(at.get(x, math.nan) - y) <= near for x, y in points]
-        hidden = [count + (a and b) for count, (a, b) in zip(hidden, pairwise(under), strict=True)]
+        on = [abs(at.get(x, math.nan) - y) <= near for x, y in points]
+        over = [count + (a and b) for count, (a, b) in zip(over, pairwise(on), strict=True)]
     start = 0
-    for count, steps in groupby(hidden):
+    for count, steps in groupby(over):
         end = start + len(list(steps))
         yield points[start : end + 1], count
         start = end

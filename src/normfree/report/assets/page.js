@@ -119,6 +119,8 @@
 
   const range = (list) => list.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 
+  const spot = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
+
   function makeChart(figure) {
     const panel = panels[figure.dataset.panel];
     const legend = legendOf(figure);
@@ -197,12 +199,14 @@
         add(svg, "text", { x: margin.left + inner / 2, y: margin.top + tall / 2 - 8, "text-anchor": "middle" }, text);
       }
       const step = Math.min(12, (0.6 * inner) / (panel.names.length * curves.length)); // curves beside each other at a name
+      const below = add(svg, "g", {});
       drawn = [];
       visible.forEach((curve, c) => {
         const aside = named ? (curves.indexOf(curve) - (curves.length - 1) / 2) * step : 0;
         drawn.push(drawCurve(curve, heights[c], (v) => toX(v) + aside, toY, place));
       });
       drawn = drawn.filter((curve) => curve.points.length);
+      if (!named) drawBands(below);
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
     }
@@ -262,11 +266,10 @@
         if (!Number.isNaN(v)) points.push({ i, x: toX(curve.x[i]), y: toY(v) });
       });
       const style = legend.look(curve.name);
-      const spot = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
       const joined = (k, l) => points[k] && points[l] && points[l].i - points[k].i === 1;
       const group = add(svg, "g", { class: `curve ${style}${named ? " named" : ""}` });
       group.dataset.name = curve.name;
-      if (!named) drawLine(group, points, joined, spot);
+      if (!named) add(group, "path", { class: "path", d: points.map((p, k) => (joined(k - 1, k) ? "L" : "M") + spot(p)).join("") });
       const bars = points.filter((point) => curve.spread[point.i] > 0).map((point) => {
         const ends = [-1, 1].map((sign) => toY(place(curve.values[point.i] + sign * curve.spread[point.i])));
         const [low, high] = ends.map((v) => (Number.isNaN(v) ? point.y : v).toFixed(1));
@@ -285,24 +288,25 @@
       return { curve, style, points };
     }
 
-    // A line, dashed where it lies on curves that are drawn already, so that they show in its gaps.
-    function drawLine(group, points, joined, spot) {
-      const under = drawn.map((other) => {
-        const at = new Map(other.points.map((point) => [point.x, point.y]));
-        return points.map((point) => Math.abs(at.get(point.x) - point.y) <= 2);
+    // A wide pale band below all lines for each piece of a curve that later ones lie on, so that it shows there, too.
+    function drawBands(below) {
+      const counts = drawn.map(({ points }, c) => {
+        const over = drawn.slice(c + 1).map((other) => {
+          const at = new Map(other.points.map((point) => [point.x, point.y]));
+          return points.map((point) => Math.abs(at.get(point.x) - point.y) <= 1.25);
+        });
+        const joins = (k) => k > 0 && points[k].i - points[k - 1].i === 1;
+        return points.map((_, k) => (joins(k) ? over.filter((on) => on[k - 1] && on[k]).length : 0));
       });
-      const paths = []; // by how many curves lie under them
-      let last = -1;
-      points.forEach((point, k) => {
-        const joins = joined(k - 1, k);
-        const hidden = joins ? under.filter((near) => near[k - 1] && near[k]).length : 0;
-        const start = !joins || hidden === last ? "" : `M${spot(points[k - 1])}`;
-        paths[hidden] = (paths[hidden] ?? "") + start + (joins ? "L" : "M") + spot(point);
-        last = hidden;
-      });
-      paths.forEach((d, hidden) => {
-        const path = add(group, "path", { class: hidden ? "path over" : "path", d });
-        if (hidden && group.classList.contains("dash-0")) path.style.strokeDasharray = `6 ${6 * hidden}`;
+      const wider = Math.min(3.2, 14 / range([1, ...counts.flat()])[1]);
+      drawn.forEach(({ points, style }, c) => {
+        const paths = []; // by how many curves lie on them
+        counts[c].forEach((over, k) => {
+          if (!over) return;
+          const start = over === counts[c][k - 1] ? "" : `M${spot(points[k - 1])}`;
+          paths[over] = `${paths[over] ?? ""}${start}L${spot(points[k])}`;
+        });
+        paths.forEach((d, over) => add(below, "path", { class: `band ${style}`, d, "stroke-width": 2 + over * wider }));
       });
     }
 
