@@ -84,6 +84,15 @@ def test_line_far_below_the_curves_is_said_and_not_drawn(tests: tuple[float, flo
         assert ("The axis begins above chance, 10.0 %." in shown.note) == ("chance" not in drawn)
 
 
+@pytest.mark.parametrize("lrs", [(0.1,), (0.1, 0.01)])
+def test_comparison_on_text_speaks_of_tokens(lrs: tuple[float, ...]) -> None:
+    settings = {"data": "pairs:.data/multi30k-8000", "epochs": 6, "batch_size": 4000}
+    found = dataclasses.replace(made(run("fixup", 10, 0.1, 0.5, 0.5), lrs=lrs), settings=settings, chance=1 / 8000)
+    assert table(found).title == "Test accuracy on multi30k-8000 after 6 epochs, batches of 4,000 tokens"
+    (shown,) = page(dataclasses.replace(found, linear_accuracy=None), "title").panels
+    assert shown.y_label == "target tokens predicted in the test, %"
+
+
 def test_compare_is_what_single_runs_give(tmp_path: Path, fitted: list[TrainConfig]) -> None:
     told = []
     found = compare(

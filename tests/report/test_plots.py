@@ -210,6 +210,13 @@ def test_axis_with_levels_begins_at_zero_unless_all_is_far_above(level: float, b
     assert axes.texts[0].get_window_extent().y0 >= axes.get_window_extent().y0
 
 
+def test_level_on_the_lower_axis_is_not_drawn_among_the_ticks() -> None:
+    levels = (Level("chance", 0.0125), Level("linear", 40.0))
+    (axes,) = _figure((Panel("p", (Curve("a", (25.0, 60.0)),), log_y=False, levels=levels),), "", 1).axes
+    assert [text.get_text() for text in axes.texts] == ["linear"]
+    assert axes.get_ylim()[0] == 0
+
+
 def test_thousands_are_separated_on_every_axis() -> None:
     values, steps = (2000.0, 3000.0, 12000.0), (1000.0, 4000.0, 100_000.0)
     linear = Panel("p", (Curve("a", values, steps),), log_y=False)

@@ -16,6 +16,7 @@ from normfree.report.panels import Curve, Level, Panel
 from normfree.report.plots import write_plot
 from normfree.report.progress import duration
 from normfree.report.tables import Column, Table
+from normfree.train.tokens import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
 _CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
@@ -181,7 +182,18 @@ def _setting(comparison: Comparison) -> str:
     """What all runs share, in words."""
     s = comparison.settings
     epochs = f"{s['epochs']} epoch{'' if s['epochs'] == 1 else 's'}"
+    if _on_text(comparison):
+        return f"on {Path(s['data'].partition(':')[2]).name} after {epochs}, batches of {s['batch_size']:,} tokens"
     return f"on {s['data']} after {epochs}, batch size {s['batch_size']}"
+
+
+def _on_text(comparison: Comparison) -> bool:
+    """Whether the runs predict tokens, in batches that are counted in them."""
+    return str(comparison.settings["data"]).startswith((PAIRS, TEXT))
+
+
+def _y_label(comparison: Comparison) -> str:
+    return "target tokens predicted in the test, %" if _on_text(comparison) else "test accuracy in %"
 
 
 def _caption(comparison: Comparison, *, best: bool = True) -> str:
@@ -229,7 +241,7 @@ def panel(comparison: Comparison) -> Panel:
     return Panel(
         f"accuracy of {next(iter(shapes))} against depth" if len(shapes) == 1 else "accuracy against depth",
         tuple(sorted(curves, key=lambda c: order[groups[c.name][0].method])),
-        y_label="test accuracy in %",
+        y_label=_y_label(comparison),
         x_label="layers",
         log_y=False,
         log_x=True,
@@ -249,7 +261,7 @@ def panel_over_rates(comparison: Comparison) -> Panel:
     return Panel(
         f"accuracy of {comparison.runs[0].model} against the learning rate",
         tuple(curves),
-        y_label="test accuracy in %",
+        y_label=_y_label(comparison),
         x_label="learning rate",
         log_y=False,
         log_x=True,

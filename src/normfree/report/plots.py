@@ -25,6 +25,7 @@ _DPI = 200
 _DOTTED = 40  # curves with at most this many points show each of them
 _NEAR = 0.005  # of an axis: half the width of a line
 _LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider for each curve on it, and at most
+_FLOOR = 0.01  # of the highest value: a level below lies on an axis from 0
 _PALE = 0.4  # how much of a band's colour is paper
 _SLANTED = 24  # letters in a line of a slanted name
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
@@ -169,7 +170,10 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
             _draw_bands(axes, pieces, min(_BAND, _WIDEST / max(most, 1)), look)
     for curve, places in zip(panel.curves, points, strict=True):
         _draw_points(axes, panel, curve, places, names.index(curve.name), scale)
+    top = max(values, default=0.0)
     for level in panel.levels:
+        if not panel.log_y and 0 <= level.value < _FLOOR * top:
+            continue  # it lies on the lower axis, which begins at 0
         height = math.log10(level.value) if panel.log_y else level.value / scale
         axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
         # Below its line, at the right: what is good lies on or above it, and what fails on the lowest one.
