@@ -419,3 +419,15 @@ def test_command_in_a_process_of_its_own(folder: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "my_factories:exploding: exploding" in done.stdout
+
+
+def test_block_that_stands_out_is_named_and_counts(run: Run, folder: Path) -> None:
+    with (folder / "my_factories.py").open("a") as file:
+        file.write("\ndef one_bad():\n    net = Net()\n    net.blocks[7].layer.weight.data.mul_(100)\n    return net\n")
+    status, out, _ = run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "vanishing")
+    assert status == 1
+    assert "my_factories:one_bad: preserved, but for blocks.7" in out
+    assert "look at blocks.7" in out
+    assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "exploding")[0] == 0
+    (record,) = strict(run("my_factories:one_bad", "--input", "6", "--batch", "32", "--json")[1])
+    assert [odd["name"] for odd in record["verdict"]["odd"]] == ["blocks.7"]

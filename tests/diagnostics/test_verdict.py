@@ -15,7 +15,7 @@ from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.propagation import Signal, SumSignal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
 from normfree.methods import names
-from normfree.models import build
+from normfree.models import admits, build
 
 GROWTH = 1.3
 
@@ -458,3 +458,94 @@ def test_verdict_is_plain_data() -> None:
     data = judge(signal([1.0] * 5)).to_json()
     assert data["status"] == "preserved"
     assert data["forward"]["worst"].startswith("block")
+
+
+# Single blocks that stand out.
+
+
+class Scaled(nn.Module):
+    """24 residual blocks of two convolutions and a small scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 4)
+        self.blocks = nn.Sequential(*(ScaledBlock() for _ in range(24)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class ScaledBlock(nn.Module):
+    """Two convolutions by He."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        for layer in (self.first, self.last):
+            nn.init.kaiming_normal_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.2 * self.last(self.first(x.relu()).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 23])
+def test_single_broken_block_is_told(place: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Scaled()
+    sound = judge(propagate(model, batch(8, 3, 12, 12)))
+    assert (sound.status, sound.odd, sound.word) == ("preserved", (), "preserved")
+    with torch.no_grad():
+        model.get_parameter(f"blocks.{place}.last.weight").mul_(50)
+    verdict = judge(propagate(model, batch(8, 3, 12, 12)))
+    assert verdict.status == "preserved"
+    assert [odd.name for odd in verdict.odd] == [f"blocks.{place}"]
+    assert verdict.word == f"preserved, but for blocks.{place}"
+    (odd,) = verdict.odd
+    assert min(odd.forward, odd.backward) > 30
+    assert max(odd.usual_forward, odd.usual_backward) < 1.2
+    assert f"blocks.{place} stands out: ×{odd.forward:.3g} forward and ×{odd.backward:.3g} backward" in verdict.sentence
+    assert verdict.recommendation.startswith(f"look at blocks.{place}: compare its weights")
+    assert verdict.at_least("vanishing")
+    assert not verdict.at_least("exploding")
+
+
+def test_forgotten_normalizer_is_told() -> None:
+    x = batch(8, 3, 16, 16)
+    model = build("resnet56", "batchnorm", generator=torch.Generator().manual_seed(0))
+    assert judge(propagate(model, x)).odd == ()
+    for name in ("norm1", "norm2"):
+        model.set_submodule(f"body.1.6.branch.{name}", nn.Identity())
+    verdict = judge(propagate(model, x))
+    assert verdict.status in ("preserved", "linear")
+    assert [odd.name for odd in verdict.odd] == ["body.1.6"]
+    assert verdict.at_least("linear")
+    assert not verdict.at_least("vanishing")  # twice what its neighbours do
+
+
+def test_gradient_that_leaps_alone_is_told() -> None:
+    exploding = judge(signal(noisy([1.0] * 40, 0, 0.02), [1e4] * 20 + [1.0] * 20))
+    assert (exploding.status, exploding.odd) == ("exploding", ())  # which names its worst place
+    leap = judge(signal(noisy([1.0] * 40, 0, 0.02), [50.0 if i < 20 else 1.0 for i in range(40)]))
+    assert (leap.status, [odd.name for odd in leap.odd]) == ("preserved", ["block20"])
+
+
+def test_block_that_is_taken_back_is_told_once() -> None:
+    spike = judge(signal([1e4 if i == 7 else v for i, v in enumerate(noisy([1.0] * 40, 0, 0.02))]))
+    assert [odd.name for odd in spike.odd] == ["block7"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_does_not_stand_out(seed: int) -> None:
+    for spread in (0.0, 0.02, 0.3, 1.0):
+        values = noisy([1.0] * 40, seed, spread)
+        assert judge(signal(values, noisy([1.0] * 40, seed + 50, spread))).odd == ()
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resmlp-16-16", "wrn-16-1", "transformer-2-2-16-32-2"])
+def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
+    words = torch.randint(4, 50, (4, 6), generator=torch.Generator().manual_seed(0))
+    x = (words, words) if name.startswith("transformer") else batch(4, 3, 16, 16)
+    for method in filter(lambda method: admits(name, method), names()):
+        model = build(name, method, example=x, generator=torch.Generator().manual_seed(0))
+        assert judge(propagate(model, x)).odd == (), method

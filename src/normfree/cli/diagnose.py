@@ -46,7 +46,9 @@ def diagnose_model(
     fail_on: Annotated[
         str,
         typer.Option(
-            "--fail-on", help="Exit with 1 at this verdict or worse: linear, vanishing, exploding, dead branch."
+            "--fail-on",
+            help="Exit with 1 at this verdict or worse: linear, vanishing, exploding, dead branch. A single block that "
+            "stands out counts as linear, and as vanishing where it does so tenfold.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,

@@ -68,7 +68,7 @@ def reproduce_claims(
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
     if not (listing or claims or files or draw):
         raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
-    if not out.is_dir():
+    if not out.is_dir() and not files:
         from normfree.report import open_console
 
         open_console(stderr=True).print(

@@ -141,7 +141,7 @@ def summary(*diagnoses: Diagnosis) -> str:
     lines: list[str] = []
     starts: dict[str, list[str]] = {}
     for d in diagnoses:
-        lines += [f"{d.name}: {d.verdict.status}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
+        lines += [f"{d.name}: {d.verdict.word}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
         for place in filter(None, d.signal.injected.split(", ")):
             starts.setdefault(INJECTED[place], []).append(d.name)
     for start, names in starts.items():
@@ -166,7 +166,6 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
     rows = []
     for d in diagnoses:
         v = d.verdict
-        worst = v.backward if _worse(v.backward.status, v.forward.status) else v.forward
         rows.append(
             (
                 d.name,
@@ -177,13 +176,21 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 sparkline(d.signal.series("sum_gradient"), width=12),
                 _factor(v.backward),
                 _total(v.backward),
-                v.dead[0] if v.dead else worst.worst if v.at_least("vanishing") else "–",
+                _place(v),
             )
         )
     caption = "curves are log variance, first block left; × a block is inside stages"
     if any("linear" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ comes to 1 with depth"
     return Table("signal through the residual blocks", columns, tuple(rows), caption)
+
+
+def _place(verdict: Verdict) -> str:
+    """Where to look first."""
+    if verdict.dead or verdict.odd:
+        return (*verdict.dead, *(odd.name for odd in verdict.odd))[0]
+    worst = verdict.backward if _worse(verdict.backward.status, verdict.forward.status) else verdict.forward
+    return worst.worst if verdict.at_least("vanishing") else "–"
 
 
 def _factor(direction: Direction) -> str:
@@ -242,8 +249,8 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
     cards = tuple(
         Card(
             d.name,
-            CARD_STATUS[d.verdict.status],
-            d.verdict.status,
+            "warn" if d.verdict.odd else CARD_STATUS[d.verdict.status],
+            d.verdict.word,
             " ".join(_sentence(text) for text in (d.verdict.sentence, d.verdict.recommendation)),
         )
         for d in diagnoses

@@ -1,7 +1,7 @@
 """What a signal means: growth a block from a robust fit, one word for it, the worst place, and what to do.
 
-The words: *preserved*, *linear* (as with batch norm), *exploding*, *vanishing*, *dead branch*. Judging is a pure
-function of the signal.
+The words: *preserved*, *linear* (as with batch norm), *exploding*, *vanishing*, *dead branch*. Single blocks that stand
+out are told beside the first two. Judging is a pure function of the signal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from normfree.diagnostics.odd import Odd, odd_blocks
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.taps import SumSignal
 
@@ -46,7 +47,10 @@ class Direction:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word for the network, the two directions, the dead branches, and what to do."""
+    """The word for the network, the two directions, the dead branches, what to do, and blocks that stand out.
+
+    Such blocks are told where the network is preserved or linear but for them.
+    """
 
     status: Status
     forward: Direction
@@ -54,10 +58,22 @@ class Verdict:
     dead: tuple[str, ...]
     sentence: str
     recommendation: str
+    odd: tuple[Odd, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """The status, and the block that stands out where there is one."""
+        return f"{self.status}, but for {self.odd[0].name}" if self.odd else self.status
 
     def at_least(self, status: Status) -> bool:
-        """Whether the verdict is this bad or worse."""
-        return SEVERITY.index(self.status) >= SEVERITY.index(status)
+        """Whether the verdict is this bad or worse.
+
+        A block that stands out counts as linear, and as vanishing where it does so tenfold: that is no growth which
+        normalization bears.
+        """
+        harm: list[Status] = [self.status]
+        harm += ["vanishing" if odd.by >= MANIFEST else "linear" for odd in self.odd]
+        return max(map(SEVERITY.index, harm)) >= SEVERITY.index(status)
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
@@ -75,7 +91,8 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
     numbers. A branch is dead when nothing comes out of it and none of its parameters gets a gradient, although one
     arrives at its sum; one that merely starts at zero, as with Fixup, is not. Sums that no gradient reaches because the
-    branch around them starts at zero are left out of the backward direction.
+    branch around them starts at zero are left out of the backward direction. One odd block changes none of these words;
+    it is told by name (`odd_blocks`).
     """
     waiting = _waiting(signal.sums)
     left_out = set(waiting)
@@ -87,8 +104,15 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     if dead:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
-    sentence = _sentence(forward, backward, dead, waiting)
-    return Verdict(status, forward, backward, dead, sentence, _advice(forward, backward, dead, method, admits))
+    odd = odd_blocks(signal) if status in ("preserved", "linear") else ()
+    sentence = _sentence(forward, backward, dead, waiting, odd)
+    advice = _advice(forward, backward, dead, method, admits)
+    if odd:
+        whose = "its" if len(odd) == 1 else "their"
+        advice = (
+            f"look at {_few([o.name for o in odd])}: compare {whose} weights and normalizers with those of the others"
+        )
+    return Verdict(status, forward, backward, dead, sentence, advice, odd)
 
 
 def _waiting(sums: Sequence[SumSignal]) -> list[str]:
@@ -179,7 +203,9 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def _sentence(forward: Direction, backward: Direction, dead: Sequence[str], waiting: Sequence[str]) -> str:
+def _sentence(
+    forward: Direction, backward: Direction, dead: Sequence[str], waiting: Sequence[str], odd: Sequence[Odd]
+) -> str:
     def say(what: str, d: Direction) -> str:
         if d.broken_at:
             reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
@@ -197,6 +223,7 @@ def _sentence(forward: Direction, backward: Direction, dead: Sequence[str], wait
     if waiting:
         whom = "them" if len(waiting) > 1 else "it"
         parts.append(f"no gradient reaches {_few(waiting)} yet: the branch around {whom} starts at zero")
+    parts += map(str, odd[:3])
     return "; ".join(parts)
 
 
