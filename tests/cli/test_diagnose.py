@@ -15,9 +15,12 @@ from safetensors.torch import save_file, save_model
 
 import normfree
 from normfree.cli import main
+from normfree.cli.plugins import load_plugins
 from normfree.diagnostics import diagnose
+from normfree.methods import unregister
 from normfree.models import build
 from normfree.models.foreign import create
+from normfree.train import TrainConfig, fit, load
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("resnet8", "--input", "3x16x16", "--batch", "4")
@@ -71,6 +74,11 @@ class Dropping(Net):
         for i, block in enumerate(self.blocks):
             x = x if i == 3 and self.training and not x.is_meta else block(x)
         return self.out(x)
+
+class Images(Net):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.out = nn.Sequential(nn.Flatten(), nn.Linear(196, 6)), nn.Linear(6, 10)
 
 class Tied(Net):
     def __init__(self):
@@ -431,3 +439,69 @@ def test_block_that_stands_out_is_named_and_counts(run: Run, folder: Path) -> No
     assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "exploding")[0] == 0
     (record,) = strict(run("my_factories:one_bad", "--input", "6", "--batch", "32", "--json")[1])
     assert [odd["name"] for odd in record["verdict"]["odd"]] == ["blocks.7"]
+
+
+# Folders of runs and of converted models.
+
+
+def trained(folder: str, model: str = "resnet8", **settings: Any) -> Path:
+    """A run of a few steps on the embedded images."""
+    config = TrainConfig(model=model, epochs=1, batch_size=500, validation=0.8, device="cpu", **settings)
+    fit(config, out=folder)
+    return Path(folder)
+
+
+def test_folder_of_a_run_is_diagnosed(run: Run, folder: Path) -> None:
+    made = trained("runs/one", method="batchnorm")
+    status, out, err = run(made, "--json")
+    assert (status, err) == (0, "")
+    (record,) = strict(out)
+    assert record["name"] == "runs/one"
+    model = load(made)
+    norms = {layer["name"]: layer["weight_norm"] for layer in record["signal"]["layers"]}
+    for name, norm in norms.items():
+        assert norm == pytest.approx(model.get_parameter(f"{name}.weight").norm().item(), rel=1e-5)
+    assert run(made, "--input", "1x14x14", "--batch", "8", "--json")[1] == out  # the shape of its images
+    assert run(made, "--input", "1x20x20", "--json")[1] != out
+    (inside,) = made.glob("checkpoint-*/weights.safetensors")
+    instead = "diagnose the folder instead: normfree diagnose runs/one"
+    refused(run(*SMALL, "--checkpoint", inside), instead)
+    refused(run(*SMALL, "--checkpoint", made), instead)
+    refused(run(made, "-m", "fixup"), "expected the folder 'runs/one' alone, got --method too")
+    refused(run(made, "--checkpoint", "weights.safetensors"), "got --checkpoint too")
+    refused(run("runs"), "unknown model 'runs'")
+    (folder / "runs/empty").mkdir()
+    refused(run("runs/empty"), "expected a run in 'runs/empty'")
+
+
+@pytest.mark.parametrize("method", ["as built", "fixup"])
+def test_folder_of_a_run_of_somebody_elses_model_is_diagnosed(run: Run, folder: Path, method: str) -> None:
+    made = trained("other", "my_factories:Images", method=method)
+    status, out, err = run(made)
+    assert status == 0, err
+    assert "other: " in out
+
+
+def test_folder_of_a_run_with_a_plugin_is_diagnosed(run: Run, folder: Path) -> None:
+    (folder / "my_method.py").write_text(
+        "from dataclasses import replace\nfrom normfree.methods import get, register\n"
+        "register(replace(get('he_in'), name='mine'))\n"
+    )
+    try:
+        load_plugins(["my_method"])
+        made = trained("mine", method="mine")
+        assert run(made, "--plugin", "my_method")[0] == 0
+    finally:
+        unregister("mine")
+    refused(run(made), "mine")
+
+
+def test_folder_of_a_converted_model_is_diagnosed(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["convert", "torchvision:resnet18", "--input", "3x32x32", "--batch", "2", "--out", "converted"]
+    with pytest.raises(SystemExit):
+        main(arguments)
+    capsys.readouterr()
+    status, out, err = run("converted", "--batch", "4")
+    assert status == 0, err
+    assert "converted: preserved" in out
+    refused(run(*SMALL, "--checkpoint", "converted/weights.safetensors"), "normfree diagnose converted")

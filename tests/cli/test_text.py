@@ -212,6 +212,13 @@ def test_train_reads_files_and_prints_speed_and_bleu(here: Run) -> None:
     shutil.rmtree("as-json")
 
 
+def test_run_on_text_is_diagnosed(here: Run) -> None:
+    status, out, err = here("diagnose", "run", "--input", "9")
+    assert status == 0, err
+    assert "run: " in out
+    assert is_one_line_error(here("diagnose", "run", "--input", "3x32")[2])
+
+
 def test_run_has_what_translation_needs_and_no_folder_of_the_machine(place: Path) -> None:
     run = place / "run"
     names = {path.name for path in run.iterdir()}

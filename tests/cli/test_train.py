@@ -254,6 +254,7 @@ def test_divergence_has_its_own_exit_status(run: Run) -> None:
     status, out, err = run("train", *SMALL, "--set", "lr=1e6", "--out", "run")
     assert (status, err) == (3, "")
     assert "diverged: the loss is no longer finite" in out
+    assert out.endswith("or look with: normfree diagnose run\n")
     assert "Traceback" not in out
     assert result()["status"] == "diverged"
     status, out, err = run("train", "--resume", "run")
@@ -268,6 +269,8 @@ def test_a_run_that_only_guesses_says_so(run: Run) -> None:
     assert status == 0
     classes = result("still")["classes"]
     assert f"nothing was learned: the test loss, {math.log(classes):.4g}, is that of a guess among 10 classes" in out
+    assert out.endswith("with: normfree diagnose still\n")
+    assert run("diagnose", "still")[0] == 0
     status, out, _ = run("train", *small, "--set", "lr=0.1", "--out", "learns")
     assert status == 0
     assert result("learns")["train_loss"] < 0.99 * math.log(classes)

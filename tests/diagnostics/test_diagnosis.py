@@ -258,3 +258,21 @@ def test_table_marks_a_factor_that_falls_with_depth(deep: Diagnosis) -> None:
 
 def test_diagnosis_with_targets_has_a_loss() -> None:
     assert diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)).signal.loss > 0
+
+
+def test_gradient_that_was_not_measured_is_not_shown(short: Diagnosis, tmp_path: Path) -> None:
+    lost = Stats(math.nan, math.nan, math.nan)
+    sums = tuple(
+        replace(s, sum=lost if i else s.sum, sum_gradient=lost, branch_gradient=lost, shortcut_gradient=lost)
+        for i, s in enumerate(short.signal.sums)
+    )
+    signal = replace(short.signal, sums=sums, unmeasured=sums[1].name)
+    bad = Diagnosis("bad", signal, judge(signal))
+    assert table([bad]).rows[0][5:8] == ("not measured", "–", "–")
+    assert table([bad]).rows[0][-1] == sums[1].name
+    says = f"not measured: the forward signal is not a number from {sums[1].name} on"
+    assert says in summary(bad)
+    assert [panel.note for panel in panels([bad, short])] == ["", f"bad: {says}", "", ""]
+    assert [curve.name for curve in panels([bad, short])[1].curves] == ["short"]
+    for suffix in ("html", "png", "svg", "json"):
+        assert bad.save(tmp_path / f"bad.{suffix}").stat().st_size > 1000

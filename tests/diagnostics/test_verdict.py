@@ -549,3 +549,39 @@ def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
     for method in filter(lambda method: admits(name, method), names()):
         model = build(name, method, example=x, generator=torch.Generator().manual_seed(0))
         assert judge(propagate(model, x)).odd == (), method
+
+
+# Gradients behind numbers that are not finite.
+
+
+@pytest.mark.parametrize("targets", [None, torch.zeros(8, dtype=torch.long)])
+def test_gradient_behind_an_overflow_is_not_measured(targets: Tensor | None) -> None:
+    """Where the forward signal is not a number some gradients are, but they are those of another network."""
+    model = branched()
+    with torch.no_grad():
+        model.get_parameter("blocks.1.last.weight").fill_(math.inf)
+    found = propagate(model, batch(8, 8), targets)
+    assert [math.isfinite(v) for v in found.series("sum")] == [True, False, False]
+    assert found.unmeasured == "blocks.1"
+    for part in ("sum_gradient", "branch_gradient", "shortcut_gradient"):
+        assert all(math.isnan(v) for v in found.series(part))
+    assert all(math.isnan(layer.gradient_norm) for layer in found.layers)
+    verdict = judge(found)
+    assert (verdict.status, verdict.forward.status, verdict.forward.broken_at) == ("exploding", "exploding", "blocks.1")
+    assert verdict.backward.status == "not measured"
+    assert "the gradient is not measured: the forward signal is not a number from blocks.1 on" in verdict.sentence
+    assert verdict.dead == ()
+
+
+def test_output_that_is_not_finite_is_told() -> None:
+    model = branched()
+    with torch.no_grad():
+        model.out.weight.fill_(math.inf)
+    verdict = judge(propagate(model, batch(8, 8)))
+    assert (verdict.status, verdict.forward.status, verdict.backward.status) == (
+        "exploding",
+        "preserved",
+        "not measured",
+    )
+    assert "not a number from the output on" in verdict.sentence
+    assert "between it and the output" in verdict.recommendation

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,3 +98,16 @@ def test_demo_writes_one_page_and_its_picture(demo: Demo, tmp_path: Path) -> Non
     assert written.read_text().startswith("<!doctype html>")
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert {path.name for path in written.parent.iterdir()} == {"index.html", "demo.png"}
+
+
+def test_demo_draws_no_gradient_behind_numbers_that_are_not_finite(demo: Demo) -> None:
+    ended = [1.0, math.inf, math.nan]
+    forward, backward = {**demo.forward, "he_in": ended}, {**demo.backward, "he_in": [math.nan] * 3}
+    section = page(replace(demo, forward=forward, backward=backward)).sections[0]
+    assert "he_in leaves the range of float32 at block 2" in section.text[1]
+    assert [panel.note for panel in section.panels] == [
+        "",
+        "Not measured where the forward signal is not a number to the end: he_in.",
+    ]
+    assert [curve.name for curve in section.panels[1].curves] == ["fixup", "batchnorm", "sqrt_half"]
+    assert page(demo).sections[0].panels[1].note == ""

@@ -24,7 +24,11 @@ Example = Annotated[
 
 def diagnose_model(
     model: Annotated[
-        str, typer.Argument(help="A model by name, or torchvision:NAME, timm:NAME, package.module:factory.")
+        str,
+        typer.Argument(
+            help="A model by name, torchvision:NAME, timm:NAME or package.module:factory, or the folder of a run or a "
+            "converted model.",
+        ),
     ],
     method: Annotated[
         list[str] | None,
@@ -79,22 +83,38 @@ def diagnose_model(
             raise ValueError(f"expected --out to end in .html, .png, .svg or .json, got '{path.name}'")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+    folder = folder_of(model)
+    if folder is not None and (method or checkpoint is not None):
+        raise ValueError(
+            f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
+            "has its method and weights, so leave that out"
+        )
+    if checkpoint is not None and (inside := _folder_around(checkpoint)) is not None:
+        raise ValueError(
+            f"expected the weights of a model alone, got '{checkpoint}' of a folder that says how they are to be read; "
+            f"diagnose the folder instead: normfree diagnose {inside}"
+        )
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
     _check(device)
     if example and data is not None:
         raise ValueError(f"expected --example or --data, got both; '{example}' gives the whole input")
     targets: Tensor | None = None
+    name = model if folder is None else _name_in(folder)
     if data is not None:
-        inputs, targets = _read(data, model)
+        inputs, targets = _read(data, name)
+    elif folder is not None and not example and (not shape or _reads_words(name)):
+        from normfree.train.loading import noise_for
+
+        inputs = noise_for(folder, batch=batch, length=_length(shape) if shape else None, seed=seed)
     else:
-        inputs = example_inputs(model, example, shape, batch, seed)
+        inputs = example_inputs(name, example, shape, batch, seed)
     found: list[Diagnosis] = []
-    for spec in [""] if is_foreign(model) else dict.fromkeys(method or ["fixup"]):
+    for spec in [""] if is_foreign(model) or folder is not None else dict.fromkeys(method or ["fixup"]):
         label = spec or model
         with progress(f"diagnosing {label}"):
             try:
-                built = network(model, spec, inputs, checkpoint, seed)
+                built = network(model, spec, inputs, checkpoint, seed) if folder is None else _loaded(folder)
                 built.train(not evaluate)
                 built.to(device)
                 generator = torch.Generator().manual_seed(seed)
@@ -126,6 +146,35 @@ def _check(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
         raise ValueError(f"expected --device to be one of this machine, got '{device}': {error}") from error
+
+
+def folder_of(model: str) -> Path | None:
+    """The folder of a run or a converted model, where an argument names one."""
+    from normfree.train.loading import holds_model
+
+    path = Path(model)
+    return path if path.is_dir() and (holds_model(path) or path.name != model) else None
+
+
+def _folder_around(weights: Path) -> Path | None:
+    """The folder of a run or a converted model that a file is part of."""
+    from normfree.train.loading import holds_model
+
+    return next((path for path in (weights, *weights.parents[:2]) if holds_model(path)), None)
+
+
+def _name_in(folder: Path) -> str:
+    """The name of the model in a folder; of a converted one, that it is somebody else's."""
+    from normfree.conversion.saving import is_converted
+    from normfree.train.loading import read_config
+
+    return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
+
+
+def _loaded(folder: Path) -> nn.Module:
+    from normfree.train.loading import load
+
+    return load(folder)
 
 
 def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | None, seed: int) -> nn.Module:
@@ -184,11 +233,9 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     from normfree.models.tokens import SPECIAL, VOCABULARY
 
     generator = torch.Generator().manual_seed(seed)
-    if not is_foreign(model) and find(model)[0].reads_tokens:
+    if _reads_words(model):
         family = find(model)[0]
-        if shape and not (shape.isdigit() and int(shape) > 0):
-            raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
-        size = (batch, int(shape or family.size))
+        size = (batch, _length(shape) if shape else family.size)
         drawn = [torch.randint(SPECIAL, VOCABULARY, size, generator=generator) for _ in range(family.inputs)]
         return drawn[0] if len(drawn) == 1 else tuple(drawn)
     if shape:
@@ -201,6 +248,19 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     else:
         sizes = [3, find(model)[0].size, find(model)[0].size]
     return torch.randn(batch, *sizes, generator=generator)
+
+
+def _reads_words(model: str) -> bool:
+    from normfree.models import find
+    from normfree.models.foreign import is_foreign
+
+    return not is_foreign(model) and find(model)[0].reads_tokens
+
+
+def _length(shape: str) -> int:
+    if not (shape.isdigit() and int(shape) > 0):
+        raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
+    return int(shape)
 
 
 def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +93,7 @@ def train_model(
             raise
         raise typer.Exit(2) from None  # the first process tells it
     if first:
-        _print(result, folder, as_json)
+        _print(result, folder, as_json, plugin)
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
     if result.signal is not None:
@@ -169,7 +171,7 @@ def _new_folder(config: TrainConfig) -> Path:
     return path
 
 
-def _print(result: RunResult, folder: Path, as_json: bool) -> None:
+def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str] | None = None) -> None:
     if as_json:
         from normfree.files import plain_json
 
@@ -180,6 +182,7 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
 
     console = open_console()
     config = result.config
+    look = shlex.join(["normfree", "diagnose", str(folder), *(p for name in plugins or () for p in ("--plugin", name))])
     console.print(
         f"{config.model} ({config.method}) on {config.data}, {result.epochs:.3g} of {config.epochs} epochs",
         markup=False,
@@ -202,7 +205,7 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
     if result.status == "diverged":
         console.print(
             "diverged: the loss is no longer finite, or above the limit; kept is the model of the last checkpoint "
-            "before that, or of the start. Try a lower lr, or look with: normfree diagnose",
+            f"before that, or of the start. Try a lower lr, or look with: {look}",
             markup=False,
             style="red",
         )
@@ -218,7 +221,7 @@ def _print(result: RunResult, folder: Path, as_json: bool) -> None:
         console.print(
             f"nothing was learned: the {name} loss, {loss:.4g}, is {above} of a guess among {result.classes:,} "
             f"{kinds}, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the signal is lost with: "
-            "normfree diagnose",
+            f"{look}",
             markup=False,
             style="yellow",
         )

@@ -108,7 +108,7 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     record = _read_record(folder)
     plan = plan_from_json(record["plan"])
     tensors = _read_tensors(folder / WEIGHTS)
-    example = unpack_example(_read_tensors(folder / EXAMPLE), record.get("example"))
+    example = read_example(folder)
     if factory is None and record["source"] is None:
         raise ValueError(
             f"expected a factory for the model in '{folder}', whose original has no name there; pass a function that "
@@ -180,6 +180,16 @@ def read_plan(folder: str | Path) -> ResidualPlan:
     Raises `ValueError` when it is missing or damaged.
     """
     return plan_from_json(_read_record(Path(folder))["plan"])
+
+
+def read_example(folder: str | Path) -> Example:
+    """The example that a converted model lies with.
+
+    Raises `ValueError` when it is missing or damaged.
+    """
+    folder = Path(folder)
+    example: Example = unpack_example(_read_tensors(folder / EXAMPLE), _read_record(folder).get("example"))
+    return example
 
 
 def is_converted(folder: str | Path) -> bool:

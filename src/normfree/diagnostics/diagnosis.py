@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge
+from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
 from normfree.methods import get
 from normfree.methods.record import ONE
 from normfree.models import Stated, admits
@@ -173,7 +173,7 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 sparkline(d.signal.series("sum"), width=12),
                 _factor(v.forward),
                 _total(v.forward),
-                sparkline(d.signal.series("sum_gradient"), width=12),
+                "not measured" if _unmeasured(v) else sparkline(d.signal.series("sum_gradient"), width=12),
                 _factor(v.backward),
                 _total(v.backward),
                 _place(v),
@@ -189,21 +189,31 @@ def _place(verdict: Verdict) -> str:
     """Where to look first."""
     if verdict.dead or verdict.odd:
         return (*verdict.dead, *(odd.name for odd in verdict.odd))[0]
-    worst = verdict.backward if _worse(verdict.backward.status, verdict.forward.status) else verdict.forward
+    worst = verdict.backward if _worse(verdict.backward, verdict.forward) else verdict.forward
     return worst.worst if verdict.at_least("vanishing") else "–"
 
 
 def _factor(direction: Direction) -> str:
     """The factor a block; the mean of many that fall where growth is a power of the depth."""
+    if direction.status == "not measured":
+        return "–"
     return f"{direction.factor:.2f}{'↘' if direction.status == 'linear' else ''}"
 
 
 def _total(direction: Direction) -> str:
+    if direction.status == "not measured":
+        return "–"
     return f"{direction.total:.2g}" if 1e-3 < direction.total < 1e3 else f"{direction.total:.1e}"
 
 
-def _worse(one: Status, other: Status) -> bool:
-    return SEVERITY.index(one) > SEVERITY.index(other)
+def _unmeasured(verdict: Verdict) -> bool:
+    return verdict.backward.status == "not measured"
+
+
+def _worse(one: Direction, other: Direction) -> bool:
+    if one.status == "not measured" or other.status == "not measured":
+        return other.status == "not measured"
+    return SEVERITY.index(one.status) > SEVERITY.index(other.status)
 
 
 def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
@@ -211,6 +221,8 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
     sums = max((d.signal.sums for d in diagnoses), key=len)
     names = tuple(s.name for s in sums)
     stages = tuple(i + 1 for i, s in enumerate(sums) if i > 0 and s.stage != sums[i - 1].stage)
+    measured = [d for d in diagnoses if not _unmeasured(d.verdict)] or diagnoses
+    lost = "; ".join(f"{d.name}: {not_measured(d.signal.unmeasured)}" for d in diagnoses if d.signal.unmeasured)
     wanted = (
         ("forward: variance of the sum", "sum", "variance"),
         ("backward: variance of the sum's gradient", "sum_gradient", "variance"),
@@ -220,10 +232,14 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
     return tuple(
         Panel(
             title=title,
-            curves=tuple(Curve(d.name, tuple(d.signal.series(part, statistic))) for d in diagnoses),
+            curves=tuple(
+                Curve(d.name, tuple(d.signal.series(part, statistic)))
+                for d in (measured if part == "sum_gradient" else diagnoses)
+            ),
             y_label=statistic.replace("_", " "),
             stages=stages,
             point_names=names,
+            note=lost if part == "sum_gradient" else "",
         )
         for title, part, statistic in wanted
     )

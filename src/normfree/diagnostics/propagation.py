@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from normfree.diagnostics.batched import norms, numbers
 from normfree.diagnostics.parts import Parts, parts
 from normfree.diagnostics.plans import plan_of
-from normfree.diagnostics.taps import SumSignal, Taps
+from normfree.diagnostics.taps import MISSING, SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
 from normfree.nn.borrowed import call_arguments as call_arguments
 from normfree.plan import Branch, ResidualPlan
@@ -51,6 +51,9 @@ class Signal:
     `injected` says where the gradient came from when it was not a loss: 'output' or 'features' (the input of a
     classifier whose weight is zero, behind which no gradient would be left), and 'memory' where it was put on what a
     decoder reads of an encoder, too, because all that reads it puts out zero.
+
+    `unmeasured` is the name of the first sum whose forward signal is not a finite number, or 'the output', where
+    gradients behind it would mean nothing: they are NaN, at such sums, and everywhere if the output is not finite.
     """
 
     sums: tuple[SumSignal, ...]
@@ -58,6 +61,7 @@ class Signal:
     injected: str = ""
     loss: float = math.nan
     plan: ResidualPlan = field(default_factory=ResidualPlan, repr=False)
+    unmeasured: str = ""
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """One number a sum: `part` is sum, branch, shortcut, or one of them with '_gradient'."""
@@ -69,6 +73,7 @@ class Signal:
         return {
             "injected": self.injected,
             "loss": self.loss,
+            "unmeasured": self.unmeasured,
             "sums": [asdict(s) for s in self.sums],
             "layers": layers,
         }
@@ -90,7 +95,8 @@ def propagate(
     gradient at the output, drawn from `generator` (default: seed 0). Where the classifier's weight is zero, as at the
     start of Fixup, the random gradient is put on its input instead, and `injected` says so; likewise on the memory that
     a decoder reads where every attention over it puts out zero, so that nothing would reach the encoder. Frozen
-    parameters get gradients too: the signal is that of the network, whatever is trained.
+    parameters get gradients too: the signal is that of the network, whatever is trained. Behind a forward signal that
+    is not finite no gradient is told (`Signal.unmeasured`).
 
     Hooks, modes, gradients, buffers, random state and memory are as before, also when the model raises. Only numbers
     are kept, so memory does not grow beyond one plain pass.
@@ -131,11 +137,31 @@ def propagate(
         if memory is not None and memory.requires_grad and taps.silent(memories):
             starts[memory] = _draw(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
+        ended = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
     taps.settle()  # before the first wait for the device
     layers, gradients = _layer_signals(known, plan, sizes)
-    alive = _learning(plan, gradients)
-    return Signal(taps.result(alive), layers, injected, math.nan if value is None else float(value), plan)
+    sums = taps.result(_learning(plan, gradients))
+    found = Signal(sums, layers, injected, math.nan if value is None else float(value), plan)
+    return _without_artefacts(found, output_is_finite=all(map(bool, ended)))
+
+
+def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
+    """The signal without gradients that came through numbers which are not finite."""
+    lost = [s.name for s in signal.sums if not math.isfinite(s.sum.variance)]
+    if output_is_finite and not lost:
+        return signal
+    some = set(lost)
+    sums = tuple(
+        replace(s, sum_gradient=MISSING, branch_gradient=MISSING, shortcut_gradient=MISSING)
+        if not output_is_finite or s.name in some
+        else s
+        for s in signal.sums
+    )
+    layers = signal.layers
+    if not output_is_finite:
+        layers = tuple(replace(layer, gradient_norm=math.nan) for layer in layers)
+    return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -34,10 +34,11 @@ LARGE = 1e3  # a change at which any factor is too much; networks with 1e4 did n
 class Direction:
     """The verdict on one direction: the factor a block inside stages, the total change, and the worst block.
 
-    The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both.
+    The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both. It is
+    not measured where the forward signal ends before the output.
     """
 
-    status: Status
+    status: Status | Literal["not measured"]
     factor: float
     total: float
     worst: str
@@ -96,18 +97,24 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     """
     waiting = _waiting(signal.sums)
     left_out = set(waiting)
+    if signal.unmeasured:
+        left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
     reached = [s for s in signal.sums if s.name not in left_out]
     forward = _direction([(s.name, s.stage, s.sum.variance) for s in signal.sums], backward=False)
     backward = _direction([(s.name, s.stage, s.sum_gradient.variance) for s in reached], backward=True)
     dead = tuple(s.name for s in reached if s.sum_gradient.norm > 0 and s.branch.norm == 0 and not s.learns)
-    statuses: list[Status] = [forward.status, backward.status]
+    statuses: list[Status] = [d.status for d in (forward, backward) if d.status != "not measured"]
     if dead:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
+    if behind := signal.unmeasured and forward.status in ("preserved", "linear"):
+        status = "exploding"
     odd = odd_blocks(signal) if status in ("preserved", "linear") else ()
-    sentence = _sentence(forward, backward, dead, waiting, odd)
+    sentence = _sentence(forward, backward, dead, waiting, odd, signal.unmeasured)
     advice = _advice(forward, backward, dead, method, admits)
-    if odd:
+    if behind:
+        advice = "the numbers end behind the last block: look at the layers between it and the output"
+    elif odd:
         whose = "its" if len(odd) == 1 else "their"
         advice = (
             f"look at {_few([o.name for o in odd])}: compare {whose} weights and normalizers with those of the others"
@@ -130,6 +137,8 @@ def _waiting(sums: Sequence[SumSignal]) -> list[str]:
 
 def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> Direction:
     """Judge one direction from name, stage and variance; in the order of the blocks, whatever way the signal goes."""
+    if not series:
+        return Direction("not measured", math.nan, math.nan, "", math.nan)
     names, stages, values = zip(*series, strict=True)
     travelled = list(zip(names, values, strict=True))[:: -1 if backward else 1]
     broken = next((name for name, value in travelled if not math.isfinite(value)), "")
@@ -204,9 +213,16 @@ def _exp(value: float) -> float:
 
 
 def _sentence(
-    forward: Direction, backward: Direction, dead: Sequence[str], waiting: Sequence[str], odd: Sequence[Odd]
+    forward: Direction,
+    backward: Direction,
+    dead: Sequence[str],
+    waiting: Sequence[str],
+    odd: Sequence[Odd],
+    unmeasured: str,
 ) -> str:
     def say(what: str, d: Direction) -> str:
+        if d.status == "not measured":
+            return f"{what} is {not_measured(unmeasured)}"
         if d.broken_at:
             reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
             return f"{what} {reason} at {d.broken_at}"
@@ -227,6 +243,15 @@ def _sentence(
     return "; ".join(parts)
 
 
+def not_measured(place: str) -> str:
+    """Why there is no gradient: the forward signal ended at a place.
+
+    >>> not_measured("body.0.7")
+    'not measured: the forward signal is not a number from body.0.7 on'
+    """
+    return f"not measured: the forward signal is not a number from {place} on"
+
+
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -238,7 +263,7 @@ def _advice(
     advice = _remedy(forward, backward, dead, admits)
     if not method or f"'{method}'" not in advice:
         return advice
-    worse = max(backward, forward, key=lambda d: SEVERITY.index(d.status))
+    worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
     place = dead[0] if dead else worse.broken_at or worse.worst
     return f"it has '{method}' already, which does not do this by itself: look at {place}"
 

@@ -140,7 +140,7 @@ def _work(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list
 
 def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | None:
     """The variance after every residual sum, and of its gradient, by method; None after a signal."""
-    wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed}
+    wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
             stored = json.loads(path.read_bytes())
@@ -163,7 +163,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
 
 
 def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]]:
-    """One forward and one backward pass at initialization, on noise."""
+    """One forward and one backward pass at initialization, on noise; NaN where a gradient would mean nothing."""
     model, method, seed = task
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
     network = build(model, method, example=images, generator=torch.Generator().manual_seed(seed))
@@ -246,6 +246,9 @@ def _signal_section(demo: Demo) -> Section:
     s = demo.settings
     blocks = max(map(len, demo.forward.values()))
     texts = [_way(method, values) for method, values in demo.forward.items()]
+    lost = [method for method, values in demo.backward.items() if all(map(math.isnan, values))]
+    measured = {method: values for method, values in demo.backward.items() if method not in lost} or demo.backward
+    note = f"Not measured where the forward signal is not a number to the end: {', '.join(lost)}." if lost else ""
     return Section(
         "1 · A signal through a thousand layers" if blocks > 400 else f"1 · A signal through {blocks} blocks",
         (
@@ -255,10 +258,10 @@ def _signal_section(demo: Demo) -> Section:
             f"Variance of the signal: {'; '.join(texts)}.",
         ),
         panels=tuple(
-            Panel(title, tuple(Curve(m, tuple(values)) for m, values in series.items()), y_label="variance")
-            for title, series in (
-                (f"forward through {s.signal_model}: variance of the signal", demo.forward),
-                (f"backward through {s.signal_model}: variance of its gradient", demo.backward),
+            Panel(title, tuple(Curve(m, tuple(v)) for m, v in series.items()), y_label="variance", note=below)
+            for title, series, below in (
+                (f"forward through {s.signal_model}: variance of the signal", demo.forward, ""),
+                (f"backward through {s.signal_model}: variance of its gradient", measured, note),
             )
         ),
     )

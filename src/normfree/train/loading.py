@@ -11,11 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.saving import PLAN, Factory, convert_again, is_converted, load_converted, original, read_plan
+from normfree.conversion.saving import (
+    PLAN,
+    Factory,
+    convert_again,
+    is_converted,
+    load_converted,
+    original,
+    read_example,
+    read_plan,
+)
 from normfree.data.prepared import VOCABULARY, Prepared
 from normfree.data.vocabulary import Vocabulary
-from normfree.models import build
+from normfree.models import build, find
 from normfree.models.foreign import is_foreign
+from normfree.models.tokens import SPECIAL
 from normfree.train import checkpoint
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
@@ -70,6 +80,34 @@ def load(
         model = _made(Path(folder), config, state, factory)
     _fill_(model, weights, folder)
     return model.to(device).eval()
+
+
+def holds_model(folder: str | Path) -> bool:
+    """Whether `load` would look into a folder: that of a run, or of a conversion."""
+    return RunFolder(folder).config_path.exists() or is_converted(folder)
+
+
+def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, seed: int = 0) -> Any:
+    """Random inputs as the model of a run or of a conversion reads them, without its data.
+
+    N(0, 1) numbers in the shape of the images, or words of the vocabulary in sequences of some length. What a converted
+    model reads other than one batch of numbers is the example that it was converted with.
+
+    Raises `ValueError` as `load` does.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if is_converted(folder):
+        example = read_example(folder)
+        if not isinstance(example, Tensor) or not example.is_floating_point():
+            return example
+        return torch.randn(batch, *example.shape[1:], generator=generator).to(example.dtype)
+    config, state = read_config(folder), checkpoint.load(folder)[1]
+    if "vocabulary" not in state:
+        return torch.randn(batch, *state["input_shape"], generator=generator)
+    family = find(config.model)[0]
+    size = (batch, length or family.size)
+    drawn = [torch.randint(SPECIAL, state["vocabulary"], size, generator=generator) for _ in range(family.inputs)]
+    return drawn[0] if len(drawn) == 1 else tuple(drawn)
 
 
 def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
