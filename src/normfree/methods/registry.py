@@ -69,8 +69,10 @@ def get(spec: str | Method) -> Method:
         return spec
     name, _, text = spec.partition(":")
     if name not in _FACTORIES:
-        own = "one of your own is known once its module is imported (--plugin MODULE)"
-        raise ValueError(f"{unknown('method', name, _FACTORIES)}; {own}")
+        error = unknown("method", name, _FACTORIES)
+        if "did you mean" in str(error):
+            raise error
+        raise ValueError(f"{error}; one of your own is known once its module is imported (--plugin MODULE)")
     factory = _FACTORIES[name]
     defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
     options: dict[str, object] = {}
