@@ -239,7 +239,7 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
                 Curve(d.name, tuple(d.signal.series(part, statistic)))
                 for d in (measured if part == "sum_gradient" else diagnoses)
             ),
-            y_label=statistic.replace("_", " "),
+            y_label="squared mean" if statistic == "mean_square" else statistic,
             stages=stages,
             point_names=names,
             note=lost if part == "sum_gradient" else "",
