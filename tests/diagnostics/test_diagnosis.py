@@ -276,3 +276,7 @@ def test_gradient_that_was_not_measured_is_not_shown(short: Diagnosis, tmp_path:
     assert [curve.name for curve in panels([bad, short])[1].curves] == ["short"]
     for suffix in ("html", "png", "svg", "json"):
         assert bad.save(tmp_path / f"bad.{suffix}").stat().st_size > 1000
+
+
+def test_axes_say_what_is_drawn(short: Diagnosis) -> None:
+    assert [panel.y_label for panel in panels([short])] == ["variance", "variance", "squared mean", "variance"]

@@ -585,3 +585,29 @@ def test_output_that_is_not_finite_is_told() -> None:
     )
     assert "not a number from the output on" in verdict.sentence
     assert "between it and the output" in verdict.recommendation
+
+
+# What 'in all' means.
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("kind", ["preserved", "linear", "exploding", "vanishing"])
+def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
+    """Also where stages begin anew, inside which the change is another."""
+    stages = [k for k in (1, 2, 3) for _ in range(9)]
+    values = {
+        "preserved": [1.0 + 0.1 * k for k in stages],
+        "linear": linear((9, 9, 9))[0],
+        "exploding": [3.0**b for _ in range(3) for b in range(9)],
+        "vanishing": [3.0**-b for _ in range(3) for b in range(9)],
+    }[kind]
+    gradients = [1 / v for v in values] if kind == "linear" else values[::-1]  # growth slows down with depth
+    found = judge(signal([1.0] * 27, gradients, stages) if backward else signal(values, stages=stages))
+    direction = found.backward if backward else found.forward
+    assert direction.status == kind
+    travelled = gradients[::-1] if backward else values
+    ends = np.median(travelled[-3:]) / np.median(travelled[:3])
+    assert direction.total == pytest.approx(ends)
+    if kind != "preserved":
+        assert abs(math.log(direction.inside)) > 2 * abs(math.log(direction.total))
+        assert f"×{direction.inside:.1e} inside stages" in found.sentence or kind == "linear"

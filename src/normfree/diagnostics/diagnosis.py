@@ -179,7 +179,10 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 _place(v),
             )
         )
-    caption = "curves are log variance, first block left; × a block is inside stages"
+    caption = (
+        "curves are log variance, first block left; in all is from the first block that the signal meets to the last, "
+        "× a block is inside stages"
+    )
     if any("linear" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ comes to 1 with depth"
     return Table("signal through the residual blocks", columns, tuple(rows), caption)
@@ -236,7 +239,7 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
                 Curve(d.name, tuple(d.signal.series(part, statistic)))
                 for d in (measured if part == "sum_gradient" else diagnoses)
             ),
-            y_label=statistic.replace("_", " "),
+            y_label="squared mean" if statistic == "mean_square" else statistic,
             stages=stages,
             point_names=names,
             note=lost if part == "sum_gradient" else "",

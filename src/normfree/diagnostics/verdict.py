@@ -34,6 +34,9 @@ LARGE = 1e3  # a change at which any factor is too much; networks with 1e4 did n
 class Direction:
     """The verdict on one direction: the factor a block inside stages, the total change, and the worst block.
 
+    `total` is the change from the first block that the signal meets to the last; `inside` is that inside the stages,
+    taken together, which can be far more where stages begin anew.
+
     The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both. It is
     not measured where the forward signal ends before the output.
     """
@@ -44,6 +47,7 @@ class Direction:
     worst: str
     worst_factor: float
     broken_at: str = ""
+    inside: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -164,10 +168,9 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> D
         status = "vanishing"
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     worst = (min if status == "vanishing" else max)(range(len(steps)), key=steps.__getitem__)
-    total = {"vanishing": decay, "preserved": whole}.get(status, growth)
     # Forward a sum is what its own block made of the signal; backward, what the block after it made of the gradient.
     place = travelled[worst if backward else min(worst + 1, len(travelled) - 1)][0]
-    return Direction(status, math.exp(slope), _exp(total), place, _exp(steps[worst]))
+    return Direction(status, math.exp(slope), _exp(whole), place, _exp(steps[worst]), inside=_exp(inside))
 
 
 def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
@@ -230,8 +233,10 @@ def _sentence(
             word = "is preserved" if 1 / MANIFEST <= d.total <= MANIFEST else "stays within bounds"
             return f"{what} {word} (×{d.factor:.2f} a block inside stages, ×{d.total:.2g} in all)"
         if d.status == "linear":
-            return f"{what} grows as a power of the depth, by ever less a block (×{d.total:.2g} in all)"
-        return f"{what} is {d.status}: ×{d.factor:.2f} a block, ×{d.total:.1e} in all, worst at {d.worst}"
+            changes = f"×{d.inside:.2g} inside stages, ×{d.total:.2g} in all"
+            return f"{what} grows as a power of the depth, by ever less a block ({changes})"
+        stages = f", ×{d.inside:.1e} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
+        return f"{what} is {d.status}: ×{d.factor:.2f} a block{stages}, ×{d.total:.1e} in all, worst at {d.worst}"
 
     parts = [say("the forward signal", forward), say("the gradient", backward)]
     if dead:
@@ -285,6 +290,6 @@ def _remedy(forward: Direction, backward: Direction, dead: Sequence[str], admits
         return f"only the gradient explodes: {use('isograd', 'convshort')} to preserve it, or clip gradients"
     if backward.status == "vanishing":
         return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
-    if any(d.status == "linear" and d.total >= LARGE for d in (forward, backward)):
+    if any(d.status == "linear" and max(d.inside, d.total) >= LARGE for d in (forward, backward)):
         return f"large, but no explosion: normalization bears it; without normalization {use('isograd', 'fixup')}"
     return "nothing to do"
