@@ -269,7 +269,7 @@
       const joined = (k, l) => points[k] && points[l] && points[l].i - points[k].i === 1;
       const group = add(svg, "g", { class: `curve ${style}${named ? " named" : ""}` });
       group.dataset.name = curve.name;
-      if (!named) add(group, "path", { class: "path", d: points.map((p, k) => (joined(k - 1, k) ? "L" : "M") + spot(p)).join("") });
+      if (!named && points.length) add(group, "path", { class: "path", d: points.map((p, k) => (joined(k - 1, k) ? "L" : "M") + spot(p)).join("") });
       const bars = points.filter((point) => curve.spread[point.i] > 0).map((point) => {
         const ends = [-1, 1].map((sign) => toY(place(curve.values[point.i] + sign * curve.spread[point.i])));
         const [low, high] = ends.map((v) => (Number.isNaN(v) ? point.y : v).toFixed(1));
