@@ -230,14 +230,12 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
 
     from normfree.models import find
     from normfree.models.foreign import is_foreign
-    from normfree.models.tokens import SPECIAL, VOCABULARY
+    from normfree.models.tokens import random_words
 
     generator = torch.Generator().manual_seed(seed)
     if _reads_words(model):
         family = find(model)[0]
-        size = (batch, _length(shape) if shape else family.size)
-        drawn = [torch.randint(SPECIAL, VOCABULARY, size, generator=generator) for _ in range(family.inputs)]
-        return drawn[0] if len(drawn) == 1 else tuple(drawn)
+        return random_words(family.inputs, (batch, _length(shape) if shape else family.size), generator)
     if shape:
         parts: list[Any] = shape.lower().split("x")
         if not all(part.isdigit() and int(part) > 0 for part in parts):

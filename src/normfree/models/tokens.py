@@ -28,6 +28,14 @@ def real_positions(tokens: Tensor) -> Tensor:
     return real | ~real.any(1, keepdim=True)
 
 
+def random_words(
+    inputs: int, size: tuple[int, int], generator: torch.Generator, vocabulary: int = VOCABULARY
+) -> Tensor | tuple[Tensor, ...]:
+    """As many sequences (N, T) of random words as a model reads, one of them alone."""
+    drawn = tuple(torch.randint(SPECIAL, vocabulary, size, generator=generator) for _ in range(inputs))
+    return drawn[0] if inputs == 1 else drawn
+
+
 class Reads(NamedTuple):
     """How many sequences of tokens a model reads, 0 where it reads none, and whether it predicts tokens."""
 

@@ -25,7 +25,7 @@ from normfree.data.prepared import VOCABULARY, Prepared
 from normfree.data.vocabulary import Vocabulary
 from normfree.models import build, find
 from normfree.models.foreign import is_foreign
-from normfree.models.tokens import SPECIAL
+from normfree.models.tokens import random_words
 from normfree.train import checkpoint
 from normfree.train.config import TrainConfig
 from normfree.train.distributed import Processes
@@ -105,9 +105,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
     if "vocabulary" not in state:
         return torch.randn(batch, *state["input_shape"], generator=generator)
     family = find(config.model)[0]
-    size = (batch, length or family.size)
-    drawn = [torch.randint(SPECIAL, state["vocabulary"], size, generator=generator) for _ in range(family.inputs)]
-    return drawn[0] if len(drawn) == 1 else tuple(drawn)
+    return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
 
 def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
