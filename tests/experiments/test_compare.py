@@ -89,6 +89,8 @@ def test_comparison_on_text_speaks_of_tokens(lrs: tuple[float, ...]) -> None:
     settings = {"data": "pairs:.data/multi30k-8000", "epochs": 6, "batch_size": 4000}
     found = dataclasses.replace(made(run("fixup", 10, 0.1, 0.5, 0.5), lrs=lrs), settings=settings, chance=1 / 8000)
     assert table(found).title == "Test accuracy on multi30k-8000 after 6 epochs, batches of 4,000 tokens"
+    book = dataclasses.replace(found, settings={**found.settings, "data": "text:.data/book-8000", "batch_size": 32})
+    assert table(book).title == "Test accuracy on book-8000 after 6 epochs, batches of 32 blocks"
     (shown,) = page(dataclasses.replace(found, linear_accuracy=None), "title").panels
     assert shown.y_label == "target tokens predicted in the test, %"
 

@@ -182,18 +182,21 @@ def _setting(comparison: Comparison) -> str:
     """What all runs share, in words."""
     s = comparison.settings
     epochs = f"{s['epochs']} epoch{'' if s['epochs'] == 1 else 's'}"
-    if _on_text(comparison):
-        return f"on {Path(s['data'].partition(':')[2]).name} after {epochs}, batches of {s['batch_size']:,} tokens"
+    kind = _kind_of_text(comparison)
+    if kind is not None:
+        counted = "tokens" if kind == PAIRS else "blocks"
+        return f"on {Path(s['data'].removeprefix(kind)).name} after {epochs}, batches of {s['batch_size']:,} {counted}"
     return f"on {s['data']} after {epochs}, batch size {s['batch_size']}"
 
 
-def _on_text(comparison: Comparison) -> bool:
-    """Whether the runs predict tokens, in batches that are counted in them."""
-    return str(comparison.settings["data"]).startswith((PAIRS, TEXT))
+def _kind_of_text(comparison: Comparison) -> str | None:
+    """Pairs, whose batches are counted in tokens, or running text, whose are in blocks; None for images."""
+    return next((kind for kind in (PAIRS, TEXT) if str(comparison.settings["data"]).startswith(kind)), None)
 
 
 def _y_label(comparison: Comparison) -> str:
-    return "target tokens predicted in the test, %" if _on_text(comparison) else "test accuracy in %"
+    what = {PAIRS: "target tokens predicted in the test, %", TEXT: "tokens predicted in the test, %"}
+    return what.get(_kind_of_text(comparison) or "", "test accuracy in %")
 
 
 def _caption(comparison: Comparison, *, best: bool = True) -> str:
