@@ -23,6 +23,7 @@ from normfree.data.batches import Batches, in_order
 from normfree.data.images import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine
 from normfree.train.evaluation import Score, score
+from normfree.train.judging import Judge
 from normfree.train.step import Step
 from tiny_images import tiny_images
 
@@ -622,13 +623,13 @@ def test_name_that_our_models_use_may_be_another_thing_in_others(held: Any) -> N
 
 
 def test_speed_of_an_epoch_is_that_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored = engine._Run._score
+    scored = Judge.score
 
-    def slow(run: Any, judged: Any) -> Score | None:
+    def slow(judge: Judge, judged: Any) -> Score | None:
         time.sleep(0.5)
-        return scored(run, judged)
+        return scored(judge, judged)
 
-    monkeypatch.setattr(engine._Run, "_score", slow)
+    monkeypatch.setattr(Judge, "score", slow)
     result = fit(out=tmp_path, epochs=3, validation=0.5)
     metrics = RunFolder(tmp_path).read_metrics()
     assert result.seconds > 1.5

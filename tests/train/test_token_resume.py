@@ -16,7 +16,7 @@ import torch
 import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.data.prepared import Prepared
-from normfree.train import RunFolder, RunResult, checkpoint, engine, translating
+from normfree.train import RunFolder, RunResult, checkpoint, engine, judging, translating
 from normfree.train.tokens import token_batches
 from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text
@@ -198,7 +198,7 @@ def test_run_stopped_while_it_translates_equals_the_uninterrupted_one(
         patch.setattr(translating.translate_tokens, "__kwdefaults__", {**KEYWORDS, "sentences": 1})
         stopped = fit(pairs, tmp_path)
     assert (stopped.status, stopped.signal, stopped.bleu, calls) == ("interrupted", signal.SIGTERM, None, 1)
-    assert not (tmp_path / engine.TRANSLATIONS).exists()
+    assert not (tmp_path / judging.TRANSLATIONS).exists()
     assert fit(pairs, tmp_path, resume=True).status == "finished"
     assert differences(whole, tmp_path) == []
 
@@ -271,7 +271,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
     [
         ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
         ("normfree.train.step:Step.__call__", 7),  # in an epoch, with nothing saved in it
-        ("normfree.train.engine:translate_test", 1),  # translated, but not written
+        ("normfree.train.judging:translate_test", 1),  # translated, but not written
     ],
 )
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(

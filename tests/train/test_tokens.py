@@ -20,7 +20,7 @@ from normfree.models.tokens import END, PAD, START
 from normfree.nn.borrowed import evaluating
 from normfree.optim.masters import Masters
 from normfree.optim.rules import UpdateRule
-from normfree.train import RunFolder, RunResult, engine, evaluate_translation
+from normfree.train import RunFolder, RunResult, engine, evaluate_translation, judging
 from normfree.train.distributed import Processes
 from normfree.train.forward import apply_precision_, forward_of
 from normfree.train.step import Step, StepSettings
@@ -455,7 +455,7 @@ def test_run_trains_and_translates_without_sentencepiece(pairs: Prepared, monkey
 
 def test_diverging_run_is_not_translated(pairs: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step makes the loss infinite, which no later step sees."""
-    monkeypatch.setattr(engine, "translate_test", lambda *_: pytest.fail("translated"))
+    monkeypatch.setattr(judging, "translate_test", lambda *_: pytest.fail("translated"))
     result = nf.fit(config(method="he_in", optimizer="sgd", lr=1e30, batch_size=4000), data=pairs)
     assert (result.status, result.bleu) == ("diverged", None)
 

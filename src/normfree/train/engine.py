@@ -1,7 +1,8 @@
 """`fit`: a configuration becomes a trained model and a folder that holds everything about it.
 
 The loop below only counts steps, looks at the run now and then, and saves. What it trains with is put together in
-`rig`, what a step does is in `step`, what is fed to it in `inputs`, where things are kept in `runs` and `checkpoint`.
+`rig`, what a step does is in `step`, what is fed to it in `inputs`, how it is scored in `judging`, where things are
+kept in `runs` and `checkpoint`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +31,8 @@ from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import joined
 from normfree.train.evaluation import Score
 from normfree.train.hardware import InFlight, device_of, fast
-from normfree.train.inputs import Judged, example_of, open_data, require_whole
+from normfree.train.inputs import example_of, open_data, require_whole
+from normfree.train.judging import Judge
 from normfree.train.randomness import seeded_draws
 from normfree.train.result import RunResult, Snapshot
 from normfree.train.rig import Rig
@@ -46,12 +48,11 @@ from normfree.train.subject import (
     require_images,
     require_scores,
 )
-from normfree.train.tokens import require_data, require_token_scores, translate_test, translates_test
+from normfree.train.tokens import require_data, require_token_scores
 from normfree.train.translating import Bleu
 
 Kept = tuple[dict[str, Tensor], dict[str, Any]]
 """The tensors and the plain state of a checkpoint."""
-TRANSLATIONS = "translations.txt"  # of the test sentences, one a line
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
 _SHARE, _SMALL = 0.1, 2**25  # of the time, for large checkpoints after epochs; bytes of one that may come after each
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
@@ -116,10 +117,6 @@ def fit(
         return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
 
 
-class _StoppedError(Exception):
-    """A signal came while the test sentences were translated."""
-
-
 class _Run:
     """A run on its way: what it trains with, the counters, and the folder it is kept in."""
 
@@ -151,6 +148,7 @@ class _Run:
     ) -> RunResult:
         """Go on until the end, a signal or a divergence, and say how it ended."""
         self._stop, self._seed_draws, self.command = stop, seed_draws, command
+        self._judge = Judge(self.rig, stop, self.folder)
         if self.config.graph:
             self.step.start_epoch(0, self._factors(0))
             self.step.capture()
@@ -169,8 +167,8 @@ class _Run:
         test = None
         if status == "finished":
             with self.step.averaged():
-                test = self._score(self.rig.inputs.test)
-            if self.signal is not None:
+                test = self._judge.score(self.rig.inputs.test)
+            if self._judge.signal is not None:
                 status = "interrupted"  # what is trained is saved, and resuming does the rest
             if test is not None and not math.isfinite(test.loss):
                 status, test = "diverged", None  # by its last step, after which no loss was seen any more
@@ -180,8 +178,8 @@ class _Run:
             self.rig.release()
         translated = None
         if status == "finished":
-            translated = self._translate()
-            if self.signal is not None:
+            translated = self._judge.translate()
+            if self._judge.signal is not None:
                 status = "interrupted"
         result = self._result(status, train_loss, train_accuracy, test, translated)
         self._close(result, picture)
@@ -242,8 +240,8 @@ class _Run:
     def _log_epoch(self, epoch: int, loss: float, accuracy: float, speed: float) -> Status | None:
         if self.rig.inputs.validation is not None:
             with self.step.averaged():
-                found = self._score(self.rig.inputs.validation)
-            if self.signal is not None:
+                found = self._judge.score(self.rig.inputs.validation)
+            if self._judge.signal is not None:
                 return "interrupted"  # the epoch is owed: the next process scores it
             self.validation = found
         record: dict[str, Any] = {
@@ -288,49 +286,6 @@ class _Run:
         """Images or tokens a second since this process began to train."""
         seconds = time.perf_counter() - self._train_start
         return (self.done - self._done_at_start) * self.rig.inputs.per_step / max(seconds, 1e-9)
-
-    def _score(self, judged: Judged | None) -> Score | None:
-        """The score over all processes; None where there is nothing to judge by, or a `signal` cut it short."""
-        if judged is None:
-            return None
-        cut = 0
-
-        def batches() -> Iterator[Any]:
-            nonlocal cut
-            for batch in judged():
-                if self._stop.requested is not None:
-                    cut = self._stop.requested
-                    return  # without an error, since all processes meet at the end of the score
-                yield batch
-
-        found = self.rig.inputs.score(self.model, batches(), reduce=self.processes.average_)
-        self.signal = self.processes.agree(cut) or None
-        return found if self.signal is None else None
-
-    def _translate(self) -> Bleu | None:
-        """Translate the test sentences, and keep what came out beside the result; None with a `signal` on the way."""
-        data = self.rig.data
-        if not isinstance(data, Prepared) or not translates_test(data):
-            return None
-        found, cut = None, 0
-        if self.processes.first:
-            try:
-                lines, found = translate_test(self.model, self.config, data, self._go_on)
-                self._write_lines(lines)
-            except _StoppedError:
-                cut = self._stop.requested or 0
-        self.signal = self.processes.agree(cut) or None
-        return found
-
-    def _go_on(self, done: int, total: int) -> None:
-        if self._stop.requested is not None and done < total:
-            raise _StoppedError
-
-    def _write_lines(self, lines: Iterable[str]) -> None:
-        if self.folder is not None:
-            path = self.folder.path / TRANSLATIONS
-            with explained("the translations", path), replacing(path) as temporary:
-                temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     # The folder
 
@@ -452,6 +407,6 @@ class _Run:
             unit=self.rig.inputs.unit,
             bleu=bleu,
             peak_gib=torch.cuda.max_memory_allocated(self.rig.device) / 2**30 if cuda else None,
-            signal=self.signal,
+            signal=self.signal or self._judge.signal,
             command=self.command,
         )
