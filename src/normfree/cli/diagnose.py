@@ -35,7 +35,12 @@ def diagnose_model(
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
     ] = None,
     shape: Annotated[
-        str, typer.Option("--input", help="Shape of one input, such as 3x224x224, or the length of a sequence.")
+        str,
+        typer.Option(
+            "--input",
+            help="Shape of one input, such as 3x224x224, or the length of a sequence. If not given: what a model by "
+            "name is for, what a run was trained on, and 3x224x224 for others.",
+        ),
     ] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise or random words.")] = 8,
     example: Example = "",
@@ -131,6 +136,8 @@ def diagnose_model(
         console = open_console()
         print_table(room.table(found), console)
         console.print(room.summary(*found), highlight=False, markup=False)
+        if data is None and not example:
+            console.print(f"(the input was noise: {shape_of(inputs)})", highlight=False, markup=False)
     for path in out or []:
         room.save(found, path, title=f"Signal propagation in {model}")
         open_console(stderr=True).print(f"wrote {path}")
@@ -261,6 +268,20 @@ def _length(shape: str) -> int:
     if not (shape.isdigit() and int(shape) > 0):
         raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
     return int(shape)
+
+
+def shape_of(inputs: Any) -> str:
+    """The shape of inputs, as --batch and --input would say it.
+
+    >>> import torch
+    >>> shape_of(torch.zeros(8, 3, 32, 32))
+    '--batch 8 --input 3x32x32'
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return f"--batch {first.shape[0]} --input {'x'.join(map(str, first.shape[1:]))}"
 
 
 def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
