@@ -89,6 +89,8 @@ def diagnose_model(
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
     folder = folder_of(model)
+    if folder is None:
+        _require_factory(model)
     if folder is not None and (method or checkpoint is not None):
         raise ValueError(
             f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
@@ -161,6 +163,15 @@ def folder_of(model: str) -> Path | None:
 
     path = Path(model)
     return path if path.is_dir() and (holds_model(path) or path.name != model) else None
+
+
+def _require_factory(model: str) -> None:
+    """Refuse a file of the user's own where a model in it is meant."""
+    name = model.removesuffix(".py")
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise ValueError(
+            f"expected a model, got the file {name}.py; name what makes one in it: normfree diagnose {name}:FACTORY"
+        )
 
 
 def _folder_around(weights: Path) -> Path | None:
@@ -248,7 +259,9 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     if shape:
         parts: list[Any] = shape.lower().split("x")
         if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(f"expected --input such as 3x224x224, got '{shape}'")
+            raise ValueError(
+                f"expected --input such as 3x224x224, got '{shape}'; write whole numbers from 1 on with x between them"
+            )
         sizes = [int(part) for part in parts]
     elif is_foreign(model):
         sizes = [3, 224, 224]
