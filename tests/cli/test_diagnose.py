@@ -370,8 +370,18 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         ((*SMALL, "--device", "nope"), "expected --device to be one of this machine, got 'nope'"),
         ((*SMALL, "--device", "cuda:99"), "expected --device to be one of this machine, got 'cuda:99'"),
         ((*SMALL, "--device", "meta"), "meta device"),
-        (("resnet8", "--input", "3x16"), "expected an example of images"),
-        (("resnet8", "--input", "3xx16"), "expected --input such as 3x224x224, got '3xx16'"),
+        (("resnet8", "--input", "3x16"), "give channels, height and width, such as 3x32x32"),
+        (("my_factories.py:good", "--input", "6"), "leave out folders and the ending .py; write my_factories:good"),
+        (("./my_factories.py:good",), "write my_factories:good"),
+        (
+            ("my_factories",),
+            "got the file my_factories.py; name what makes one in it: normfree diagnose my_factories:F",
+        ),
+        (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
+        ((*SMALL, "--checkpoint", "nofile"), "expected a checkpoint at 'nofile', found none; check the path, or write"),
+        (("transformer-1-1-16-32-2", "-m", "batchnorm"), "'sequence'; expected one of: "),
+        (("transformer-1-1-16-32-2", "-m", "batchnorm"), "layernorm"),
+        (("resnet8", "--input", "3xx16"), "expected --input such as 3x224x224, got '3xx16'; write whole"),
         (("resnet8", "--input", "3x-1x16"), "expected --input such as"),
         (("resnet8", "--input", "0x16x16"), "expected --input such as"),
         (("resmlp-4-8", "-m", "he_in", "--batch", "1"), "use a larger batch"),
@@ -505,3 +515,21 @@ def test_folder_of_a_converted_model_is_diagnosed(run: Run, folder: Path, capsys
     assert status == 0, err
     assert "converted: preserved" in out
     refused(run(*SMALL, "--checkpoint", "converted/weights.safetensors"), "normfree diagnose converted")
+
+
+# What the input was.
+
+
+def test_shape_of_the_noise_is_told(run: Run, folder: Path) -> None:
+    assert run("resnet8")[1].endswith("(the input was noise: --batch 8 --input 3x32x32)\n")
+    assert run("torchvision:resnet18", "--batch", "2")[1].endswith("--batch 2 --input 3x224x224)\n")
+    assert run("my_factories:good", "--input", "6")[1].endswith("--batch 8 --input 6)\n")
+    assert run("decoder-1-16-32-2", "--input", "5")[1].endswith("--batch 8 --input 5)\n")
+    assert run(trained("run"))[1].endswith("--batch 8 --input 1x14x14)\n")
+    assert "the input was noise" not in run("my_factories:Words", "--example", "my_factories:words")[1]
+    np.save("batch.npy", np.zeros((4, 3, 16, 16), dtype=np.float32))
+    assert "the input was noise" not in run("resnet8", "--data", "batch.npy")[1]
+
+
+def test_help_says_which_shape_is_used(run: Run) -> None:
+    assert "3x224x224 for others" in " ".join(run("--help")[1].replace("│", " ").split())

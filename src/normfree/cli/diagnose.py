@@ -35,7 +35,12 @@ def diagnose_model(
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
     ] = None,
     shape: Annotated[
-        str, typer.Option("--input", help="Shape of one input, such as 3x224x224, or the length of a sequence.")
+        str,
+        typer.Option(
+            "--input",
+            help="Shape of one input, such as 3x224x224, or the length of a sequence. If not given: what a model by "
+            "name is for, what a run was trained on, and 3x224x224 for others.",
+        ),
     ] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise or random words.")] = 8,
     example: Example = "",
@@ -84,6 +89,8 @@ def diagnose_model(
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
     folder = folder_of(model)
+    if folder is None:
+        _require_factory(model)
     if folder is not None and (method or checkpoint is not None):
         raise ValueError(
             f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
@@ -131,6 +138,8 @@ def diagnose_model(
         console = open_console()
         print_table(room.table(found), console)
         console.print(room.summary(*found), highlight=False, markup=False)
+        if data is None and not example:
+            console.print(f"(the input was noise: {shape_of(inputs)})", highlight=False, markup=False)
     for path in out or []:
         room.save(found, path, title=f"Signal propagation in {model}")
         open_console(stderr=True).print(f"wrote {path}")
@@ -154,6 +163,15 @@ def folder_of(model: str) -> Path | None:
 
     path = Path(model)
     return path if path.is_dir() and (holds_model(path) or path.name != model) else None
+
+
+def _require_factory(model: str) -> None:
+    """Refuse a file of the user's own where a model in it is meant."""
+    name = model.removesuffix(".py")
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise ValueError(
+            f"expected a model, got the file {name}.py; name what makes one in it: normfree diagnose {name}:FACTORY"
+        )
 
 
 def _folder_around(weights: Path) -> Path | None:
@@ -239,7 +257,9 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     if shape:
         parts: list[Any] = shape.lower().split("x")
         if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(f"expected --input such as 3x224x224, got '{shape}'")
+            raise ValueError(
+                f"expected --input such as 3x224x224, got '{shape}'; write whole numbers from 1 on with x between them"
+            )
         sizes = [int(part) for part in parts]
     elif is_foreign(model):
         sizes = [3, 224, 224]
@@ -259,6 +279,20 @@ def _length(shape: str) -> int:
     if not (shape.isdigit() and int(shape) > 0):
         raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
     return int(shape)
+
+
+def shape_of(inputs: Any) -> str:
+    """The shape of inputs, as --batch and --input would say it.
+
+    >>> import torch
+    >>> shape_of(torch.zeros(8, 3, 32, 32))
+    '--batch 8 --input 3x32x32'
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return f"--batch {first.shape[0]} --input {'x'.join(map(str, first.shape[1:]))}"
 
 
 def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:

@@ -58,10 +58,12 @@ def named_object(name: str, what: str = "model") -> Any:
     Raises `ValueError`, which says what it was for, when there is no such module or name, or when the module stops.
     """
     source, _, target = name.partition(":")
-    if not target or not all(part.isidentifier() for part in source.split(".")):
+    if not target or source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
+        meant = os.path.splitext(os.path.basename(source))[0]
+        instead = f"; write {meant}:{target}" if source.endswith(".py") and target and meant.isidentifier() else ""
         raise ValueError(
             f"expected the name of a module before ':', such as 'package.module:factory', got '{source}'; "
-            "leave out folders and the ending .py"
+            f"leave out folders and the ending .py{instead}"
         )
     with _current_folder_first():
         found = _import(source, name, "run in its folder or install it", what)

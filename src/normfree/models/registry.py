@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from normfree.methods import FORMS, Batch, Form, Method, Skip, get, initialize_, unknown
+from normfree.methods import FORMS, Batch, Form, Method, Skip, get, initialize_, names, unknown
 from normfree.models import plain, resnet, skips, transformer
 from normfree.models.kit import Padding
 from normfree.models.network import Network
@@ -352,14 +352,16 @@ def admits(name: str, method: str | Method) -> bool:
 
 
 def _check_fit(family: Family, name: str, method: Method, chosen: Form, given: Form | None) -> None:
-    """Refuse a method that the model does not admit, naming what is allowed."""
+    """Refuse a method that the model does not admit, naming those that it does."""
     if chosen not in FORMS:
         raise unknown("block form", chosen, FORMS)
     if family.skip not in method.skips:
-        allowed = [f.pattern for f in FAMILIES if f.skip in method.skips]
+        allowed = [
+            m.name for m in map(get, names()) if family.skip in m.skips and (family.spatial or not m.spatial_only)
+        ]
         raise ValueError(
             f"method '{method.name}' does not admit model '{name}', whose skip connections are '{family.skip}'; "
-            f"expected one of: {'; '.join(allowed)}"
+            f"expected one of: {', '.join(allowed)}"
         )
     if method.spatial_only and not family.spatial:
         raise ValueError(f"method '{method.name}' expects images, but model '{name}' works on vectors; use 'layernorm'")
@@ -384,7 +386,10 @@ def _input_shape(family: Family, in_channels: int, size: int | None, example: Ba
     side = family.size if size is None else size
     shape = (in_channels, side, side) if example is None else tuple(example.shape[1:])
     if family.spatial and len(shape) != 3:
-        raise ValueError(f"expected an example of images (N, C, H, W), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
+        raise ValueError(
+            f"expected an example of images (N, C, H, W), got shape {tuple(example.shape)}; "  # type: ignore[union-attr]
+            "give channels, height and width, such as 3x32x32"
+        )
     if not shape:
         raise ValueError(f"expected an example of a batch of inputs (N, …), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
     return shape if family.spatial else (math.prod(shape),)

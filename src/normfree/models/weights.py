@@ -33,9 +33,12 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
     Raises:
         ValueError: when the file is missing, damaged, or of another model; the model is then as it was.
     """
+    if not Path(path).is_file():
+        raise ValueError(
+            f"expected a checkpoint at '{path}', found none; check the path, or write one with "
+            "safetensors.torch.save_model"
+        )
     path = _safetensors(path)
-    if not path.is_file():
-        raise ValueError(f"expected a checkpoint at '{path}', found none")
     try:
         tensors = parse_tensors(path.read_bytes())
     except SafetensorError as error:
