@@ -312,16 +312,20 @@ def test_wrong_data_is_refused(run: Run, tmp_path: Path, name: str, says: str) -
     refused(run("resnet8", "-m", "he_in", "--data", tmp_path / name), says)
 
 
-def test_checkpoint_is_loaded(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["weights.safetensors", "part/weights.safetensors"])
+def test_checkpoint_is_loaded(run: Run, tmp_path: Path, place: str) -> None:
+    (tmp_path / "config.toml").write_text("[tool]\n")  # somebody's own, which makes no run of the folder
+    weights = tmp_path / place
+    weights.parent.mkdir(exist_ok=True)
     x = torch.zeros(2, 3, 16, 16)
     model = build("resnet8", "he_in", example=x, generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    save_model(model, str(tmp_path / "weights.safetensors"))
+    save_model(model, str(weights))
     fresh, loaded = (
         strict(run(*SMALL, "-m", "he_in", "--json", *options)[1])[0]["signal"]
-        for options in ((), ("--checkpoint", tmp_path / "weights.safetensors"))
+        for options in ((), ("--checkpoint", weights))
     )
     norms = {layer["name"]: layer["weight_norm"] for layer in loaded["layers"]}
     for name, norm in norms.items():

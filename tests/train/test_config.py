@@ -86,7 +86,7 @@ def test_values_cover_every_field() -> None:
 @settings(max_examples=40)
 @given(config=configs)
 def test_toml_reads_back_equal(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "config.toml"
+    path = tmp_path_factory.mktemp("config") / "config.toml"
     path.write_text(config.to_toml(), encoding="utf-8", newline="")
     read = TrainConfig.from_toml(path)
     assert read == config

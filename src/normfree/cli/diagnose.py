@@ -175,10 +175,15 @@ def _require_factory(model: str) -> None:
 
 
 def _folder_around(weights: Path) -> Path | None:
-    """The folder of a run or a converted model that a file is part of."""
+    """The folder of a run or a converted model that a file is part of: one that merely lies near is none's."""
+    from normfree.conversion.saving import is_converted
+    from normfree.train import checkpoint
     from normfree.train.loading import holds_model
 
-    return next((path for path in (weights, *weights.parents[:2]) if holds_model(path)), None)
+    if is_converted(weights.parent):
+        return weights.parent
+    folder = weights.parent.parent if checkpoint.step_of(weights.parent) >= 0 else weights
+    return folder if holds_model(folder) else None
 
 
 def _name_in(folder: Path) -> str:

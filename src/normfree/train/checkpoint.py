@@ -91,7 +91,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, by the name of its folder."""
+    """The step of a checkpoint, by the name of its folder; below 0 where that is another name."""
     return _place(checkpoint)[0]
 
 
