@@ -209,8 +209,8 @@ def test_two_processes_give_the_numbers_of_one(case: str, job: Path, tmp_path: P
     alone = fit(TrainConfig(**{**SMALL, **CASES[case]}), data=small(), out=tmp_path / "alone")
     expected = losses(tmp_path / "alone")
     assert len(expected) == 6
-    assert losses(job / case) == pytest.approx(expected, rel=1e-6)
-    assert said(job)[0][case]["test"] == pytest.approx(list(alone.test or ()), rel=1e-6)
+    assert losses(job / case) == pytest.approx(expected, rel=1e-5)
+    assert said(job)[0][case]["test"] == pytest.approx(list(alone.test or ()), rel=1e-5)
     for rank in range(2):
         assert apart(load_file(job / f"{case}-{rank}.safetensors"), alone.model.state_dict()) < 1e-5
     states = [load_file(job / f"{case}-{rank}.safetensors") for rank in range(2)]
