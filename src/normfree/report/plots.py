@@ -28,7 +28,7 @@ _LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider f
 _FLOOR = 0.01  # of the highest value: a level below lies on an axis from 0
 _PALE = 0.4  # how much of a band's colour is paper
 _SLANTED = 24  # letters in a line of a slanted name
-_ROOM = 14  # letters in a line of a level's name, beside the panel
+_ROOM = 11  # letters in a line of a level's name, beside the panel
 _APART = 0.09  # of an axis: the names of two levels that are closer would lie on each other
 _VALUED = 8  # points at names that show their values; more have no room for them
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
@@ -215,7 +215,7 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     notes = [panel.note, *(f"{'× ' if name in cut else ''}{name}: {text}" for name, text in gaps if text)]
     x_label = panel.x_label + (" · vertical lines: new stage" if panel.stages else "")
     # The layout makes room for a label of several lines, not for text below it.
-    lines = [x_label, *(line for note in notes if note for line in textwrap.wrap(note, width))]
+    lines = [x_label, *(line for note in notes if note for line in textwrap.wrap(note, width - 4))]
     axes.set_xlabel("\n".join(filter(None, lines)), parse_math=False, fontsize=9, linespacing=1.45)
 
 
