@@ -200,6 +200,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     if panel.log_y:
         low, high = _log_range(values)
         ticks, minor = _log_ticks(low, high)
+        if not plain and len(whole := [tick for tick in ticks if tick == round(tick)]) > 1:
+            ticks = whole  # 10⁰ and 10¹ do without 2·10⁰ and 5·10⁰
         axes.set_ylim(low, high)
         axes.set_yticks(ticks, _log_labels(ticks, plain=plain))
         axes.set_yticks(minor, minor=True)
