@@ -305,7 +305,7 @@ def page(comparison: Comparison, title: str) -> Page:
     """The comparison as a page: how each method ends at its deepest, the plot, and the table."""
     return Page(
         title,
-        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; seeds {_listed(comparison.seeds)}.",
+        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; {_listed(comparison.seeds)}.",
         cards=_cards(comparison),
         panels=(_panel(comparison),),
         tables=(replace(table(comparison), caption=None),),  # the plot says it
@@ -313,7 +313,7 @@ def page(comparison: Comparison, title: str) -> Page:
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _cards(comparison: Comparison) -> tuple[Card, ...]:
