@@ -57,6 +57,7 @@ demo: $(STAMP) ## show what trains without normalization, on one page (two minut
 .PHONY: claims
 claims: $(STAMP) ## write docs/claims.md and draw the pictures anew from the claims and the results
 	@$(PY) -m normfree reproduce --draw --write docs/claims.md
+	@for kept in $$(find results -name comparison.json); do $(PY) -m normfree compare --draw "$$kept" || exit 1; done
 
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.

@@ -34,6 +34,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
+def test_compare_draws_a_stored_comparison(run: Run, tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "results" / "conversion" / "resnet18" / "comparison.json"
+    (tmp_path / "comparison.json").write_bytes(kept.read_bytes())
+    assert run("compare", "--draw", tmp_path / "comparison.json") == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.png"}
+
+
 def test_compare_prints_a_table_and_writes_the_files(run: Run, tmp_path: Path) -> None:
     out = run("compare", *PAIR, *SHORT, "--lr", "0.1", "--lr", "0.01", "--out", tmp_path)
     rows = [line.split() for line in out.splitlines() if line.startswith(("fixup", "he_in"))]

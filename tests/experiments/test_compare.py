@@ -21,7 +21,7 @@ from PIL import Image
 
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
-from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, save, table
+from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, redraw, save, table
 from normfree.experiments.runs import Task, folder_name
 from normfree.experiments.workers import Said, _work, run_tasks
 from normfree.models import build
@@ -240,6 +240,27 @@ def test_save_writes_every_kind(tmp_path: Path) -> None:
 
 
 # Processes, with functions that a new one finds without these tests.
+
+
+def test_stored_comparison_is_drawn_anew(tmp_path: Path) -> None:
+    found = made(run("a", 4, 0.1, 0.5, 0.5), run("a", 8, 0.1, 0.5, 0.5))
+    data, page, picture, drawing = save(found, tmp_path, command="normfree compare")
+    before = {path: path.read_bytes() for path in (data, page, picture)}
+    page.write_text("old")
+    picture.unlink()
+    drawing.unlink()
+    assert redraw(data) == (page, picture)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not drawing.exists()
+
+
+@pytest.mark.parametrize("text", [None, "{}", "[1]", "no JSON"])
+def test_what_is_no_comparison_is_not_drawn(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "comparison.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=r"expected a comparison in .* found none"):
+        redraw(path)
 
 
 def test_processes_train_what_one_trains(tmp_path: Path) -> None:

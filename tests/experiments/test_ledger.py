@@ -441,8 +441,13 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
         ("fixup/quick", "good", "holds (small stand-in)"),
     ]
     assert {(card.text, card.group) for card in made.cards} == {("One is one.", PAPERS["fixup"])}
-    assert set(made.places) == {PAPERS["fixup"], *(claim.id for claim in claims)}  # every card leads somewhere
-    assert [section.title for section in made.sections[1:]] == [
+    assert set(made.places) == {
+        PAPERS["fixup"],
+        *(claim.id for claim in claims),
+        "not run",
+    }  # every card leads somewhere
+    assert [section.title for section in made.others] == ["What was not run"]
+    assert [section.title for section in made.sections[1:-1]] == [
         "fixup/fake, Figure 9: ✓ holds",
         "fixup/fails, Figure 9: ✗ fails",
         "fixup/gone, Figure 9: – not run",
@@ -455,7 +460,7 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
         "Measured: By looking.",
         "Not run: all, about 2 h on one H200: normfree reproduce fixup/gone --device cuda",
     )
-    assert [row[0] for row in made.tables[0].rows] == ["fixup/gone", "fixup/quick"]
+    assert [row[0] for row in made.sections[-1].tables[0].rows] == ["fixup/gone", "fixup/quick"]
 
 
 def test_page_of_all_results_can_be_made_and_its_links_lead_somewhere() -> None:

@@ -188,7 +188,7 @@ def test_cells_of_a_marked_column_have_the_status_of_their_mark() -> None:
     rows = (("✓ holds", "✗ plain"), ("✗ fails", "x"), ("other", "x"))
     page = Page("Report", tables=(Table("t", (Column("verdict", marked=True), Column("any")), rows),))
     cells = [attributes["class"] for tag, attributes in Reader(render_page(page)).tags if tag == "td"]
-    assert cells == ["left marked good", "left", "left marked bad", "left", "left", "left"]
+    assert cells == [f"left short{status}" for status in (" marked good", "", " marked bad", "", "", "")]
 
 
 def test_cards_stand_under_their_group_and_lead_to_the_sections_of_their_names() -> None:
@@ -198,14 +198,32 @@ def test_cards_stand_under_their_group_and_lead_to_the_sections_of_their_names()
     text = render_page(page)
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
     assert headings[:5] == [
-        '<a href="#part-1">one</a>',
+        '<a href="#one">one</a>',
         "<span>x/<wbr>a_<wbr>0</span>",
-        '<a href="#part-0">x/<wbr>a_<wbr>1</a>',
+        '<a href="#x-a-1">x/<wbr>a_<wbr>1</a>',
         "<span>two &amp; &lt;b&gt;</span>",
         "<span>x/<wbr>a_<wbr>2</span>",
     ]
     assert '<section class="cards grouped"' in text
+    assert '<nav class="others"' not in text
     assert '<section class="cards"' in render_page(PAGE)
+
+
+def test_sections_have_ids_of_their_names_and_those_without_a_card_are_listed() -> None:
+    names = ("fixup/table3_a", "fixup/table3/a", "data", "", "new")
+    page = Page(
+        "Report", cards=(Card("new", "good", "holds"),), sections=tuple(Section(f"<{n}>", name=n) for n in names)
+    )
+    ids = ["fixup-table3-a", "fixup-table3-a-1", "data-2", "new"]
+    assert list(page.places.values()) == ids
+    text = render_page(page)
+    assert re.findall(r'<section class="part" id="(.*?)">', text) == ids
+    assert re.findall(r'class="here" href="#(.*?)"', text) == ids
+    listed = re.search(r'<nav class="others".*?</nav>', text)
+    assert listed is not None
+    assert re.findall(r'href="#(.*?)">(.*?)<', listed[0]) == [
+        (i, f"&lt;{n}&gt;") for i, n in zip(ids[:3], names[:3], strict=True)
+    ]
 
 
 def test_section_shows_its_files_and_folds_tables() -> None:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import warnings
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -138,13 +139,23 @@ def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
     ticks, minor = _log_ticks(low, high)
     assert 3 <= len(ticks) <= 9
     assert all(low <= tick <= high for tick in [*ticks, *minor])
-    assert len(set(_log_labels(ticks))) == len(ticks)
+    assert len(set(_log_labels(ticks, plain=False))) == len(ticks)
 
 
-def test_log_labels_are_plain_where_they_are_short() -> None:
-    assert _log_labels([-3.0, 0.0, math.log10(5), 3.0, 4.0]) == ["0.001", "1", "5", "1,000", "10,000"]
-    assert _log_labels([-5.0, 0.0]) == ["$10^{-5}$", "$10^{0}$"]
-    assert _log_labels([math.log10(2e-7), -6.0]) == ["$2\\cdot 10^{-7}$", "$10^{-6}$"]
+def test_log_labels_are_plain_numbers_or_powers() -> None:
+    ticks = [-3.0, 0.0, math.log10(5), 3.0, 4.0]
+    assert _log_labels(ticks, plain=True) == ["0.001", "1", "5", "1,000", "10,000"]
+    assert _log_labels([-5.0, 0.0], plain=False) == ["$10^{-5}$", "$10^{0}$"]
+    assert _log_labels([math.log10(2e-7), -6.0], plain=False) == ["$2\\cdot 10^{-7}$", "$10^{-6}$"]
+
+
+def test_all_panels_of_a_figure_write_their_numbers_alike() -> None:
+    short, long = (Panel("p", (Curve("a", (1.0, top)),)) for top in (70.0, 1e12))
+    told = [[label.get_text() for label in axes.get_yticklabels()] for axes in _figure((short, long), "", 2).axes]
+    assert told[0] == ["$10^{0}$", "$10^{1}$"]
+    assert all(text.startswith("$10^") for text in told[1])
+    (axes,) = _figure((short,), "", 1).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "2", "5", "10", "20", "50"]
 
 
 def test_write_plot_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
@@ -200,14 +211,25 @@ def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     assert axes.get_ylim()[0] == 0
 
 
-@pytest.mark.parametrize(("level", "bottom"), [(10.0, 0.0), (70.0, 69.0), (-10.0, -19.0)])
-def test_axis_with_levels_begins_at_zero_unless_all_is_far_above(level: float, bottom: float) -> None:
-    panel = Panel("p", (Curve("a", (75.0, 80.0)),), log_y=False, levels=(Level("a level", level),))
-    figure = _figure((panel,), "", 1)
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
+@pytest.mark.parametrize(
+    ("values", "bottom"), [((10.0, 80.0), 0.0), ((70.0, 80.0), 69.5), ((-10.0, 90.0), -15.0), ((0.0, 80.0), -4.0)]
+)
+def test_linear_axis_begins_at_zero_where_heights_compare(values: tuple[float, ...], bottom: float) -> None:
+    """A curve that comes down to 0 keeps a little room, or the axis would cover it."""
+    (axes,) = _figure((Panel("p", (Curve("a", values),), log_y=False),), "", 1).axes
     assert axes.get_ylim()[0] == pytest.approx(bottom)
-    assert axes.texts[0].get_window_extent().y0 >= axes.get_window_extent().y0
+
+
+def test_names_of_levels_stand_beside_the_panel_and_apart() -> None:
+    levels = (Level("linear classifier, 83.5 %", 83.5), Level("batch norm", 82.0), Level("chance", 10.0))
+    panel = Panel("p", (Curve("a", (75.0, 80.0)),), log_y=False, levels=levels)
+    figure = _figure((panel, panel, panel), "", 3)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        frame, boxes = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+        assert all(box.x0 > frame.x1 for box in boxes)
+        assert all(box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(a.y0 >= b.y1 for a, b in pairwise(boxes))
 
 
 def test_level_on_the_lower_axis_is_not_drawn_among_the_ticks() -> None:
@@ -257,6 +279,17 @@ def test_names_stand_at_their_points_which_no_line_joins() -> None:
     ]
     assert lines_of(axes, "None") == [[1.0, 3.0]]
     assert lines_of(axes, "-") == [[1.0, 1.0]]  # the error bar
+    assert [text.get_text() for text in axes.texts] == ["5.00", "7.00"]
+
+
+def test_values_of_two_curves_at_names_do_not_overlap() -> None:
+    curves = Curve("paper", (7.24, 6.61, 7.78)), Curve("here", (7.18, 6.37, 100.0))
+    figure = _figure((Panel("p", curves, log_y=False, names=("Fixup", "batch norm", "Xavier")),) * 2, "", 2)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert [text.get_text() for text in axes.texts] == ["7.24", "6.61", "7.78", "7.18", "6.37", "100"]
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 def test_curves_stand_beside_each_other_at_a_name() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,14 @@ NAMED = tuple(
     for names in (SHORT, LONG)
 )
 ALIKE = Panel("alike", (Curve("fixup", (9.0, 9.0, 9.0, 1.0)), Curve(EVIL, (1.0, 9.0, 9.0, 9.0))), log_y=False)
+GROUND = replace(DEPTH, levels=(Level("ground", 0.0125),))
 REPORT = Page(
     "Demo",
     cards=(Card(EVIL, "bad", "diverges"), Card("far below", "good", "trains")),
     sections=(
         Section(f"signal {EVIL}", (f"text {EVIL}",), (Panel("variance", (Curve("fixup", (1.0, 2.0)),)),)),
         Section("depth", panels=(DEPTH,), tables=(Table("numbers", (Column(EVIL),), ((EVIL,),)),)),
-        Section("names", panels=(*NAMED, ALIKE), name="far below"),
+        Section("names", panels=(*NAMED, ALIKE, GROUND), name="far below"),
     ),
 )
 
@@ -94,7 +96,7 @@ def test_drawing_stays_until_its_width_changes(tab: Tab) -> None:
 
 
 def test_sections_show_names_as_text(tab: Tab) -> None:
-    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names ↑"]
+    assert tab.locator(".part > h2").all_text_contents() == [f"signal {EVIL}", "depth", "names # ↑"]
     assert tab.locator(".part .lead").text_content() == f"text {EVIL}"
     assert tab.locator(".part td").first.text_content() == EVIL
     assert tab.locator(".level-name").all_text_contents() == [f"linear {EVIL}", "chance"]
@@ -106,8 +108,8 @@ def test_sections_show_names_as_text(tab: Tab) -> None:
 def test_card_leads_to_the_section_of_its_name_and_back(tab: Tab) -> None:
     assert tab.locator(".card a").all_text_contents() == ["far below"]
     tab.locator(".card a").click()
-    assert tab.locator("#part-2").evaluate("e => Math.abs(e.getBoundingClientRect().top)") < 2
-    tab.locator("#part-2 .up").click()
+    assert tab.locator("#far-below").evaluate("e => e.getBoundingClientRect().top") == pytest.approx(16, abs=2)
+    tab.locator("#far-below .up").click()
     tab.wait_for_function("window.scrollY === 0")
 
 
@@ -148,6 +150,18 @@ def test_many_cards_are_small_and_their_names_break_at_slashes_and_underscores_a
     assert len(lines) > 1
     assert box
     assert box["height"] < 150
+
+
+def test_level_on_the_lower_axis_is_not_drawn_among_the_numbers(tab: Tab) -> None:
+    chart = tab.locator(".panel").last
+    assert chart.locator(".level, .level-name").count() == 0
+    chart.locator("[data-scale=log]").first.click()
+    assert chart.locator(".level-name").all_text_contents() == ["ground"]
+
+
+def test_names_of_levels_lie_over_the_curves(tab: Tab) -> None:
+    after = "all => all.every(e => !e.parentElement.querySelector('.level-name ~ .curve'))"
+    assert tab.locator(".level-name").evaluate_all(after)
 
 
 def test_chart_of_a_section_has_bars_crosses_and_even_decades(tab: Tab) -> None:

@@ -41,6 +41,10 @@ def compare_methods(
         int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    draw: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="JSON", help="Draw a stored comparison.json anew; nothing is trained."),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Train methods at several depths, and draw accuracy against depth.
@@ -52,12 +56,18 @@ def compare_methods(
     """
     import json
 
+    from normfree.experiments.comparison import redraw, save, table
+    from normfree.report import open_console, print_table
+
+    messages = open_console(stderr=True)
+    if draw is not None:
+        for path in redraw(draw):
+            messages.print(f"wrote {path}", markup=False)
+        return
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.experiments.compare import compare
-    from normfree.experiments.comparison import save, table
     from normfree.files import plain_json
-    from normfree.report import open_console, print_table
     from normfree.report.progress import progress
 
     with progress("runs") as update:
@@ -76,7 +86,6 @@ def compare_methods(
         typer.echo(json.dumps(plain_json(found.to_json()), indent=1, ensure_ascii=False))
     elif found.runs:
         print_table(table(found))
-    messages = open_console(stderr=True)
     if found.signal is not None:
         messages.print("stopped; what is done is kept, and the same command goes on", markup=False, style="yellow")
         raise typer.Exit(128 + found.signal)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -304,7 +305,7 @@ def page(comparison: Comparison, title: str) -> Page:
     """The comparison as a page: how each method ends at its deepest, the plot, and the table."""
     return Page(
         title,
-        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; seeds {_listed(comparison.seeds)}.",
+        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; {_listed(comparison.seeds)}.",
         cards=_cards(comparison),
         panels=(_panel(comparison),),
         tables=(replace(table(comparison), caption=None),),  # the plot says it
@@ -312,7 +313,7 @@ def page(comparison: Comparison, title: str) -> Page:
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _cards(comparison: Comparison) -> tuple[Card, ...]:
@@ -346,13 +347,42 @@ def save(
         OSError: in one sentence, when one cannot be written.
     """
     out = Path(out)
-    title = title or f"Methods compared {_setting(comparison)}"
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
     with explained("the comparison in", out):
         write_json(paths[0], {"command": command, **comparison.to_json()})
-        with replacing(paths[1]) as temporary:
-            write_page(page(comparison, title), temporary)
-        for path in paths[2:]:
-            with replacing(path) as temporary:
-                write_plot((_panel(comparison),), temporary, title=title)
+    _draw(comparison, paths[1:], title)
     return paths
+
+
+def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
+    title = title or f"Methods compared {_setting(comparison)}"
+    for path in paths:
+        with explained("the comparison", path), replacing(path) as temporary:
+            if path.suffix == ".html":
+                write_page(page(comparison, title), temporary)
+            else:
+                write_plot((_panel(comparison),), temporary, title=title)
+
+
+def redraw(path: str | Path) -> tuple[Path, ...]:
+    """Draw the stored comparison at a .json anew: its picture, and the page and .svg where they lie beside it.
+
+    Raises:
+        ValueError: where there is no comparison.
+        OSError: where a drawing cannot be written.
+    """
+    path = Path(path)
+    paths = [path.with_suffix(suffix) for suffix in SUFFIXES[1:]]
+    drawn = tuple(each for each in paths if each.suffix == ".png" or each.exists())
+    _draw(_read(path), drawn)
+    return drawn
+
+
+def _read(path: Path) -> Comparison:
+    try:
+        data = json.loads(path.read_bytes())
+        known: dict[str, Any] = {each.name: data[each.name] for each in fields(Comparison)}
+        lists: dict[str, Any] = {name: tuple(known[name]) for name in ("methods", "lrs", "seeds")}
+        return Comparison(**{**known, **lists, "runs": tuple(Run(**run) for run in known["runs"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"expected a comparison in '{path}', found none; name a comparison.json") from None

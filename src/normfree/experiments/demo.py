@@ -35,7 +35,9 @@ SAYS = {
 _NO_LIMIT = 1e30  # a large loss alone shall not end a run: it has diverged when the loss is no longer a number
 _FADED = 1e-3
 _IMAGES = 6_000
-_SIGNAL = 13_000.0  # what one costs: as long as so many layers of a training step take
+_SIGNAL = 16_000.0  # what one costs: as long as so many layers of a training step take
+# Of its steps a method makes before it diverges, over the rates; and batch norm at a batch of two.
+_SHARE, _FIRST = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
 Update = Callable[[int, int, str], None]
 
 
@@ -128,13 +130,14 @@ def _work(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list
         steps = config.epochs * math.ceil(_IMAGES * (1 - config.validation) / config.batch_size)
         return float(layers(build(model, "he_in", device="meta").plan) * steps)
 
-    rates = len(settings.methods) * len(settings.lrs)
+    shares = [_SHARE.get(method, 1.0) for method in settings.methods for _ in settings.lrs]
     depths = sorted((cost(model, base) for model in settings.models), reverse=True)
-    sizes = [cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes]
+    sizes = {size: cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes}
+    first = [_FIRST.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
     return [
         *[_SIGNAL] * len(settings.methods),
-        *(one for one in depths for _ in range(rates)),
-        *(one for one in sizes for _ in range(len(settings.twins) * len(settings.batch_rates))),
+        *(one * share for one in depths for share in shares),
+        *(one * (share if size == 2 else 1.0) for size, one in sizes.items() for share in first),
     ]
 
 
@@ -195,11 +198,42 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     with explained("the demo in", out):
         with replacing(paths[0]) as temporary:
             write_page(shown, temporary)
-        forward, _, accuracy, batches = shown.all_panels
         with replacing(paths[1]) as temporary:
-            chosen = (forward, replace(accuracy, note="one seed; ×: diverged"), replace(batches, note="one seed"))
-            write_plot(chosen, temporary, title=shown.title, columns=3)
+            write_plot(picture(demo), temporary, title=shown.title, columns=3)
     return paths
+
+
+def picture(demo: Demo) -> tuple[Panel, ...]:
+    """The panels of demo.png, which say all that a reader needs who has not seen the page."""
+    forward, _, accuracy, batches = page(demo).all_panels
+    deepest = max(run.depth for run in demo.depth.runs)
+    twins = " and ".join(demo.settings.twins)
+    words = (
+        (
+            f"1 · before training: a signal through {max(map(len, demo.forward.values()))} blocks",
+            "What explodes or fades on its way teaches nothing.",
+        ),
+        ("2 · after training: accuracy against depth", _cross(accuracy)),
+        (
+            f"3 · {deepest:,} layers, trained with small batches",
+            f"{_cross(batches)} Only {twins} were run here: with normalization, and without.",
+        ),
+    )
+    return tuple(
+        replace(shown, title=title, note=note, curves=tuple(replace(c, name=_named(c.name)) for c in shown.curves))
+        for shown, (title, note) in zip((forward, accuracy, batches), words, strict=True)
+    )
+
+
+def _named(method: str) -> str:
+    """A method with what it is, for a legend."""
+    return f"{method} ({SAYS[method]})" if method in SAYS else method
+
+
+def _cross(shown: Panel) -> str:
+    """What × means, where there is one."""
+    there = any(curve.crossed for curve in shown.curves)
+    return "× diverged, which counts as chance. One seed." if there else "One seed."
 
 
 def page(demo: Demo) -> Page:
@@ -329,7 +363,8 @@ def _batch_section(demo: Demo) -> Section:
         log_y=False,
         log_x=True,
         levels=levels(first),
-        note=f"Best of the learning rates {rates} at a batch of b, by validation accuracy. One seed; × diverged.",
+        note=f"Best of the learning rates {rates} at a batch of b, by validation accuracy. One seed; × diverged. Only "
+        f"{' and '.join(s.twins)} were run.",
     )
     return Section(
         f"3 · A batch of {s.batch_sizes[0]}",

@@ -296,12 +296,13 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
     left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
     rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim) if what[1] else "") for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
+    if rows:
+        sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
     return Page(
         "The claims of the papers, run and judged",
         subtitle=f"{counts_of(found)}. {_MEANING.replace('*', '')}",
         cards=tuple(_card(entry) for entry in found),
         sections=tuple(sections),
-        tables=(Table("What was not run", columns, rows),) if rows else (),
         notes=("Made from the results by: normfree reproduce --write claims.html",),
     )
 

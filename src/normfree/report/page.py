@@ -19,6 +19,8 @@ from typing import Any, get_args
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Status, Table
 
+_IDS = ("all", "data", "download", "legend", "theme", "tooltip")  # of the page's own elements
+
 
 @dataclass(frozen=True)
 class Card:
@@ -78,8 +80,22 @@ class Page:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the sections with a name begin: the ids of their elements."""
-        return {section.name: f"part-{i}" for i, section in enumerate(self.sections) if section.name}
+        """Where the sections with a name begin: the ids of their elements, made of the name alone where that is one.
+
+        A link to a part of a page so lasts when parts are added: fixup/table1 is at #fixup-table1.
+        """
+        places: dict[str, str] = {}
+        for i, name in enumerate(section.name for section in self.sections):
+            id_ = re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+            if name:
+                places[name] = f"{id_}-{i}" if id_ in (*_IDS, *places.values()) else id_
+        return places
+
+    @property
+    def others(self) -> tuple[Section, ...]:
+        """The sections with a name to which no card leads."""
+        led = {text for card in self.cards for text in (card.name, card.group)}
+        return tuple(section for section in self.sections if section.name and section.name not in led)
 
     @property
     def all_panels(self) -> tuple[Panel, ...]:

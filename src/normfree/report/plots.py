@@ -28,6 +28,9 @@ _LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider f
 _FLOOR = 0.01  # of the highest value: a level below lies on an axis from 0
 _PALE = 0.4  # how much of a band's colour is paper
 _SLANTED = 24  # letters in a line of a slanted name
+_ROOM = 11  # letters in a line of a level's name, beside the panel
+_APART = 0.09  # of an axis: the names of two levels that are closer would lie on each other
+_VALUED = 8  # points at names that show their values; more have no room for them
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 _LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
 _Points = Sequence[tuple[float, float]]
@@ -103,8 +106,9 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
         figure.text(0.012, y, title, va="top", fontsize=14, fontweight="bold", color=_INK, parse_math=False)
     shares = [width / sum(widths) for width in widths] or [1 / columns] * columns
     places = list(figure.subplots(rows, columns, squeeze=False, width_ratios=shares).flat)
+    plain = all(map(_is_short, panels))  # so that all panels write their numbers alike
     for axes, panel, share in zip(places, panels, shares * rows, strict=False):
-        _draw(axes, panel, names, int(_LETTERS * share))
+        _draw(axes, panel, names, int(_LETTERS * share), plain=plain)
     for axes in places[len(panels) :]:
         axes.remove()
     joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
@@ -153,10 +157,20 @@ def _point(index: int) -> dict[str, Any]:
     return {"color": _look(index)["color"], "linestyle": "none", "marker": ".", "markersize": 11}
 
 
-def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
-    """One panel; `width` is the number of characters in a line of its notes."""
+def _reached(panel: Panel) -> list[float]:
+    """All values that have a place on the axis: of curves, their error bars and levels."""
     reached = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
-    values = [v for v in (*reached, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
+    return [v for v in (*reached, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
+
+
+def _is_short(panel: Panel) -> bool:
+    """Whether plain numbers do as the ticks of its axis, without powers of ten."""
+    return not panel.log_y or all(-3 <= tick <= 4 for tick in _log_ticks(*_log_range(_reached(panel)))[0])
+
+
+def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: bool) -> None:
+    """One panel; `width` is the number of characters in a line of its notes, `plain` is without powers of ten."""
+    values = _reached(panel)
     scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
     points = [_points(panel, place, scale) for place in range(len(panel.curves))]
     if not panel.names:
@@ -170,26 +184,6 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
             _draw_bands(axes, pieces, min(_BAND, _WIDEST / max(most, 1)), look)
     for curve, places in zip(panel.curves, points, strict=True):
         _draw_points(axes, panel, curve, places, names.index(curve.name), scale)
-    top = max(values, default=0.0)
-    for level in panel.levels:
-        if not panel.log_y and 0 <= level.value < _FLOOR * top:
-            continue  # it lies on the lower axis, which begins at 0
-        height = math.log10(level.value) if panel.log_y else level.value / scale
-        axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
-        # Below its line, at the right: what is good lies on or above it, and what fails on the lowest one.
-        axes.annotate(
-            level.name,
-            xy=(0.9 if panel.log_x else 1, height),  # few points have room between them
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(-2, -3),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8.5,
-            color=_FAINT,
-            parse_math=False,
-            zorder=3,
-        )
     for stage in panel.stages:
         axes.axvline(stage, color="#b9bec7", linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
 
@@ -203,25 +197,53 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int) -> None:
         _set_names(axes, panel.names, width)
     else:
         _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
-    if panel.levels and not panel.log_y:  # room for a name below the lowest line; from 0, as far as heights compare
-        low, high = min(values), max(values)
-        axes.set_ylim(bottom=0 if 0 <= low < high / 2 else low - 0.1 * (high - low))
     if panel.log_y:
         low, high = _log_range(values)
         ticks, minor = _log_ticks(low, high)
+        if not plain and len(whole := [tick for tick in ticks if tick == round(tick)]) > 1:
+            ticks = whole  # 10⁰ and 10¹ do without 2·10⁰ and 5·10⁰
         axes.set_ylim(low, high)
-        axes.set_yticks(ticks, _log_labels(ticks))
+        axes.set_yticks(ticks, _log_labels(ticks, plain=plain))
         axes.set_yticks(minor, minor=True)
         axes.tick_params(which="minor", length=1.8, width=0.6, color="#9aa0aa")
     else:
+        low, high = min(values, default=0.0) / scale, max(values, default=0.0) / scale
+        margin = (0.12 if panel.names else 0.05) * (high - low) or 0.1 * abs(high) or 1.0
+        axes.set_ylim(0 if 0 < low < high / 2 else low - margin, high + margin)  # from 0, so that heights compare
         _separate_thousands(axes.yaxis, values)
+    _draw_levels(axes, panel, scale)
     gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
-    notes = [panel.note, *(f"{name}: {text}" for name, text in gaps if text)]
+    cut = {curve.name for curve in panel.curves if not panel.names and ends_early(curve, panel.log_y)}
+    notes = [panel.note, *(f"{'× ' if name in cut else ''}{name}: {text}" for name, text in gaps if text)]
     x_label = panel.x_label + (" · vertical lines: new stage" if panel.stages else "")
-    axes.set_xlabel(x_label, parse_math=False)
-    if lines := [line for note in notes if note for line in textwrap.wrap(note, width)]:
-        # The layout makes room for a label of several lines, not for text below it.
-        axes.set_xlabel("\n".join(filter(None, [x_label, *lines])), parse_math=False, fontsize=9, linespacing=1.45)
+    # The layout makes room for a label of several lines, not for text below it.
+    lines = [x_label, *(line for note in notes if note for line in textwrap.wrap(note, width - 4))]
+    axes.set_xlabel("\n".join(filter(None, lines)), parse_math=False, fontsize=9, linespacing=1.45)
+
+
+def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
+    """Horizontal lines with their names at the right of the panel, where no curve crosses them."""
+    top = max((v for curve in panel.curves for v in curve.values if math.isfinite(v)), default=0.0)
+    # One near 0 lies on the lower axis, which begins there.
+    levels = [level for level in panel.levels if panel.log_y or not 0 <= level.value < _FLOOR * top]
+    heights = [math.log10(level.value) if panel.log_y else level.value / scale for level in levels]
+    bottom, end = axes.get_ylim()
+    for level, height in zip(levels, heights, strict=True):
+        apart = [(height - other) / (end - bottom) for other in heights if other != height]
+        near = min(apart, key=abs, default=1.0)
+        axes.axhline(height, color=_FAINT, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
+        axes.annotate(
+            textwrap.fill(level.name, _ROOM),
+            xy=(1, height),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            ha="left",
+            va="center" if abs(near) > _APART else "bottom" if near > 0 else "top",
+            fontsize=8.5,
+            color=_FAINT,
+            parse_math=False,
+        )
 
 
 def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
@@ -347,6 +369,27 @@ def _draw_points(axes: Axes, panel: Panel, curve: Curve, points: _Points, index:
     if crossed:
         places = [points[i][0] for i in crossed], [points[i][1] for i in crossed]
         axes.plot(*places, "x", color=colour, markersize=8, markeredgewidth=2)
+    if panel.names and not log and len(panel.curves) <= 2 and len(panel.names) * len(panel.curves) <= _VALUED:
+        _write_values(axes, curve, [(i, points[i]) for i in drawn], left=curve is not panel.curves[-1])
+
+
+def _write_values(axes: Axes, curve: Curve, points: Sequence[tuple[int, tuple[float, float]]], *, left: bool) -> None:
+    """The values beside their points, away from those of the other curve."""
+    from matplotlib.patheffects import withStroke
+
+    for i, point in points:
+        axes.annotate(
+            f"{curve.values[i]:#.3g}".rstrip("."),
+            xy=point,
+            xytext=(-8 if left else 8, 0),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            fontsize=8.5,
+            color=_INK,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],  # on a line
+            zorder=3,
+        )
 
 
 def _log_range(values: Sequence[float]) -> tuple[float, float]:
@@ -377,9 +420,9 @@ def _log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], li
     return inside, [tick for tick in fine if low <= tick <= high and tick not in inside]
 
 
-def _log_labels(ticks: Sequence[float]) -> list[str]:
-    """Plain numbers where they are short, powers of ten elsewhere."""
-    if all(-3 <= tick <= 4 for tick in ticks):
+def _log_labels(ticks: Sequence[float], *, plain: bool) -> list[str]:
+    """Plain numbers, or powers of ten."""
+    if plain:
         return [f"{10**tick:,.5g}" for tick in ticks]
     labels = []
     for tick in ticks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -80,12 +79,15 @@ def _bar(console: Console, what: str, total: int | None, before: int) -> Iterato
 
 @contextmanager
 def _lines(console: Console, what: str, total: int | None, before: int, every: float) -> Iterator[Update]:
-    start = last = time.perf_counter()
+    start = last = changed = time.perf_counter()
+    known = before
     recent = deque([(start, before)], maxlen=_RECENT)
 
     def update(done: int, total: int | None = total, now: str = "", /) -> None:
-        nonlocal last
+        nonlocal last, changed, known
         moment = time.perf_counter()
+        if done != known:
+            changed, known = moment, done
         if moment - last >= max(every, _SHARE * (moment - start)):
             last = moment
             tell(moment, done, total, now)
@@ -94,7 +96,7 @@ def _lines(console: Console, what: str, total: int | None, before: int, every: f
 
     def tell(moment: float, done: int, total: int | None, now: str) -> None:
         count = f"{done} of {total} done" if total is not None else f"{done} done"
-        left = _left(moment, done, total, *recent[0]) if total is not None else ""
+        left = _left(moment, changed, done, total, *recent[0]) if total is not None else ""
         parts = (f"{what}: {count} after {duration(moment - start)}", left and f"{left} left", now)
         console.print(", ".join(part for part in parts if part), markup=False, soft_wrap=True)
 
@@ -131,9 +133,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _left(moment: float, done: int, total: int, start: float, before: int) -> str:
-    """The time left at the speed since an earlier moment; '' where nothing was done since."""
-    if done <= before or moment <= start or total < done:
+def _left(moment: float, changed: float, done: int, total: int, start: float, before: int) -> str:
+    """The time left, at the speed from an earlier moment to that of the last change; '' where it is not known.
+
+    >>> _left(15.0, 10.0, 1, 4, 0.0, 0)  # 30 s at the change, 5 s ago
+    '25 s'
+    """
+    if done <= before or changed <= start or total < done:
         return ""
-    left = (total - done) * (moment - start) / (done - before)
-    return duration(left) if math.isfinite(left) else ""
+    left = (total - done) * (changed - start) / (done - before) - (moment - changed)
+    return duration(left) if left >= 0 else ""

@@ -185,11 +185,11 @@
       if (named) drawNames(ticks, toX, floor);
       else drawNumbers(toX, inner, floor);
       add(svg, "line", { class: "base", x1: margin.left, x2: end, y1: floor + 0.5, y2: floor + 0.5 });
-      for (const level of nothing ? [] : panel.levels) {
+      const onAxis = (level) => !log && low === 0 && level.value < 0.01 * high; // among the numbers below
+      const levels = (nothing ? [] : panel.levels).filter((level) => !Number.isNaN(place(level.value)) && !onAxis(level));
+      for (const level of levels) {
         const at = toY(place(level.value));
-        if (Number.isNaN(at)) continue;
         add(svg, "line", { class: "level", x1: margin.left, x2: end, y1: at, y2: at });
-        add(svg, "text", { class: "level-name", x: panel.log_x ? end - 0.1 * inner : end, y: at + 13, "text-anchor": "end" }, level.name);
       }
       for (const stage of panel.stages.filter((stage) => along(stage) >= left && along(stage) <= right)) {
         add(svg, "line", { class: "stage", x1: toX(stage), x2: toX(stage), y1: margin.top, y2: floor });
@@ -206,6 +206,10 @@
         drawn.push(drawCurve(curve, heights[c], (v) => toX(v) + aside, toY, place));
       });
       drawn = drawn.filter((curve) => curve.points.length);
+      for (const level of levels) { // over the curves, which would cross out the names
+        const x = panel.log_x ? end - 0.1 * inner : end, y = toY(place(level.value)) + 13;
+        add(svg, "text", { class: "level-name", x, y, "text-anchor": "end" }, level.name);
+      }
       if (!named) drawBands(below);
       cursor = add(svg, "g", {});
       cursor.span = [margin.top, floor];
