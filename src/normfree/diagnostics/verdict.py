@@ -138,7 +138,9 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
         advice = "look at the layers between the last block and the output"
     elif odd:
         whose = "its" if len(odd) == 1 else "their"
-        advice = f"look at {_few([o.name for o in odd])}: compare {whose} weights, scales, activations and normalizers with the others"
+        advice = (
+            f"look at {_few([o.name for o in odd])}: compare {whose} weights, scales and normalizers with the others'"
+        )
     else:
         first, last = signal.sums[0].name, signal.sums[-1].name
         advice = _place(forward, backward, dead, first, last)
