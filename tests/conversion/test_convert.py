@@ -586,6 +586,7 @@ def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
     assert not model.bias.any()
     assert torch.equal(model.factor, torch.ones(1, 1, 8))
     assert [s.name for s in plan.changes.scaled] == ["token"]
+    assert "token anew (it was 0)" in str(plan)
 
 
 class SumComesSecond(Block):
@@ -742,6 +743,149 @@ def test_normalization_that_stays_is_noted() -> None:
     assert plan.changes.notes == ("still divided by its length (normalize) is the signal in '1'",)
     _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
     assert "no normalizer was found: none was removed" in plan.changes.notes[0]
+
+
+class Whiten(nn.Module):
+    """Somebody's own normalizer, whose class does not say so."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5)
+
+
+class OverBatch(Whiten):
+    """Normalizes by the batch in training, and by what it saw in evaluation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("seen", torch.full((width,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = x.std(0)
+        return self.scale * x / self.seen
+
+
+class Swish(Whiten):
+    """An activation with a parameter a channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.scale * x)
+
+
+class Shift(Whiten):
+    """Puts out the same whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale.expand_as(x)
+
+
+class Halves(Whiten):
+    """Passes on half of the signal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+class Scales(Whiten):
+    """Multiplies by a number that it must be given by name."""
+
+    def forward(self, x: Tensor, *, by: float) -> Tensor:
+        return x * by
+
+
+@pytest.mark.parametrize(
+    ("kind", "noted"), [(Whiten, True), (OverBatch, True), (Swish, False), (Shift, False), (Halves, False)]
+)
+def test_own_normalizer_that_stays_is_noted(kind: type[nn.Module], noted: bool) -> None:
+    model = network(2)
+    model[2].norm1 = kind(8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, plan = convert(model, "fixup", X)
+    says = f"left in place, though it does what a normalizer does: '2.norm1' ({kind.__name__}); "
+    assert any(note.startswith(says) for note in plan.changes.notes) is noted
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_module_that_cannot_be_tried_alone_does_not_stop_a_conversion() -> None:
+    """As a rotary embedding, which the model calls with more than its first argument."""
+
+    class Named(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = Scales(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.second(F.relu(self.norm2(self.first(self.norm1(x, by=0.5)))))
+
+    _, plan = convert(network(2, Named), "fixup", X)
+    assert plan.changes.notes == ()
+
+
+class Whole(nn.Module):
+    """A sum over two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.blocks(x)
+
+
+def test_isograd_scales_sums_over_whole_blocks() -> None:
+    _, plan = convert(network(2, Whole), "isograd", X)
+    assert not plan.branches[-1].layers
+    assert [record.kind for record in plan.changes.added] == ["multiplier c of a sum"] * 6
+    assert "the signal may still grow at sums of whole blocks" in plan.changes.notes[0]
+
+
+def test_relu_behind_a_sum_is_known_by_its_class() -> None:
+    """A positive factor passes through a ReLU, whatever the model calls it, and not through another activation."""
+
+    class Activated(Block):
+        kind: type[nn.Module] = nn.ReLU
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = self.kind()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.activation(super().forward(x))
+
+    class Bent(Activated):
+        kind = nn.GELU
+
+    _, plan = convert(network(2, Activated), "isograd", X)
+    assert len(plan.changes.added) == 2
+    with pytest.raises(ValueError, match="'1' does more after it"):
+        convert(network(2, Bent), "isograd", X)
+
+
+def test_network_that_concatenates_is_brought_to_unit_variance() -> None:
+    """Without batch norm the signal grows where layers are concatenated; with 'wn' a DenseNet put out 1e5."""
+
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(8 * 2**i) for i in range(8))
+            self.layers = nn.ModuleList(nn.Linear(8 * 2**i, 8 * 2**i) for i in range(8))
+            self.out = nn.Linear(8 * 2**8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, layer in zip(self.norms, self.layers, strict=True):
+                x = torch.cat([3 * x, layer(norm(x).relu())], 1)
+            return self.out(x)
+
+    torch.manual_seed(0)
+    converted, plan = convert(Grows(), "wn", X)
+    assert len(plan.changes.scaled) == 7  # the first layer and the classifier stay
+    for layer in converted.layers[1:]:
+        layer.register_forward_hook(lambda _m, _a, out: torch.testing.assert_close(out.std(unbiased=False).item(), 1.0))
+    converted(X)
 
 
 def test_response_normalization_of_torch_is_refused() -> None:

@@ -187,15 +187,15 @@ def test_worst_place_is_named() -> None:
 
 
 def test_method_of_the_network_is_not_recommended_to_it() -> None:
-    rising = signal([1.0] * 10 + [1e4] * 10)
+    values = noisy(exponential(40, GROWTH), 0, 0.01)
+    rising = signal(values)
     assert "use 'fixup'" in judge(rising).recommendation
     assert judge(rising, method="he_in").recommendation == judge(rising).recommendation
-    assert judge(rising, method="fixup").recommendation.startswith("it has 'fixup' already")
-    assert judge(rising, method="fixup").recommendation.endswith("look at block10")
-    falling = judge(signal([1.0] * 20, [1e4] * 10 + [1.0] * 10), method="isograd")
-    assert falling.recommendation.endswith("look at block10")
-    silent = judge(signal([1.0] * 5 + [0.0] * 5), method="wn")
-    assert silent.recommendation.endswith("look at block5")
+    own = judge(rising, method="fixup")
+    assert own.recommendation.startswith("it has 'fixup' already")
+    assert own.recommendation.endswith(f"look at {own.forward.worst}")
+    falling = judge(signal([1.0] * 40, values[::-1]), method="isograd")
+    assert falling.recommendation.endswith(f"look at {falling.backward.worst}")
     assert judge(signal([1.0] * 9), method="fixup").recommendation == "nothing to do"
 
 
@@ -414,8 +414,8 @@ BAD: list[Callable[[], Signal]] = [
     lambda: signal(exponential(40, 1 / GROWTH)),
     lambda: signal([1.0] * 40, exponential(40, 1 / GROWTH)),
     lambda: signal([1.0] * 40, exponential(40, GROWTH)),
-    lambda: signal([1.0] * 5 + [math.nan] * 5),
-    lambda: signal([1.0] * 5 + [0.0] * 5),
+    lambda: signal([*exponential(40, 8.0), math.inf]),
+    lambda: signal([*exponential(40, 1 / 8), 0.0]),
     lambda: propagate(branched("first", "last"), batch(16, 8)),
 ]
 
@@ -525,7 +525,7 @@ def test_forgotten_normalizer_is_told() -> None:
 
 def test_gradient_that_leaps_alone_is_told() -> None:
     exploding = judge(signal(noisy([1.0] * 40, 0, 0.02), [1e4] * 20 + [1.0] * 20))
-    assert (exploding.status, exploding.odd) == ("exploding", ())  # which names its worst place
+    assert (exploding.word, [odd.name for odd in exploding.odd]) == ("exploding, by block20", ["block20"])
     leap = judge(signal(noisy([1.0] * 40, 0, 0.02), [50.0 if i < 20 else 1.0 for i in range(40)]))
     assert (leap.status, [odd.name for odd in leap.odd]) == ("preserved", ["block20"])
 
@@ -549,6 +549,149 @@ def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
     for method in filter(lambda method: admits(name, method), names()):
         model = build(name, method, example=x, generator=torch.Generator().manual_seed(0))
         assert judge(propagate(model, x)).odd == (), method
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_forgotten_normalizer_in_a_short_stage_is_told(place: int) -> None:
+    """Two blocks a stage leave nothing to compare a block's factors with; what its branch puts out does."""
+    x = batch(8, 3, 16, 16)
+    model = build("resnet20", "batchnorm", generator=torch.Generator().manual_seed(0))
+    sums = propagate(model, x).sums
+    short = tuple(replace(s, name=f"b{i}", stage=i // 2) for i, s in enumerate(sums[:8]))
+    sound = Signal(short, ())
+    assert judge(sound).odd == ()
+    forgotten = replace(short[place], branch=Stats(0.0, 0.3, 1.0))
+    odd = judge(replace(sound, sums=(*short[:place], forgotten, *short[place + 1 :]))).odd
+    assert [o.name for o in odd] == [f"b{place}"]
+    assert str(odd[0]) == f"b{place} stands out: its branch puts out a variance of 0.3, where others have 1"
+
+
+def test_forgotten_normalizer_of_a_resnet18_is_told() -> None:
+    from normfree.models.foreign import create
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = create("torchvision:resnet18")
+    x = batch(4, 3, 64, 64)
+    assert judge(propagate(model, x)).odd == ()
+    model.set_submodule("layer3.1.bn2", nn.Identity())
+    verdict = judge(propagate(model, x))
+    assert [odd.name for odd in verdict.odd] == ["layer3.1"]
+    assert "look at layer3.1" in verdict.recommendation
+
+
+def test_branches_that_differ_are_not_compared_with_one_another() -> None:
+    """The control: where most do not put out the same, or few are alike, no branch is told."""
+    flat = signal([1.0] * 8)
+    varied = tuple(replace(s, branch=Stats(0.0, 1.3**i, 1.0)) for i, s in enumerate(flat.sums))
+    assert judge(replace(flat, sums=varied)).odd == ()
+    elsewhere = replace(flat.sums[-1], name="head", branch=Stats(0.0, 9.0, 1.0))
+    assert judge(replace(flat, sums=(*flat.sums[:-1], elsewhere))).odd == ()
+    assert len(judge(replace(flat, sums=(*flat.sums[:-1], replace(elsewhere, name="block7")))).odd) == 1
+
+
+def test_one_branch_that_does_not_start_at_zero_is_told() -> None:
+    model = build("resnet20", "fixup", generator=torch.Generator().manual_seed(0))
+    assert judge(propagate(model, batch(4, 3, 16, 16))).odd == ()
+    nn.init.normal_(model.get_parameter("body.1.1.branch.conv2.weight"), std=0.1)
+    assert [odd.name for odd in judge(propagate(model, batch(4, 3, 16, 16))).odd] == ["body.1.1"]
+
+
+# Bugs of single blocks, as people make them.
+
+
+class Bugs(nn.Module):
+    """Six residual blocks with biases; `bug` happens in the fourth."""
+
+    def __init__(self, bug: str = "") -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(16, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(BugBlock(bug if i == 3 else "") for i in range(6))
+        self.bug = bug
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i == 3 and self.bug == "cut off":
+                x = x.detach()
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+class BugBlock(nn.Module):
+    """Two layers with biases and a scale."""
+
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        self.first, self.last, self.bug = nn.Linear(16, 16), nn.Linear(16, 16), bug
+        if bug == "zeros":
+            for p in self.parameters():
+                nn.init.zeros_(p)
+        if bug == "dead relu":
+            nn.init.constant_(self.first.bias, -100.0)
+        if bug == "large":
+            nn.init.normal_(self.last.weight, std=20.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.last(self.first(x).relu())
+        match self.bug:
+            case "no sum":
+                return f  # type: ignore[no-any-return]
+            case "left out":
+                return x
+            case "detached":
+                f = f.detach()
+            case "nan":
+                f = f / (f - f)
+            case "silent":
+                return 0 * (x + f)  # type: ignore[no-any-return]
+        return x + 0.3 * f  # type: ignore[no-any-return]
+
+
+def bugged(bug: str) -> Verdict:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Bugs(bug)
+    if bug == "large output":
+        nn.init.normal_(model.out.weight, std=1e6)
+    return judge(propagate(model, batch(32, 16)))
+
+
+@pytest.mark.parametrize(
+    ("bug", "word", "advice"),
+    [
+        ("", "preserved", "nothing to do"),
+        ("zeros", "dead branch", "look at the branch of blocks.3: two zero layers"),
+        ("dead relu", "dead branch", "a ReLU that is never positive"),
+        ("detached", "dead branch", "look at the branch of blocks.3: it puts out a signal, but detach()"),
+        ("cut off", "vanishing", "look between blocks.3 and the next sum: detach()"),
+        ("nan", "exploding", "look at blocks.3: a weight is not finite, or something divides by zero"),
+        ("silent", "vanishing", "look between blocks.3 and the next sum"),
+        ("large", "exploding, by blocks.3", "look at blocks.3: compare its weights"),
+        ("large output", "exploding", "look at the layers between the last block and the output"),
+        ("no sum", "vanishing", "look at blocks.3: the forward pass has no sum"),
+        ("left out", "preserved", "look at blocks.3: the forward pass has no sum"),
+    ],
+)
+def test_bug_is_told_with_its_place(bug: str, word: str, advice: str) -> None:
+    verdict = bugged(bug)
+    assert verdict.word == word
+    assert advice in verdict.recommendation
+
+
+def test_branch_whose_bias_alone_learns_stays_dead() -> None:
+    """The control of what is called dead: steps move the bias of its last layer, and no weight."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Bugs("zeros")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(16, 16, seed=step)).square().mean().backward()
+        optimizer.step()
+    block = model.blocks[3]
+    assert block.get_parameter("last.bias").any()
+    assert not any(block.get_parameter(f"{name}.weight").any() for name in ("first", "last"))
 
 
 # Gradients behind numbers that are not finite.
@@ -584,7 +727,7 @@ def test_output_that_is_not_finite_is_told() -> None:
         "not measured",
     )
     assert "not a number from the output on" in verdict.sentence
-    assert "between it and the output" in verdict.recommendation
+    assert "between the last block and the output" in verdict.recommendation
 
 
 # What 'in all' means.

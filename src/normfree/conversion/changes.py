@@ -29,10 +29,10 @@ class Added:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A part that stayed and starts at another scale: factor times what it was, or set to `value`."""
+    """A part that stayed and starts at another scale: `factor` times what it was, or anew where it was 0."""
 
     name: str
-    factor: float
+    factor: float  # 0 where it was 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,10 @@ class Changes:
         lines += _line("removed", (record.kind for record in self.removed))
         lines += _line("added", (_added(record) for record in self.added))
         if self.scaled:
-            names = ", ".join(f"{record.name} × {record.factor:.3g}" for record in self.scaled[:3])
+            names = ", ".join(
+                f"{record.name} × {record.factor:.3g}" if record.factor else f"{record.name} anew (it was 0)"
+                for record in self.scaled[:3]
+            )
             more = f" and {len(self.scaled) - 3} more" if len(self.scaled) > 3 else ""
             lines.append(f"  scaled   {names}{more}")
         return "\n".join([*lines, *[f"  note     {note}" for note in self.notes]])

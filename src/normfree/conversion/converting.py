@@ -116,7 +116,7 @@ def convert_(
             scaled += restart_layer_scales_(model)
             added += add_scalars_(model, plan, found.wanted)
             _initialize_(model, method, plan, example, generator)
-            if found.norms and plan.branches and not method.needs_example:
+            if found.norms and not method.needs_example:
                 levelled, left = level_layers_(model, plan, lambda: _run(model, args, kwargs))
                 scaled += levelled
         _check_result(model, args, kwargs)
@@ -129,6 +129,12 @@ def convert_(
         notes.append(f"not brought to unit variance, because no layer of its own puts out what it gives: {_few(left)}")
     if units := [home for home, function in found.watched.normalizing if function == "normalize"]:
         notes.append(f"still divided by its length (normalize) is the signal in {_few(units)}")
+    if like := [f"{named(name)} ({type(model.get_submodule(name)).__name__})" for name in found.watched.like_norms]:
+        more = f" and {len(like) - _SHOWN} more" if len(like) > _SHOWN else ""
+        notes.append(
+            f"left in place, though it does what a normalizer does: {', '.join(like[:_SHOWN])}{more}; to have it taken "
+            "out, call its class one, such as MyLayerNorm"
+        )
     if not found.norms:
         notes.append("no normalizer was found: none was removed, and what the model's own code normalizes still is")
     changes = Changes(

@@ -56,6 +56,26 @@ def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def may_normalize(module: nn.Module) -> bool:
+    """Whether a module is somebody's own, without weights or children, and no normalizer by its class."""
+    own = not type(module).__module__.startswith(("torch.", "normfree."))
+    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+    return own and leaf and not is_norm(module)
+
+
+def normalizes(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module puts out the same when its input is four times as large, but not when its sign is turned."""
+    module.train()  # statistics of the batch, where it has any
+    try:
+        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
+        return False
+    near = 0.02 * out.std(unbiased=False)
+    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
 def channels_of(norm: nn.Module) -> tuple[int, int] | None:
     """The number of channels of a normalizer and their dimension in its input; None when it does not say."""
     weight = getattr(norm, "weight", None)

@@ -201,7 +201,9 @@ class Places:
             return None if call.out is node else f"it is not what '{home}' puts out, alone or first of a tuple"
         relu = len(node.users) == 1 and users[0].kind == "activation" and call.out is users[0]
         relu = relu and not any(inside(user) for user in users[0].users)
-        if scalar == "skip" or not relu or "relu" not in users[0].name.lower().rpartition(".")[2].replace("relu6", ""):
+        name = users[0].name
+        kind = type(self.modules[name]).__name__ if name in self.modules else name.rpartition(".")[2]
+        if scalar == "skip" or not relu or "relu" not in kind.lower().replace("relu6", ""):
             return f"'{home}' does more after it"
         return None
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from normfree.conversion.norms import weight_readers
+from normfree.conversion.norms import may_normalize, normalizes, weight_readers
 from normfree.diagnostics.untouched import untouched
 
 _NORMALIZING = frozenset(
@@ -25,13 +25,15 @@ _NORMALIZING = frozenset(
 @dataclass
 class Watched:
     """What was seen: the calls of each module; `read`, normalizers whose weight is read from outside; normalization
-    that is in no module, by home and function; `overwritten`, normalizers whose output is written to in place.
+    that is in no module, by home and function; `overwritten`, normalizers whose output is written to in place;
+    `like_norms`, modules of a class we do not know that do what a normalizer does.
     """
 
     called: Counter[str] = field(default_factory=Counter)
     read: set[str] = field(default_factory=set)
     normalizing: list[tuple[str, str]] = field(default_factory=list)
     overwritten: set[str] = field(default_factory=set)
+    like_norms: list[str] = field(default_factory=list)
 
 
 class _Functions(TorchFunctionMode):
@@ -67,10 +69,15 @@ def watch(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: A
         if home not in norms and (home, name) not in watched.normalizing:
             watched.normalizing.append((home, name))
 
+    given: dict[str, Tensor] = {}
+
     def enter(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
+        def hook(module: nn.Module, args: Any) -> None:
             watched.called[name] += 1
             homes.append(name)
+            alone = len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point()
+            if alone and name not in given and may_normalize(module):
+                given[name] = args[0].detach().clone()
 
         return hook
 
@@ -98,6 +105,8 @@ def watch(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: A
     try:
         with trial(model), weight_readers(norms) as watched.read, _Functions(homes, seen, written):
             run(model, args, kwargs)
+        with trial(model):
+            watched.like_norms = [name for name, x in given.items() if normalizes(modules[name], x)]
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} stopped: {error}; "

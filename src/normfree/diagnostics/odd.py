@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from normfree.diagnostics.parts import address
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.taps import SumSignal
 
@@ -25,13 +26,16 @@ OPENING = 10.0  # the same for the first two blocks of a stage, whose input is a
 ALONE = 20.0  # in one direction alone, inside stages
 LIKES = 4  # the nearest blocks of the same kind that a block is compared with
 NOISE = 0.02  # a spread in logarithms below which all is alike
+MOST = 0.75  # of the branches that put out the same, as those do which end in a normalizer, or start at zero
+SAME = 0.05  # how far the same may be apart: a normalizer's small constant counts where the variance is small
 
 
 @dataclass(frozen=True)
 class Odd:
     """A block that stands out: what it does to the variances of signal and gradient, and what those like it do.
 
-    Numbers are NaN where a direction was not measured.
+    Numbers are NaN where a direction was not measured. `branch` is the variance that its branch puts out, where it
+    stands out by that: all others put out the same.
     """
 
     name: str
@@ -39,15 +43,26 @@ class Odd:
     backward: float
     usual_forward: float
     usual_backward: float
+    branch: float = math.nan
+    usual_branch: float = math.nan
 
     @property
     def by(self) -> float:
         """By how much it stands out, in the direction where that is more; 10 for ten times as much or as little."""
-        pairs = ((self.forward, self.usual_forward), (self.backward, self.usual_backward))
-        return max((_far(a / b) for a, b in pairs if not math.isnan(a / b)), default=1.0)
+        pairs = (
+            (self.forward, self.usual_forward),
+            (self.backward, self.usual_backward),
+            (self.branch, self.usual_branch),
+        )
+        return max((_far(a / b if b else math.inf) for a, b in pairs if not math.isnan(a + b)), default=1.0)
 
     def __str__(self) -> str:
         """What is to be said of it."""
+        if not math.isnan(self.branch):
+            return (
+                f"{self.name} stands out: its branch puts out a variance of {self.branch:.3g}, where others have "
+                f"{self.usual_branch:.3g}"
+            )
         both = ((self.forward, self.usual_forward, "forward"), (self.backward, self.usual_backward, "backward"))
         seen = [(a, b, way) for a, b, way in both if not math.isnan(a)]
         own = " and ".join(f"×{a:.3g} {way}" for a, _, way in seen)
@@ -74,6 +89,9 @@ def odd_blocks(signal: Signal) -> tuple[Odd, ...]:
     directions, and so is the last of all, whose gradient may come from elsewhere.
 
     A block so large that a normalizer behind it takes it back makes the next one seem small; only the first is told.
+
+    Where nearly all branches put out the same variance, because they end in a normalizer or start at zero, one that
+    does not is told wherever it stands: a short stage has nothing else to compare it with.
     """
     kinds = _kinds(signal)
     forward, backward = (_steps(signal.sums, kinds, backward=way) for way in (False, True))
@@ -91,15 +109,35 @@ def odd_blocks(signal: Signal) -> tuple[Odd, ...]:
             usual = [math.nan if i not in way else way[i].usual for way in (forward, backward)]
             found[i] = Odd(signal.sums[i].name, *map(_exp, numbers), *map(_exp, usual))
     told = [odd for i, odd in found.items() if i - 1 not in found or odd.by > 1.5 * found[i - 1].by]
+    names = {odd.name for odd in told}
+    told += [odd for odd in _odd_branches(signal) if odd.name not in names]
     return tuple(sorted(told, key=lambda odd: -odd.by))
 
 
-def _kinds(signal: Signal) -> list[object]:
+def _odd_branches(signal: Signal) -> list[Odd]:
+    """The branches that put out another variance than most of their kind, which put out the same."""
+    alike: defaultdict[object, list[SumSignal]] = defaultdict(list)
+    for s, kind in zip(signal.sums, _kinds(signal), strict=True):
+        alike[kind[:4]].append(s)  # whatever the shortcut
+    found = []
+    for sums in alike.values():
+        usual = median(s.branch.variance for s in sums)
+        others = [s for s in sums if not abs(s.branch.variance - usual) <= SAME * usual]
+        if len(sums) >= LIKES and len(sums) - len(others) >= MOST * len(sums):
+            found += [
+                Odd(s.name, math.nan, math.nan, math.nan, math.nan, s.branch.variance, usual)
+                for s in others
+                if not usual or _far(s.branch.variance / usual) >= INSIDE
+            ]
+    return found
+
+
+def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """What must be the same of two blocks that are compared: a Transformer's attention is not like its feed-forward."""
     branches = signal.plan.branches
     if len(branches) != len(signal.sums):
-        return [None] * len(signal.sums)
-    return [(b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches]
+        return [(address(s.name),) for s in signal.sums]
+    return [(address(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches]
 
 
 def _steps(sums: Sequence[SumSignal], kinds: Sequence[object], *, backward: bool) -> dict[int, _Step]:

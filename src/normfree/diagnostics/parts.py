@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,3 +32,12 @@ def parts(model: nn.Module) -> Parts:
                 seen.add(id(parameter))
                 parameters[f"{prefix}.{name}" if prefix else name] = parameter
     return Parts(modules, parameters)
+
+
+def address(name: str) -> str:
+    """The name of a module or sum without its numbers, which those that are built alike have in common.
+
+    >>> address("layer3.1")
+    'layer.'
+    """
+    return re.sub(r"\d+", "", name)

@@ -8,7 +8,7 @@ Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same of t
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.diagnostics.batched import norms, numbers
-from normfree.diagnostics.parts import Parts, parts
+from normfree.diagnostics.parts import Parts, address, parts
 from normfree.diagnostics.plans import plan_of
 from normfree.diagnostics.taps import MISSING, SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
 from normfree.nn.borrowed import call_arguments as call_arguments
+from normfree.nn.scalars import ScalarBias
 from normfree.plan import Branch, ResidualPlan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -54,6 +55,9 @@ class Signal:
 
     `unmeasured` is the name of the first sum whose forward signal is not a finite number, or 'the output', where
     gradients behind it would mean nothing: they are NaN, at such sums, and everywhere if the output is not finite.
+
+    `output` is the mean square of what the model puts out. `unsummed` names the modules without a residual sum although
+    they give back the shape that they get and others of their class have one.
     """
 
     sums: tuple[SumSignal, ...]
@@ -62,6 +66,8 @@ class Signal:
     loss: float = math.nan
     plan: ResidualPlan = field(default_factory=ResidualPlan, repr=False)
     unmeasured: str = ""
+    output: float = math.nan
+    unsummed: tuple[str, ...] = ()
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """One number a sum: `part` is sum, branch, shortcut, or one of them with '_gradient'."""
@@ -74,6 +80,8 @@ class Signal:
             "injected": self.injected,
             "loss": self.loss,
             "unmeasured": self.unmeasured,
+            "output": self.output,
+            "unsummed": list(self.unsummed),
             "sums": [asdict(s) for s in self.sums],
             "layers": layers,
         }
@@ -128,6 +136,7 @@ def propagate(
         for layer in {layer for both in readers.values() for layer in both}:
             handle = known.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
+        unsummed = stack.enter_context(_without_sums(known.modules, plan))
         sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
         source = generator or torch.Generator().manual_seed(0)
@@ -137,12 +146,21 @@ def propagate(
         if memory is not None and memory.requires_grad and taps.silent(memories):
             starts[memory] = _draw(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
+        size = _mean_square(output)
         ended = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
     taps.settle()  # before the first wait for the device
     layers, gradients = _layer_signals(known, plan, sizes)
-    sums = taps.result(_learning(plan, gradients))
-    found = Signal(sums, layers, injected, math.nan if value is None else float(value), plan)
+    sums = taps.result(_learning(plan, _moving(known, gradients)))
+    found = Signal(
+        sums,
+        layers,
+        injected,
+        math.nan if value is None else float(value),
+        plan,
+        output=math.nan if size is None else float(size),
+        unsummed=tuple(unsummed),
+    )
     return _without_artefacts(found, output_is_finite=all(map(bool, ended)))
 
 
@@ -176,6 +194,46 @@ def first_tensor(output: Any) -> Tensor:
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
         "pass a loss= that turns it into a number"
     )
+
+
+@contextmanager
+def _without_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[list[str]]:
+    """The modules that could have had a residual sum as most of their likes do, once the model has run inside."""
+    homes = {branch.place for branch in plan.branches}
+
+    def kind(name: str) -> tuple[str, type[nn.Module]]:
+        return address(name), type(modules[name])
+
+    have = Counter(kind(home) for home in homes if home in modules)
+    others = Counter(kind(name) for name in modules if name not in homes)
+    found: list[str] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def compare(_m: nn.Module, args: Any, out: Any) -> None:
+            same = args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape
+            if same and name not in found:
+                found.append(name)
+
+        return compare
+
+    handles = [
+        module.register_forward_hook(hook(name))
+        for name, module in modules.items()
+        if name not in homes and have[kind(name)] > others[kind(name)]
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mean_square(output: Any) -> Tensor | None:
+    """The mean square of a model's output, still on its device; none where only its own loss can read it."""
+    try:
+        return first_tensor(output).detach().float().square().mean()
+    except ValueError:
+        return None
 
 
 def _recordable(value: Any) -> Any:
@@ -326,8 +384,19 @@ def _layer_signals(
     return layers, slopes
 
 
-def _learning(plan: ResidualPlan, gradients: Mapping[str, float]) -> set[str]:
-    """The branches in which some parameter, a scalar of the block included, has a gradient other than zero."""
+def _moving(known: Parts, gradients: Mapping[str, float]) -> list[str]:
+    """The parameters with a gradient other than zero that multiply; a bias behind dead layers wakes none of them."""
+    return [
+        name
+        for name, gradient in gradients.items()
+        if gradient != 0.0
+        and not name.endswith(("bias", ".shift", ".delta"))
+        and not isinstance(known.modules[name.rpartition(".")[0]], ScalarBias)
+    ]
+
+
+def _learning(plan: ResidualPlan, moving: Iterable[str]) -> set[str]:
+    """The branches in which some of these parameters stand, a scalar of the block included."""
     owners: dict[str, list[str]] = {}
     homes: dict[str, list[Branch]] = {}
     for branch in plan.branches:
@@ -337,9 +406,7 @@ def _learning(plan: ResidualPlan, gradients: Mapping[str, float]) -> set[str]:
     alive: set[str] = set()
     others = {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     others |= {layer.name for branch in plan.branches for layer in branch.shortcut_layers}
-    for name, gradient in gradients.items():
-        if gradient == 0.0:
-            continue
+    for name in moving:
         module = name.rpartition(".")[0]
         if module in owners:
             alive.update(owners[module])

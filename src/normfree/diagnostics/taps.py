@@ -27,8 +27,8 @@ ZERO = Stats(0.0, 0.0, 0.0)
 class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
-    `learns` says whether any parameter of the branch, a scalar included, got a gradient other than zero. `around` is
-    the name of the sum whose branch this one is part of.
+    `learns` says whether any weight of the branch, a multiplier included, got a gradient other than zero, or there is
+    none that could. `around` is the name of the sum whose branch this one is part of.
     """
 
     name: str
@@ -273,7 +273,7 @@ class Taps(TorchFunctionMode):
                 name=_label(b),
                 stage=b.position.stage,
                 transition=b.position.transition,
-                learns=b.name in alive,
+                learns=b.name in alive or not b.layers,
                 around=None if b.around is None else labels.get(b.around),
                 **{name: stats(b, name) for name in names},
             )

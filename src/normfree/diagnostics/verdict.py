@@ -1,7 +1,7 @@
 """What a signal means: growth a block from a robust fit, one word for it, the worst place, and what to do.
 
 The words: *preserved*, *linear* (as with batch norm), *exploding*, *vanishing*, *dead branch*. Single blocks that stand
-out are told beside the first two. Judging is a pure function of the signal.
+out are told where the network would be preserved or linear without them. Judging is a pure function of the signal.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from normfree.diagnostics.taps import SumSignal
 Status = Literal["preserved", "linear", "vanishing", "exploding", "dead branch"]
 SEVERITY: tuple[Status, ...] = ("preserved", "linear", "vanishing", "exploding", "dead branch")
 
+CALM: tuple[Status, ...] = ("preserved", "linear")
+
 FAST = 1.5  # a factor a block at which a handful of blocks already matter: He without normalization has 2
 MANIFEST = 10.0  # a change from end to end below which even a fast one is no matter
 GROWN = 4.0  # a change that calls for a word at all
@@ -39,6 +41,9 @@ class Direction:
 
     The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both. It is
     not measured where the forward signal ends before the output.
+
+    `broken_at` is the first block, on the signal's way, where it is exactly 0 or no finite number; `sudden` says that
+    it was within bounds until then, so that no law of growth is to blame.
     """
 
     status: Status | Literal["not measured"]
@@ -48,13 +53,14 @@ class Direction:
     worst_factor: float
     broken_at: str = ""
     inside: float = math.nan
+    sudden: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The word for the network, the two directions, the dead branches, what to do, and blocks that stand out.
 
-    Such blocks are told where the network is preserved or linear but for them.
+    Such blocks are told where the network is preserved or linear but for them, or would be without them.
     """
 
     status: Status
@@ -68,7 +74,9 @@ class Verdict:
     @property
     def word(self) -> str:
         """The status, and the block that stands out where there is one."""
-        return f"{self.status}, but for {self.odd[0].name}" if self.odd else self.status
+        if not self.odd:
+            return self.status
+        return f"{self.status}, {'but for' if self.status in CALM else 'by'} {self.odd[0].name}"
 
     def at_least(self, status: Status) -> bool:
         """Whether the verdict is this bad or worse.
@@ -94,36 +102,81 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
     direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
     from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
-    numbers. A branch is dead when nothing comes out of it and none of its parameters gets a gradient, although one
-    arrives at its sum; one that merely starts at zero, as with Fixup, is not. Sums that no gradient reaches because the
-    branch around them starts at zero are left out of the backward direction. One odd block changes none of these words;
-    it is told by name (`odd_blocks`).
+    numbers. A branch is dead when none of its weights gets a gradient, although one arrives at its sum; one that merely
+    starts at zero, as with Fixup, is not. Sums that no gradient reaches because the branch around them starts at zero
+    are left out of the backward direction. Single odd blocks (`odd_blocks`) are told by name, and are to be looked at
+    rather than a method used where the words are good but for them, or would be without them.
     """
     waiting = _waiting(signal.sums)
     left_out = set(waiting)
     if signal.unmeasured:
         left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
     reached = [s for s in signal.sums if s.name not in left_out]
-    forward = _direction([(s.name, s.stage, s.sum.variance) for s in signal.sums], backward=False)
-    backward = _direction([(s.name, s.stage, s.sum_gradient.variance) for s in reached], backward=True)
-    dead = tuple(s.name for s in reached if s.sum_gradient.norm > 0 and s.branch.norm == 0 and not s.learns)
+    series = (
+        [(s.name, s.stage, s.sum.variance) for s in signal.sums],
+        [(s.name, s.stage, s.sum_gradient.variance) for s in reached],
+    )
+    forward, backward = (_direction(way, backward=i == 1) for i, way in enumerate(series))
+    dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
     statuses: list[Status] = [d.status for d in (forward, backward) if d.status != "not measured"]
     if dead:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
-    if behind := signal.unmeasured and forward.status in ("preserved", "linear"):
+    behind = _behind(signal) if forward.status in CALM else ""
+    if behind and not dead:
         status = "exploding"
-    odd = odd_blocks(signal) if status in ("preserved", "linear") else ()
+    odd = () if dead or behind or forward.broken_at or backward.broken_at else odd_blocks(signal)
+    if odd and status not in CALM:
+        without = (_direction(_without(odd, way, backward=i == 1), backward=i == 1) for i, way in enumerate(series))
+        odd = odd if all(d.status in (*CALM, "not measured") for d in without) else ()
     sentence = _sentence(forward, backward, dead, waiting, odd, signal.unmeasured)
-    advice = _advice(forward, backward, dead, method, admits)
+    if signal.unsummed:
+        add = "add" if len(signal.unsummed) > 1 else "adds"
+        sentence += f"; {_few(signal.unsummed)} {add} nothing to the input, as others of the class do"
     if behind:
-        advice = "the numbers end behind the last block: look at the layers between it and the output"
+        sentence += f"; {behind}"
+        advice = "look at the layers between the last block and the output"
     elif odd:
         whose = "its" if len(odd) == 1 else "their"
         advice = (
-            f"look at {_few([o.name for o in odd])}: compare {whose} weights and normalizers with those of the others"
+            f"look at {_few([o.name for o in odd])}: compare {whose} weights, scales and normalizers with the others'"
         )
-    return Verdict(status, forward, backward, dead, sentence, advice, odd)
+    else:
+        first, last = signal.sums[0].name, signal.sums[-1].name
+        advice = _place(forward, backward, dead, first, last)
+        if not advice and signal.unsummed:
+            advice = f"look at {_few(signal.unsummed)}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
+        advice = advice or _advice(forward, backward, method, admits)
+    return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, odd)
+
+
+def _behind(signal: Signal) -> str:
+    """What is wrong behind the last block, if anything."""
+    last = signal.sums[-1].sum
+    grown = signal.output / power if (power := last.variance + last.mean_square) > 0 else math.nan
+    if signal.unmeasured:
+        return "the numbers end behind the last block"
+    return f"the output is ×{math.sqrt(grown):.1e} as large as the signal there" if grown >= LARGE**2 else ""
+
+
+def _without(
+    odd: Sequence[Odd], series: Sequence[tuple[str, int, float]], *, backward: bool
+) -> list[tuple[str, int, float]]:
+    """The series as if these blocks did what their likes do."""
+    excess = {
+        o.name: ratio
+        for o in odd
+        if 0 < (ratio := o.backward / o.usual_backward if backward else o.forward / o.usual_forward) < math.inf
+    }
+    found: list[tuple[str, int, float]] = []
+    factor = 1.0
+    for name, stage, value in series[:: -1 if backward else 1]:
+        if not backward:
+            factor *= excess.get(name, 1.0)
+        found.append((name, stage, value / factor))
+        if backward:  # what a block does to the gradient is seen at the sum before it
+            factor *= excess.get(name, 1.0)
+    return found[:: -1 if backward else 1]
 
 
 def _waiting(sums: Sequence[SumSignal]) -> list[str]:
@@ -146,11 +199,13 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> D
     names, stages, values = zip(*series, strict=True)
     travelled = list(zip(names, values, strict=True))[:: -1 if backward else 1]
     broken = next((name for name, value in travelled if not math.isfinite(value)), "")
-    if broken:
-        return Direction("exploding", math.nan, math.inf, broken, math.inf, broken)
     silent = next((name for name, value in travelled if value <= 0), "")
-    if silent:
-        return Direction("vanishing", math.nan, 0.0, silent, 0.0, silent)
+    if broken or silent:
+        before = [value for _, value in travelled[: [name for name, _ in travelled].index(broken or silent)]]
+        sudden = not before or 1 / LARGE < before[-1] / before[0] < LARGE
+        if broken:
+            return Direction("exploding", math.nan, math.inf, broken, math.inf, broken, sudden=sudden)
+        return Direction("vanishing", math.nan, 0.0, silent, 0.0, silent, sudden=sudden)
     slope, inside, polynomial = _fit(stages, [math.log(value) for value in values])
     if backward:
         slope, inside = -slope, -inside
@@ -218,7 +273,7 @@ def _exp(value: float) -> float:
 def _sentence(
     forward: Direction,
     backward: Direction,
-    dead: Sequence[str],
+    dead: Sequence[SumSignal],
     waiting: Sequence[str],
     odd: Sequence[Odd],
     unmeasured: str,
@@ -240,7 +295,10 @@ def _sentence(
 
     parts = [say("the forward signal", forward), say("the gradient", backward)]
     if dead:
-        parts.append(f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({_few(dead)})")
+        names = _few([s.name for s in dead])
+        parts.append(
+            f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({names}): no weight gets a gradient"
+        )
     if waiting:
         whom = "them" if len(waiting) > 1 else "it"
         parts.append(f"no gradient reaches {_few(waiting)} yet: the branch around {whom} starts at zero")
@@ -261,27 +319,51 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _advice(
-    forward: Direction, backward: Direction, dead: Sequence[str], method: str, admits: Callable[[str], bool]
-) -> str:
+def _place(forward: Direction, backward: Direction, dead: Sequence[SumSignal], first: str, last: str) -> str:
+    """Where to look and for what, when it is one place that no method would mend."""
+    if forward.sudden:
+        where = forward.broken_at if forward.broken_at != first else f"{first} and what comes before it"
+        if forward.status == "vanishing":
+            return f"look at {where}: something puts out zero, a ReLU that is never positive or a weight of zeros"
+        return (
+            f"look at {where}: a weight is not finite, or something divides by zero or takes a root or logarithm "
+            "outside its range"
+        )
+    if cut := [s.name for s in dead if s.branch.variance > 1e-6 * s.branch.mean_square]:
+        return f"look at the branch of {cut[0]}: it puts out a signal, but detach() or no_grad cuts its gradient off"
+    if dead:
+        return (
+            f"look at the branch of {dead[0].name}: two zero layers with an activation between never learn ('fixup' "
+            "zeroes only a branch's last), nor do those around a ReLU that is never positive"
+        )
+    if backward.sudden:
+        where = "the output" if backward.broken_at == last else "the next sum"
+        if backward.status == "vanishing":
+            return (
+                f"look between {backward.broken_at} and {where}: detach() or no_grad cuts the gradient off there, or a "
+                "ReLU that is never positive or a factor of zero does"
+            )
+        return f"look between {backward.broken_at} and {where}: something there has no finite slope, as a root at zero"
+    return ""
+
+
+def _advice(forward: Direction, backward: Direction, method: str, admits: Callable[[str], bool]) -> str:
     """What to do; a network that has the method to be recommended is not as the method left it."""
-    advice = _remedy(forward, backward, dead, admits)
+    advice = _remedy(forward, backward, admits)
     if not method or f"'{method}'" not in advice:
         return advice
     worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
-    place = dead[0] if dead else worse.broken_at or worse.worst
+    place = worse.broken_at or worse.worst
     return f"it has '{method}' already, which does not do this by itself: look at {place}"
 
 
-def _remedy(forward: Direction, backward: Direction, dead: Sequence[str], admits: Callable[[str], bool]) -> str:
+def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], bool]) -> str:
     """What to do, with methods that the network admits; every network with residual sums admits Fixup."""
 
     def use(*names: str) -> str:
         admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
         return f"use {' or '.join(admitted)}"
 
-    if dead:
-        return "two zero layers with an activation between never learn: use 'fixup', which zeroes only a branch's last"
     if forward.status == "exploding":
         return f"{use('fixup', 'wn')} to hold the signal at any depth"
     if forward.status == "vanishing":

@@ -43,8 +43,8 @@ def _isograd_(site: Site) -> None:
             variances[layer.name], v = _layer_back(layer, site.module(layer), sizes[layer.name], v)
         return v
 
-    last = sizes[site.plan.branches[-1].last.name][1]
-    v = np.ones(last)
+    last = next(branch for branch in reversed(site.plan.branches) if branch.layers)  # a sum of whole blocks has none
+    v = np.ones(sizes[last.last.name][1])
     for branch in reversed(site.plan.branches):
         through_branch = back(reversed(branch.layers), v)
         through_shortcut = back(reversed(branch.shortcut_layers), v)
@@ -67,7 +67,7 @@ def _layer_back(
     if v.shape != sizes[1]:
         raise ValueError(
             f"isograd expects a gradient map of shape {sizes[1]} at '{layer.name}', got {v.shape}: something between "
-            "this layer and the next changes the resolution; use 'idshort' or 'convshort' for this model"
+            "this layer and the next changes the resolution; use 'idshort' or 'fixup' for this model"
         )
     taps = [
         theory.tap_matrix(
