@@ -17,6 +17,7 @@ NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
     errno.EDQUOT: "free some room below your quota",
+    errno.EFBIG: "raise the limit on the size of a file",
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
