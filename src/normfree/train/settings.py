@@ -16,12 +16,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-def hints(settings: Any) -> dict[str, Any]:
+@cache
+def hints(settings: type) -> dict[str, Any]:
     """The type of every field, by name."""
-    return _hints(settings)
-
-
-_hints = cache(get_type_hints)
+    return get_type_hints(settings)
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:
