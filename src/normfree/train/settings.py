@@ -16,10 +16,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
-@cache
-def hints(settings: type) -> dict[str, Any]:
+def hints(settings: Any) -> dict[str, Any]:
     """The type of every field, by name."""
-    return get_type_hints(settings)
+    return _hints(settings)
+
+
+_hints = cache(get_type_hints)  # behind a function, since mypy takes no dataclass for hashable
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:
