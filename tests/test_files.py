@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normfree import files
-from normfree.files import NOT_FINITE, explained, plain_json, replacing, write_json
+from normfree.files import explained, plain_json, replacing, with_numbers, write_json
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -85,7 +85,11 @@ def test_file_is_json_for_any_reader(tmp_path: Path) -> None:
 
     back = json.loads((tmp_path / "deep" / "one.json").read_text(encoding="utf-8"), parse_constant=refuse)
     assert back == plain_json(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
-    assert NOT_FINITE[back["three"][1]] == math.inf
+    assert repr(with_numbers(back)) == "{'three': [nan, inf, [-inf]], 'text': '√'}"
+    assert with_numbers({"name": "nan", "deep": {"name": "inf", "x": "inf"}}, ["name"]) == {
+        "name": "nan",
+        "deep": {"name": "inf", "x": math.inf},
+    }
 
 
 def test_path_that_is_no_text_can_be_written_down(tmp_path: Path) -> None:

@@ -7,16 +7,17 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 TEMPORARY = ".tmp-"  # how the names of unfinished files begin; a killed process leaves them behind
-NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
     errno.EDQUOT: "free some room below your quota",
+    errno.EFBIG: "raise the limit on the size of a file",
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
@@ -72,6 +73,15 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain_json(item) for key, item in value.items()}
     return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
+    """JSON data with what `plain_json` made a text as a number again; what lies under the keys `texts` stays one."""
+    if isinstance(value, Mapping):
+        return {key: item if key in texts else with_numbers(item, texts) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(item, texts) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 @contextmanager

@@ -23,8 +23,8 @@ def commit() -> str:
     package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        command = ["git", "--no-optional-locks", *arguments]  # a look must not keep anyone from committing meanwhile
+        return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it

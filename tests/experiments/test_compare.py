@@ -23,7 +23,7 @@ from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Run, page, panel, panel_over_rates, redraw, save, table
 from normfree.experiments.runs import Task, folder_name
-from normfree.experiments.workers import Said, _work, run_tasks
+from normfree.experiments.workers import Said, _answer, _send_next, _work, run_tasks
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, engine, fit
 from normfree.train.recipes import recipe
@@ -343,6 +343,13 @@ def test_runs_say_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_killed_process_is_noticed() -> None:
     with Stop() as stop, pytest.raises(ValueError, match="killed with status 7; free some memory"):
         list(run_tasks(os._exit, [7, 7], jobs=2, stop=stop))
+
+
+def test_process_that_is_gone_before_its_task_is_noticed_by_its_answer() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    assert _send_next(ours, iter([(3, "run")])) == 3
+    assert _answer(ours) is None
 
 
 def test_signal_stops_the_processes_and_keeps_their_runs(tmp_path: Path) -> None:

@@ -255,10 +255,17 @@ def test_claim_that_fails_says_so(tmp_path: Path) -> None:
     assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("✗ fails", "7"), ("✗ fails", "nan")]
 
 
-def test_error_of_the_paper_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [1.0, -1.0])
+def test_error_of_the_paper_is_told_where_the_right_number_came_out(tmp_path: Path, found: float) -> None:
     wrong = Check(name="one", statement="one", paper=3.0, low=0.0, why="counted", erratum="It misprints *one*.")
-    store(tmp_path, made_up(checks=(wrong,)))
-    assert "Error in the paper: It misprints *one*." in Reader(text_of(tmp_path, made_up(checks=(wrong,)))).text
+    claim = made_up(checks=(wrong,))
+    store(tmp_path, claim, values={"one": {"mean": found}})
+    sentence = "Error in the paper: It misprints *one*."
+    shown = (
+        Reader(text_of(tmp_path, claim)).text,
+        page(entries(tmp_path, [claim]), tmp_path, tmp_path).sections[-1].text,
+    )
+    assert [sentence in text for text in shown] == [found > 0] * 2
 
 
 def test_claim_that_was_not_run_has_its_command_and_hours(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Running a claim: files at the end or none, stored results taken, and the command line around it."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -111,6 +113,24 @@ def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(ma
     assert names(tmp_path) == ["fixup/fake.json"]  # whose picture is drawn again
     assert reproduce("fixup/fake", FULL, tmp_path)[1].status == "holds"
     assert names(tmp_path) == ["fixup/fake.json", "fixup/fake.png"]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("normfree.files.tempfile.mkstemp", "the result"), ("normfree.report.plots.write_plot", "the picture")],
+)
+def test_full_disk_is_one_sentence(make, monkeypatch, tmp_path, where, says):
+    make()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(where, full)
+    with pytest.raises(OSError, match=rf"could not write {says} '.*': No space left on device; free some room"):
+        reproduce("fixup/fake", FULL, tmp_path)
+    assert names(tmp_path) == (["fixup/fake.json"] if says == "the picture" else [])
+    monkeypatch.undo()
+    assert reproduce("fixup/fake", FULL, tmp_path)[1].status == "holds"
 
 
 def test_picture_is_never_that_of_other_numbers(make, monkeypatch, tmp_path):

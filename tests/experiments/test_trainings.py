@@ -202,14 +202,17 @@ def test_error_of_a_run_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     assert [f.name for f in (tmp_path / "kept").iterdir()] == [folder_name(BASE)]
 
 
-def test_signal_between_two_runs_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = Trainings._keep
+@pytest.mark.parametrize(("owner", "name"), [(Folder, "write_result"), (Trainings, "_keep")])
+def test_signal_at_the_end_of_a_run_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    original = getattr(owner, name)
 
-    def interrupted(self: Trainings, folder: Path) -> None:
-        keep(self, folder)
+    def interrupted(*args: Any) -> None:
+        original(*args)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Trainings, "_keep", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     with pytest.raises(StoppedError) as caught:
         made(tmp_path)(wanted())
     assert caught.value.signal == signal.SIGINT

@@ -168,6 +168,12 @@ def test_rate_is_chosen_by_the_held_out_images():
     assert values["proposed, 100 layers"] == [91.0]  # not the best on the test images
 
 
+def test_note_names_the_rate_that_was_taken_of_equally_good_ones():
+    measurement = measured("fig2_left", lambda c: made_up(90.0 if c.lr == 0.1 else 50.0, 80.0))[0]
+    assert measurement.values["proposed, 200 layers"] == [90.0]
+    assert "proposed 0.1 at 10 layers" in measurement.notes[0]
+
+
 def test_baseline_counts_only_with_all_rates_tried():
     measurement, judgement, _ = measured("fig2_left", lambda c: None if c.lr == 1e-5 else mlps(c))
     assert {name for name in measurement.values if name.startswith("data")} == set()

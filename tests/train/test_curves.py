@@ -64,7 +64,7 @@ def test_log_gets_every_number_once(tmp_path: Path, written: list[Any]) -> None:
     nf.fit(config, data=tiny_images(), out=tmp_path)
     records = RunFolder(tmp_path).read_metrics()
     expected = [(name, value, r["step"]) for r in records for name, value in r.items() if name != "step"]
-    assert written == [("tensorboard", None), *expected, "closed"]
+    assert written == [("tensorboard", 1), *expected, "closed"]  # a killed run may have logged, and saved nothing
     written.clear()
     nf.fit(config, data=tiny_images(), out=tmp_path, resume=True)
     assert written == [("tensorboard", 5), "closed"]  # steps beyond the fourth would be hidden

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import normfree
 from normfree.data import ImageSet, embedded
 from normfree.data.images import Split
+from normfree.models import build
 from normfree.nn.synced import Synced
 from normfree.train import RunResult, TrainConfig, engine, fit, inputs, load, read_config, rig
 from normfree.train.distributed import Processes, joined, synchronize_
@@ -107,7 +108,8 @@ def live(place: Path) -> None:
         refused(CASES["fixup"], out=place / "fixup"),
         refused({"method": "fixup"}, out=place / "stopped", resume=True),
     ]
-    diverged = trained("diverged", {"method": "fixup", "lr": 1e9})
+    clock = {"checkpoint_epochs": 0, "checkpoint_minutes": 0.0 if rank else 1e-9}  # the second never keeps a state
+    diverged = trained("diverged", {"method": "fixup", "lr": 100.0, "warmup": 2.0, **clock})
     said["diverged"]["finite"] = all(bool(t.isfinite().all()) for t in diverged.model.state_dict().values())
     rig.synchronize_ = lambda *_: None
     trained("unsynchronized", CASES["batchnorm"], out=None)
@@ -279,7 +281,13 @@ def test_divergence_ends_all_processes(job: Path) -> None:
     for told in said(job):
         assert told["diverged"]["status"] == "diverged"
         assert told["diverged"]["finite"]
-    assert said(job)[0]["diverged"]["steps"] == said(job)[1]["diverged"]["steps"]
+    assert said(job)[0]["diverged"]["steps"] == said(job)[1]["diverged"]["steps"] > 2
+    one, two = (load_file(job / f"diverged-{rank}.safetensors") for rank in range(2))
+    assert apart(one, two) == 0  # both have gone back to what the first kept
+    start = build(
+        "resnet8", "fixup", example=small().train.images[:2].float(), generator=torch.Generator().manual_seed(0)
+    )
+    assert apart(one, start.state_dict()) > 0
 
 
 def test_killed_process_ends_the_others_in_one_sentence(job: Path) -> None:

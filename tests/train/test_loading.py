@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,12 @@ def test_evaluate_looks_for_data_where_it_is_told(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("normfree.train.inputs.load", load)
     assert nf.evaluate(tmp_path) == nf.evaluate(tmp_path, data_dir="moved") == result.test
     assert asked == ["there", "moved"]
+
+
+def test_images_of_other_classes_are_not_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(tmp_path)
+    data = tiny_images()
+    turned = replace(data, classes=data.classes[::-1])
+    monkeypatch.setattr("normfree.train.inputs.load", lambda name, root: turned)
+    with pytest.raises(ValueError, match=r"expected the classes that the run in .* began with, got another"):
+        nf.evaluate(tmp_path)

@@ -401,6 +401,22 @@ def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
     assert differences(reference, tmp_path) == []
 
 
+def test_score_that_was_logged_and_not_saved_is_that_of_the_run(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after the last step and before its score, then killed between the metrics and the checkpoint."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4 * STEPS, signal.SIGTERM)
+        assert fit(tmp_path).status == "interrupted"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", fail(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            fit(tmp_path, resume=True)
+    assert len(RunFolder(tmp_path).read_metrics()) == 4
+    fit(tmp_path, resume=True)
+    assert set(differences(whole, tmp_path)) <= {"state"}  # of which the score is that of the epoch before
+
+
 def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         stop_at(patch, 2, signal.SIGTERM)

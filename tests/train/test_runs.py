@@ -305,7 +305,7 @@ def test_result_names_no_folder_user_or_host(tmp_path: Path) -> None:
     with run.hold():
         run.write_result(
             {
-                "status": "failed",
+                "status": "interrupted",
                 "config": {"data": str(Path.home() / "my data" / "cifar"), "out": tmp_path, "relative": "runs/one"},
                 "reason": f"could not write '{tmp_path}/metrics.jsonl': full; see https://example.org/a/b",
                 "command": ["normfree", "train", "--out", str(tmp_path)],

@@ -78,13 +78,17 @@ def test_handlers_are_restored_after_an_error() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_inner_one_takes_over_and_hands_back() -> None:
+def test_inner_one_takes_over_and_hands_on_what_it_heard() -> None:
     with Stop() as outer:
         with Stop() as inner:
             signal.raise_signal(signal.SIGTERM)
-        assert (outer.requested, inner.requested) == (None, signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-        assert outer.requested == signal.SIGINT
+            assert (outer.requested, inner.requested) == (None, signal.SIGTERM)
+        assert outer.requested == signal.SIGTERM
+        with Stop():
+            signal.raise_signal(signal.SIGINT)  # the first of this one
+        assert outer.requested == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_ignored_signal_stays_ignored() -> None:

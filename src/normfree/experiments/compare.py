@@ -12,8 +12,8 @@ import torch
 from normfree.data.embedded import LINEAR_ACCURACY
 from normfree.data.prepared import Prepared
 from normfree.experiments.comparison import Comparison, Run
-from normfree.experiments.runs import Task, ended, folder_name, train
-from normfree.experiments.workers import in_words, run_tasks
+from normfree.experiments.runs import Task, ended, folder_name, train_all
+from normfree.experiments.workers import in_words
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -23,7 +23,6 @@ from normfree.plan import ResidualPlan
 from normfree.train import TrainConfig
 from normfree.train.config import FREE
 from normfree.train.inputs import Data, example_of, open_data
-from normfree.train.signals import Stop
 from normfree.train.subject import class_count, model_of
 
 Progress = Callable[[int, int, str], None]
@@ -133,30 +132,25 @@ def _run(
 ) -> tuple[list[Run], int | None]:
     """The runs that ended, and the signal that kept others from it."""
     found = {task: ended(task.folder) for task in tasks}
-    runs = [_record(task.config, task.folder.name, depths, result) for task, result in found.items() if result]
+    runs = [_record(task, depths, result) for task, result in found.items() if result]
     left = [task for task, result in found.items() if not result]
 
     def tell(now: str = "") -> None:
         if progress is not None:
             progress(len(runs), len(tasks), now)
 
+    def keep(task: Task, result: dict[str, Any]) -> None:
+        runs.append(_record(task, depths, result))
+        tell(str(runs[-1]))
+
     names = [f"{config.method}, {config.model}, lr {config.lr:g}" for config, _ in left]
     tell()
-    signal = None
-    with Stop() as stop:
-        for number, result in run_tasks(train, left, jobs=jobs, stop=stop, heard=lambda s: tell(in_words(s, names))):
-            if result["status"] == "interrupted":
-                signal = result["signal"]
-                if jobs == 1:
-                    break
-                continue
-            task = left[number]
-            runs.append(_record(task.config, task.folder.name, depths, result))
-            tell(str(runs[-1]))
-        return runs, stop.requested or signal
+    signal = train_all(left, keep, jobs=jobs, heard=lambda said: tell(in_words(said, names)))
+    return runs, signal
 
 
-def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: dict[str, Any]) -> Run:
+def _record(task: Task, depths: dict[str, int], result: dict[str, Any]) -> Run:
+    config = task.config
     return Run(
         method=config.method,
         model=config.model,
@@ -167,7 +161,7 @@ def _record(config: TrainConfig, folder: str, depths: dict[str, int], result: di
         validation=result["validation"] and result["validation"]["accuracy"],
         test=result["test"] and result["test"]["accuracy"],
         seconds=result["seconds"],
-        folder=folder,
+        folder=task.folder.name,
         bleu=result.get("bleu") and result["bleu"]["score"],
         origin={key: result.get(key) for key in ("commit", "versions", "hardware", "date")},
     )

@@ -18,7 +18,7 @@ from normfree.diagnostics.propagation import propagate
 from normfree.experiments.compare import compare, layers
 from normfree.experiments.comparison import Comparison, Point, curve, levels, panel, percent, table
 from normfree.experiments.workers import run_tasks
-from normfree.files import NOT_FINITE, explained, replacing, write_json
+from normfree.files import explained, replacing, with_numbers, write_json
 from normfree.models import build
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
@@ -150,7 +150,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
         except ValueError:
             stored = None
         if isinstance(stored, dict) and stored.get("settings") == wanted:
-            read: dict[str, Any] = _numbers(stored)
+            read: dict[str, Any] = with_numbers(stored)
             return read
     tasks = [(settings.signal_model, method, settings.seed) for method in settings.methods]
     found: dict[str, Any] = {"settings": wanted, "forward": {}, "backward": {}}
@@ -172,15 +172,6 @@ def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]
     network = build(model, method, example=images, generator=torch.Generator().manual_seed(seed))
     signal = propagate(network, images, generator=torch.Generator().manual_seed(seed))
     return signal.series("sum"), signal.series("sum_gradient")
-
-
-def _numbers(value: Any) -> Any:
-    """JSON data with the texts for numbers that are not finite as such."""
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # The page

@@ -23,6 +23,7 @@ from normfree.experiments.ledger_entries import (
     counts_of,
     duration,
     entries,
+    errata_of,
     left_of,
     origin_of,
     run_cells,
@@ -219,8 +220,7 @@ class _Writer:
         if result is None:
             return
         yield to_markdown(self._checks(entry.judgement.rows))
-        errata = dict.fromkeys(row.check.erratum for row in entry.judgement.rows if row.verdict == "paper errs")
-        yield from (f"*Error in the paper:* {escape(text)}" for text in errata)
+        yield from (f"*Error in the paper:* {escape(text)}" for text in errata_of(entry))
         yield from (f"*Note:* {escape(text)}" for text in result.get("notes", []))
         picture = result_path(self._out, claim, result["scale"], ".png")
         if picture.exists():
@@ -320,7 +320,7 @@ def _section(entry: Entry, out: Path, folder: Path) -> Section:
         text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else "."))
     if result is None:
         return Section(title, tuple(filter(None, text)), name=claim.id)
-    text += dict.fromkeys(f"Error in the paper: {r.check.erratum}" for r in entry.judgement.rows if r.check.erratum)
+    text += [f"Error in the paper: {erratum}" for erratum in errata_of(entry)]
     text += [f"Note: {note}" for note in result.get("notes", [])]
     text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
     more = [*tables_of(result), *_runs(entry, out, folder), *_unmade(entry)]

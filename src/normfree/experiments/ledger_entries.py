@@ -135,6 +135,11 @@ def command_of(claim: Claim, scale: Scale = "full", run: str | None = None) -> s
     return shlex.join(words)
 
 
+def errata_of(entry: Entry) -> tuple[str, ...]:
+    """Why numbers that the paper prints were found to be wrong, each reason once."""
+    return tuple(dict.fromkeys(row.check.erratum for row in entry.judgement.rows if row.verdict == "paper errs"))
+
+
 def left_of(entry: Entry) -> tuple[str, str] | None:
     """What was not run of a claim, and about how long it takes; '' where it cannot be run."""
     claim = entry.claim

@@ -10,7 +10,7 @@ from typing import Any
 
 from normfree.experiments.claims import SCALES, Claim, Judgement, Scale, Settings, all_claims, get, judge
 from normfree.experiments.results import Result, collect, is_empty, is_whole, panels_of, result_path, stored
-from normfree.files import plain_json, replacing, write_json
+from normfree.files import explained, plain_json, replacing, write_json
 
 RESULTS = Path("results")
 
@@ -24,7 +24,8 @@ def reproduce(
     `again` runs it all the same; so does a stored one for which runs are missing, since there may be more of them now.
     An interrupted run leaves the numbers that were there before; a picture that is missing is drawn the next time.
 
-    Raises `ValueError` for an unknown claim, one that cannot be run here, and a stored file that is no result.
+    Raises `ValueError` for an unknown claim, one that cannot be run here, and a stored file that is no result, and
+    `OSError`, in one sentence, where a file cannot be written.
     """
     claim = get(claim_id)
     settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
@@ -39,7 +40,9 @@ def reproduce(
     if result is not before:
         # First, so that no moment leaves the picture of other numbers: one that is missing is drawn.
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)
-        write_json(result_path(out, claim, settings.scale), result)
+        path = result_path(out, claim, settings.scale)
+        with explained("the result", path):
+            write_json(path, result)
         draw(claim, result, out)
     elif not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)
@@ -98,6 +101,7 @@ def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
     title = f"{claim.id}: {claim.where}, measured here"
     if result["scale"] == "quick":
         title += " (quick)"
-    with replacing(picture_path(out, claim, result["scale"])) as temporary:
+    path = picture_path(out, claim, result["scale"])
+    with explained("the picture", path), replacing(path) as temporary:
         write_plot(panels, temporary, title=title)
     return True

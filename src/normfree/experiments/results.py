@@ -22,13 +22,14 @@ from typing import Any
 
 from normfree.experiments.claims import Claim, Measurement, Scale, Settings
 from normfree.experiments.runs import folder_name, gpu_seconds
-from normfree.files import NOT_FINITE
+from normfree.files import with_numbers
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.tables import Column, Table
 
 Result = dict[str, Any]
-_NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number
+_NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number, but for
+_TEXTS = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
 _REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
 
 
@@ -131,7 +132,7 @@ def read_result(path: Path) -> Result:
     for key, kind in _REQUIRED.items():
         if not isinstance(result.get(key), kind):
             raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
-    return {key: _decode(value) if key in _NUMERIC else value for key, value in result.items()}
+    return {key: with_numbers(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
 
 
 def is_whole(result: Result) -> bool:
@@ -157,15 +158,6 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
             f"'{result['claim']}'; delete it, or run the claim with --again"
         )
     return result if result.get("version") == claim.version else None
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict):
-        texts = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
-        return {key: item if key in texts else _decode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # Where a number comes from

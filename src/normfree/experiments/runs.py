@@ -1,9 +1,9 @@
-"""One training run as a task: what is trained, in which folder; never twice, and from where it stopped."""
+"""Training runs as tasks: what is trained, in which folder; never twice, and from where it stopped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from normfree.experiments.workers import Said, run_tasks
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.report.progress import numbers
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.result import Snapshot
+from normfree.train.signals import Stop
 from normfree.train.tokens import is_tokens
 
 # What one H200 was measured to do: operations a second of a wide network, seconds an image and layer of a narrow one,
@@ -59,6 +61,26 @@ def train(task: Task, say: Callable[[str], None]) -> dict[str, Any]:
     resume = RunFolder(task.folder).exists
     result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=tell)
     return ended(task.folder) or result.to_json()  # the folder also tells where it ran
+
+
+def train_all(
+    tasks: Sequence[Task],
+    keep: Callable[[Task, dict[str, Any]], None],
+    *,
+    jobs: int,
+    heard: Callable[[Said], None],
+) -> int | None:
+    """Train runs, `jobs` at a time, hand each that ended to `keep`, and return the signal that kept others from it."""
+    signal = None
+    with Stop() as stop:
+        for number, result in run_tasks(train, tasks, jobs=jobs, stop=stop, heard=heard):
+            if result["status"] != "interrupted":
+                keep(tasks[number], result)
+                continue
+            signal = result["signal"]
+            if jobs == 1:
+                break  # with more, another process may have ended its run meanwhile
+        return stop.requested or signal
 
 
 def gpu_seconds(config: TrainConfig) -> float:

@@ -88,12 +88,17 @@ class Sweep:
 
         With `whole`, only seeds for which all rates were tried: that a network does not train can be said no earlier.
         """
+        asked = self._asked(label, depth)
+        there = {seed: {s.rate: self.runs[s] for s in all_of if s in self.runs} for seed, all_of in asked.items()}
+        return {seed: runs for seed, runs in there.items() if runs and (len(runs) == len(asked[seed]) or not whole)}
+
+    def _asked(self, label: str, depth: int | None = None) -> dict[int, list[Setting]]:
+        """The settings of an initialization by seed, at one depth or at all."""
         asked: dict[int, list[Setting]] = {}
         for setting in self.wanted:
-            if (setting.label, setting.depth) == (label, depth):
+            if setting.label == label and depth in (None, setting.depth):
                 asked.setdefault(setting.seed, []).append(setting)
-        there = {seed: {s.rate: self.runs[s] for s in asked[seed] if s in self.runs} for seed in asked}
-        return {seed: runs for seed, runs in there.items() if runs and (len(runs) == len(asked[seed]) or not whole)}
+        return asked
 
     def best(self, label: str, depth: int, *, whole: bool) -> dict[int, Trained]:
         """The run that is best on the held-out images, by seed."""
@@ -112,23 +117,24 @@ class Sweep:
 
     def shares(self, label: str) -> Numbers:
         """The share of all depths and rates that train, by seed; a seed with a missing run is left out."""
-        asked: dict[int, list[Setting]] = {}
-        for setting in self.wanted:
-            if setting.label == label:
-                asked.setdefault(setting.seed, []).append(setting)
         return {
             seed: sum(self.accuracy(self.runs[s]) >= self.trains for s in all_of) / len(all_of)
-            for seed, all_of in asked.items()
+            for seed, all_of in self._asked(label).items()
             if all(s in self.runs for s in all_of)
         }
 
     def allows(self, label: str, other: str, factor: float) -> Numbers:
-        """The share of depths at which one trains with a rate `factor` times the largest of the other, by seed."""
+        """The share of depths at which one trains with a rate `factor` times the largest of the other, by seed.
+
+        A depth at which the other trains at no rate counts.
+        """
         columns = []
         for depth in self.depths:
             ours, theirs = self.largest(label, depth, whole=False), self.largest(other, depth, whole=True)
             both = ours.keys() & theirs.keys()
-            columns.append({seed: float(0 < ours[seed] >= 0.99 * factor * theirs[seed]) for seed in both})
+            columns.append(
+                {seed: float(ours[seed] > 0 and ours[seed] >= 0.99 * factor * theirs[seed]) for seed in both}
+            )
         return over(columns, mean)
 
     def panels(self, images: str) -> tuple[Panel, ...]:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.experiments.runs import Task, ended, folder_name, train
-from normfree.experiments.workers import Said, in_words, run_tasks
+from normfree.experiments.runs import Task, ended, folder_name, train_all
+from normfree.experiments.workers import Said, in_words
 from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.signals import Stop
 
 Progress = Callable[[int, int, str], None]
 
@@ -102,23 +101,19 @@ class Trainings:
         tasks = {folder_name(config): config for config in wanted.values()}
         names = {folder_name(config): name for name, config in wanted.items()}
         left = [Task(config.with_changes(**self._place), self.work / folder) for folder, config in tasks.items()]
-        done, signal = 0, None
+        done = 0
 
         def heard(said: Said) -> None:
             self._tell(done, len(left), in_words(said, [names[task.folder.name] for task in left]))
 
+        def keep(task: Task, _: Mapping[str, Any]) -> None:
+            nonlocal done
+            self._keep(task.folder)
+            done += 1
+            self._tell(done, len(left), names[task.folder.name])
+
         self._tell(0, len(left), "")
-        with Stop() as stop:
-            for number, result in run_tasks(train, left, jobs=self._jobs, stop=stop, heard=heard):
-                if result["status"] == "interrupted":
-                    signal = result["signal"]
-                    if self._jobs == 1:
-                        break
-                    continue  # another process may have ended its run meanwhile
-                self._keep(left[number].folder)
-                done += 1
-                self._tell(done, len(left), names[left[number].folder.name])
-            signal = stop.requested or signal
+        signal = train_all(left, keep, jobs=self._jobs, heard=heard)
         if signal is not None:
             raise StoppedError(signal)
 

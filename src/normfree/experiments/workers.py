@@ -97,10 +97,13 @@ def _says(number: int, heard: Callable[[Said], None]) -> Callable[[str], None]:
 
 
 def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Any]]) -> int | None:
+    """Give a process its next task, and return the task's number; one that is gone is noticed by its answer."""
     found = next(waiting, None)
-    if found is not None:
+    if found is None:
+        return None
+    with suppress(BrokenPipeError):
         pipe.send(found[1])
-    return None if found is None else found[0]
+    return found[0]
 
 
 def _answer(pipe: Connection) -> tuple[Any, str | None] | str | None:

@@ -101,10 +101,16 @@ def load(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str,
     Raises:
         ValueError: when there is no checkpoint, or the file that is named is damaged.
     """
-    newest = latest(run)
-    if newest is None:
-        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run anew")
-    return read(newest, device)
+    return read(_newest(run), device)
+
+
+def load_state(run: str | Path) -> dict[str, Any]:
+    """The state of the newest checkpoint of a run, without its tensors, which may be large.
+
+    Raises:
+        ValueError: when there is no checkpoint, or its state is damaged.
+    """
+    return _read_state(_newest(run))[1]
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -114,15 +120,7 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
         ValueError: when a file is missing or damaged.
     """
     folder = Path(checkpoint)
-    raw = _read_bytes(folder / STATE)
-    try:
-        found = json.loads(raw)
-        digest, state = found["weights"], found["state"]
-        whole = raw == _render_state(digest, state)  # any other byte than ours, be it a space, is damage
-    except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise ValueError(_damaged(folder / STATE, "not what was written"))
+    digest, state = _read_state(folder)
     raw = _read_bytes(folder / WEIGHTS)
     if hashlib.sha256(raw).hexdigest() != digest:
         raise ValueError(_damaged(folder / WEIGHTS, f"not what {STATE} vouches for"))
@@ -137,6 +135,20 @@ def _render_state(weights: str, state: dict[str, Any]) -> bytes:
     body = {"format": _FORMAT, "weights": weights, "state": state}
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
+
+
+def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The sha256 of the weights, and the state."""
+    raw = _read_bytes(folder / STATE)
+    try:
+        found = json.loads(raw)
+        digest, state = found["weights"], found["state"]
+        whole = raw == _render_state(digest, state)  # any other byte than ours, be it a space, is damage
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(_damaged(folder / STATE, "not what was written"))
+    return digest, state
 
 
 def _check_plain(value: Any, where: str) -> None:
@@ -183,6 +195,13 @@ def _all(run: Path) -> list[Path]:
         return []
     found = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_place, reverse=True)
+
+
+def _newest(run: str | Path) -> Path:
+    found = latest(run)
+    if found is None:
+        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run anew")
+    return found
 
 
 def _remove(path: Path) -> None:

@@ -38,7 +38,7 @@ class EventLog:
             raise ValueError(
                 f"expected tensorboard for tensorboard=true ({error}); pip install 'normfree[tracking]'"
             ) from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record."""

@@ -113,17 +113,20 @@ def fit(
             stack.enter_context(fast(device, config))
             rig = Rig(config, trained, plan, opened, device, processes)
             stack.callback(rig.release)
-            run = _Run(rig, folder if processes.first else None, began)
-        return run.train(stop, seed_draws, resume=resume, progress=progress, command=command, picture=picture)
+            run = _Run(rig, folder if processes.first else None, stop, seed_draws, began)
+        return run.train(resume=resume, progress=progress, command=command, picture=picture)
 
 
 class _Run:
     """A run on its way: what it trains with, the counters, and the folder it is kept in."""
 
-    def __init__(self, rig: Rig, folder: RunFolder | None, began: float) -> None:
-        self.rig, self.folder, self._begun = rig, folder, began
+    def __init__(
+        self, rig: Rig, folder: RunFolder | None, stop: Stop, seed_draws: Callable[..., None], began: float
+    ) -> None:
+        self.rig, self.folder, self._stop, self._seed_draws, self._begun = rig, folder, stop, seed_draws, began
         self.config, self.model, self.step, self.processes = rig.config, rig.model, rig.step, rig.processes
-        self._shapes = built_from(rig.config, rig.data) if folder is not None else {}
+        self._judge = Judge(rig, stop, folder)
+        self._built_from = built_from(rig.config, rig.data) if folder is not None else {}
         self.total = rig.steps * rig.config.epochs
         self.done = 0
         self.before = 0.0  # seconds that earlier processes trained
@@ -138,8 +141,6 @@ class _Run:
 
     def train(
         self,
-        stop: Stop,
-        seed_draws: Callable[..., None],
         *,
         resume: bool,
         progress: Callable[[Snapshot], None] | None,
@@ -147,8 +148,29 @@ class _Run:
         picture: bool,
     ) -> RunResult:
         """Go on until the end, a signal or a divergence, and say how it ended."""
-        self._stop, self._seed_draws, self.command = stop, seed_draws, command
-        self._judge = Judge(self.rig, stop, self.folder)
+        self._start(resume)
+        status = self._loop(progress)
+        train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
+        self._train_seconds = time.perf_counter() - self._train_start
+        if status == "interrupted" or not self.config.epochs:
+            self._save()
+        test = bleu = None
+        if status == "finished":
+            status, test = self._test()
+        if status == "diverged":
+            self._go_back()
+        with self.step.averaged():
+            self.rig.release()
+        if status == "finished":
+            bleu = self._judge.translate()
+            if self._judge.signal is not None:
+                status = "interrupted"
+        result = self._result(status, train_loss, train_accuracy, test, bleu, command)
+        self._close(result, picture)
+        return result
+
+    def _start(self, resume: bool) -> None:
+        """Capture the step where it is to be, and stand where the run begins or goes on, in all processes."""
         if self.config.graph:
             self.step.start_epoch(0, self._factors(0))
             self.step.capture()
@@ -156,34 +178,9 @@ class _Run:
             self._open(resume)
         self._share()
         self._kept.append(self._state())
-        self.setup_seconds = time.perf_counter() - self._begun
-        self._train_start, self._done_at_start = time.perf_counter(), self.done
-        self._saved = self._looked = time.perf_counter()
-        status = self._loop(progress)
-        train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
-        self.train_seconds = time.perf_counter() - self._train_start
-        if status == "interrupted" or not self.config.epochs:
-            self._save()
-        test = None
-        if status == "finished":
-            with self.step.averaged():
-                test = self._judge.score(self.rig.inputs.test)
-            if self._judge.signal is not None:
-                status = "interrupted"  # what is trained is saved, and resuming does the rest
-            if test is not None and not math.isfinite(test.loss):
-                status, test = "diverged", None  # by its last step, after which no loss was seen any more
-        if status == "diverged":
-            self._go_back()
-        with self.step.averaged():
-            self.rig.release()
-        translated = None
-        if status == "finished":
-            translated = self._judge.translate()
-            if self._judge.signal is not None:
-                status = "interrupted"
-        result = self._result(status, train_loss, train_accuracy, test, translated)
-        self._close(result, picture)
-        return result
+        self._train_start = self._saved = self._looked = time.perf_counter()
+        self._setup_seconds = self._train_start - self._begun
+        self._done_at_start = self.done
 
     def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
         config, flying = self.config, InFlight(self.rig.device)
@@ -270,6 +267,16 @@ class _Run:
         worth = small or time.perf_counter() - self._saved >= self._cost / _SHARE
         return bool(every) and (epoch + 1) % every == 0 and self.processes.tell(worth)
 
+    def _test(self) -> tuple[Status, Score | None]:
+        """The score in test, and how the run ends by it."""
+        with self.step.averaged():
+            test = self._judge.score(self.rig.inputs.test)
+        if self._judge.signal is not None:
+            return "interrupted", None  # what is trained is saved, and resuming does the rest
+        if test is not None and not math.isfinite(test.loss):
+            return "diverged", None  # by its last step, after which no loss was seen any more
+        return "finished", test
+
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
         self._looked = time.perf_counter()
@@ -325,15 +332,17 @@ class _Run:
             if isinstance(self.rig.data, Prepared):
                 require_data(self.rig.data, state, folder.path)
             else:
-                require_images(self._shapes, state, folder.path)
+                require_images(self._built_from, state, folder.path)
             self.step.restore_(tensors)
             self.done, self.before = state["step"], state["seconds"]
             self.validation = Score(*state["validation"]) if state["validation"] else None
-            ended = self.done > 0 and self.done % self.rig.steps == 0
-            self._owed = ended and all(record["step"] != self.done for record in folder.read_metrics())
+            logged = next((record for record in folder.read_metrics() if record["step"] == self.done), None)
+            self._owed = logged is None and self.done > 0 and self.done % self.rig.steps == 0
+            if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
+                self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
 
     def _share(self) -> None:
-        """Let every process start from where the first is: from its weights, or the checkpoint that it read."""
+        """Let every process stand where the first does: at its weights, or at the checkpoint that it read."""
         if self.processes.world > 1:
             state = self.step.state()
             self.processes.share_(state.values())
@@ -357,7 +366,7 @@ class _Run:
             "step": self.done,
             "seconds": self.before + time.perf_counter() - self._begun,
             "validation": self.validation and list(self.validation),
-            **self._shapes,
+            **self._built_from,
         }
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}, state
 
@@ -365,13 +374,14 @@ class _Run:
         """Leave a diverged run, and its folder, in the last saved state that is known to be good.
 
         A state is known to be good when the step after it found its loss finite and below the limit. Where none is, the
-        one is left that this process began with.
+        one is left that this process began with. Clocks decide what is saved, so that all processes take the first's.
         """
         self.done = int(self.step.count)  # where it diverged
         good = next((kept for kept in reversed(self._kept) if kept[1]["step"] < self.done), self._kept[0])
         tensors, state = good
         self.step.restore_(tensors)
         self.validation = Score(*state["validation"]) if state["validation"] else None
+        self._share()
         if self.folder is not None and self.folder.saved_step != state["step"]:
             self.folder.save(tensors, state)
 
@@ -384,7 +394,13 @@ class _Run:
         self.processes.wait()
 
     def _result(
-        self, status: Status, loss: float | None, accuracy: float | None, test: Score | None, bleu: Bleu | None
+        self,
+        status: Status,
+        loss: float | None,
+        accuracy: float | None,
+        test: Score | None,
+        bleu: Bleu | None,
+        command: str | None,
     ) -> RunResult:
         cuda = self.rig.device.type == "cuda"
         steps = self.done - self._done_at_start
@@ -402,11 +418,11 @@ class _Run:
             parameters=self.rig.parameters,
             classes=class_count(self.rig.data),
             seconds=self.before + time.perf_counter() - self._begun,
-            setup_seconds=self.setup_seconds,
-            throughput=steps * self.rig.inputs.per_step / max(self.train_seconds, 1e-9),
+            setup_seconds=self._setup_seconds,
+            throughput=steps * self.rig.inputs.per_step / max(self._train_seconds, 1e-9),
             unit=self.rig.inputs.unit,
             bleu=bleu,
             peak_gib=torch.cuda.max_memory_allocated(self.rig.device) / 2**30 if cuda else None,
             signal=self.signal or self._judge.signal,
-            command=self.command,
+            command=command,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,10 +34,9 @@ FOLDER_SIZE = 224  # the side that the images of a folder are brought to
 class Inputs:
     """The feed of a run, and what it is judged by in validation and test, each process with its part.
 
-    A step has `per_step` of a `unit` on average, which is how throughput is told. `classes` are those of images.
+    A step has `per_step` of a `unit` on average, which is how throughput is told.
     """
 
-    classes: tuple[str, ...] = ()
     feed: Feed | ShapedFeed
     validation: Judged | None
     test: Judged | None
@@ -129,10 +128,8 @@ def inputs_of(
             part = split.take(mine)
             return partial(in_order, part, batch_size=config.eval_batch_size, **colours, **layout) if part else _none
 
-        feed: Feed = Batches(train, **shared, **colours, **layout)
         return Inputs(
-            classes=data.classes,
-            feed=feed,
+            feed=Batches(train, **shared, **colours, **layout),
             per_step=config.batch_size,
             validation=scored(held) if len(held) else None,
             test=scored(data.test),
@@ -153,7 +150,6 @@ def inputs_of(
         return partial(folder_in_order, part, **reading) if part else _none
 
     return Inputs(
-        classes=whole.classes,
         per_step=config.batch_size,
         feed=FolderBatches(kept, **shared, **layout, size=FOLDER_SIZE, workers=config.workers),
         validation=streamed(held_out) if count else None,
@@ -189,7 +185,7 @@ def _none() -> Iterator[tuple[Tensor, Tensor]]:
     return iter(())
 
 
-def _part(folder: Folder, which: Any) -> Folder:
+def _part(folder: Folder, which: Iterable[int]) -> Folder:
     """The files of a folder by their numbers."""
     numbers = list(which)
     return Folder(classes=folder.classes, files=tuple(folder.files[i] for i in numbers), labels=folder.labels[numbers])

@@ -34,6 +34,7 @@ from normfree.train.forward import apply_precision_
 from normfree.train.hardware import device_of
 from normfree.train.inputs import Data, inputs_of, is_folder, open_data
 from normfree.train.runs import RunFolder
+from normfree.train.subject import classes_of, require_images
 from normfree.train.tokens import is_tokens, require_data, translate_test, translates_test
 from normfree.train.translating import Bleu
 
@@ -101,7 +102,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
         if not isinstance(example, Tensor) or not example.is_floating_point():
             return example
         return torch.randn(batch, *example.shape[1:], generator=generator).to(example.dtype)
-    config, state = read_config(folder), checkpoint.load(folder)[1]
+    config, state = read_config(folder), checkpoint.load_state(folder)
     if "vocabulary" not in state:
         return torch.randn(batch, *state["input_shape"], generator=generator)
     family = find(config.model)[0]
@@ -152,7 +153,7 @@ def load_vocabulary(run: str | Path) -> Vocabulary:
     """
     path = Path(run) / VOCABULARY
     found = Vocabulary.load(path)
-    known = checkpoint.load(run)[1].get("vocabulary_sha256")
+    known = checkpoint.load_state(run).get("vocabulary_sha256")
     if known not in (None, hashlib.sha256(found.model).hexdigest()):
         raise ValueError(f"expected '{path}' as it was written, got one that was altered; copy it from the data again")
     return found
@@ -179,14 +180,7 @@ def evaluate(
     precision = config.precision if place.type == "cuda" else "float32"
     dtype = apply_precision_(model, precision)
     layout = bool(config.channels_last)
-    inputs = inputs_of(
-        config,
-        data,
-        device=place,
-        dtype=dtype,
-        channels_last=layout,
-        processes=Processes(),
-    )
+    inputs = inputs_of(config, data, device=place, dtype=dtype, channels_last=layout, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
     return inputs.score(model, _counted(inputs.test(), progress))
@@ -231,8 +225,10 @@ def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:
 
 
 def _data_of(run: str | Path, config: TrainConfig) -> Data:
-    """The data of a run, refused where its tokens mean other words than those that the model learnt."""
-    data = open_data(config)
+    """The data of a run, refused where its tokens or labels mean other words or classes than the model learnt."""
+    data, state = open_data(config), checkpoint.load_state(run)
     if isinstance(data, Prepared):
-        require_data(data, checkpoint.load(run)[1], run, whole=False)
+        require_data(data, state, run, whole=False)
+    else:
+        require_images({"classes": list(classes_of(data))}, state, run)
     return data

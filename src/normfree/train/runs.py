@@ -18,12 +18,12 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
-from normfree.files import NOT_FINITE, TEMPORARY, explained, plain_json, replacing, sync, write_json
+from normfree.files import TEMPORARY, explained, plain_json, replacing, sync, with_numbers, write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train import checkpoint
 from normfree.train.lock import locked
 
-Status = Literal["finished", "interrupted", "diverged", "failed"]
+Status = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; an address has two slashes
 _NAMED = re.compile(r"[a-z]+:(?!//)")  # data by kind and folder, such as 'pairs:.data/multi30k'
 _SHOWN = 5  # differing fields that are named
@@ -276,7 +276,8 @@ def _record(raw: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    return {key: NOT_FINITE.get(item, item) if isinstance(item, str) else item for key, item in record.items()}
+    found: dict[str, Any] = with_numbers(record)
+    return found
 
 
 def _without_folders(value: Any) -> Any:

@@ -21,7 +21,7 @@ def hints(settings: Any) -> dict[str, Any]:
     return _hints(settings)
 
 
-_hints = cache(get_type_hints)
+_hints = cache(get_type_hints)  # behind a function, since mypy takes no dataclass for hashable
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:

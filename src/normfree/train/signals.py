@@ -15,8 +15,9 @@ class Stop:
             while not stop.requested:
                 step()
 
-    A SIGINT after the first signal raises `KeyboardInterrupt` at once, for one who cannot wait. A signal that is
-    ignored stays ignored, and outside the main thread, where Python delivers no signals, nothing is done.
+    A SIGINT after the first signal raises `KeyboardInterrupt` at once, for one who cannot wait. One inside another
+    hands on at its end what it heard, since its own work may have been done by then. A signal that is ignored stays
+    ignored, and outside the main thread, where Python delivers no signals, nothing is done.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,9 @@ class Stop:
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set by Python
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Stop) and outer.requested is None:
+                outer.requested = self.requested
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested is None:

@@ -63,7 +63,7 @@ def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
         return vouched(data)
     parts = (data.train, data.test) if isinstance(data, ImageSet) else data
     return {
-        "classes": list(_classes(data)),
+        "classes": list(classes_of(data)),
         "input_shape": list(example_of(config, data, 1).shape[1:]),
         "images": [len(part) for part in parts],
         "images_sha256": _digest(parts),
@@ -84,14 +84,14 @@ def _digest(parts: Iterable[Split | Folder]) -> str:
 
 
 def require_images(own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
-    """Raise `ValueError` for other images than those of a run; what an older checkpoint does not say may differ."""
+    """Raise `ValueError` for other images than those of a run; what one of the two does not say may differ."""
     for key, what in (
         ("classes", "classes"),
         ("input_shape", "shape of images"),
         ("images", "number of training and test images"),
         ("images_sha256", "images"),
     ):
-        if state.get(key, own[key]) != own[key]:
+        if key in own and state.get(key, own[key]) != own[key]:
             raise ValueError(
                 f"expected the {what} that the run in '{run}' began with, got another; give it the same data, or start "
                 "another run"
@@ -102,10 +102,11 @@ def class_count(data: Data) -> int:
     """The number of classes of the data; of text, that of its tokens."""
     if isinstance(data, Prepared):
         return data.vocabulary_size
-    return len(_classes(data))
+    return len(classes_of(data))
 
 
-def _classes(data: ImageSet | tuple[Folder, Folder]) -> tuple[str, ...]:
+def classes_of(data: ImageSet | tuple[Folder, Folder]) -> tuple[str, ...]:
+    """The names of the classes of images."""
     return data.classes if isinstance(data, ImageSet) else data[0].classes
 
 

@@ -264,7 +264,7 @@ def _step(x: Tensor, branches: list[list[Tensor]], last: Tensor, target: int, ra
     ),
 )
 def thm3(settings: Settings) -> Measurement:
-    """The update of a network. Reference: fixup, appendix B.1, Theorem 3, equation 12."""
+    """One step of a network beside the sum of its J ∂ℓ/∂z. Reference: fixup, appendix B.1, Theorem 3, equation 12."""
     rates = tuple(10.0**-k for k in range(3, 9))
     deviations: dict[tuple[int, int], list[list[float]]] = {}
     control: list[float] = []
@@ -355,7 +355,7 @@ def thm3(settings: Settings) -> Measurement:
     ),
 )
 def thm4(settings: Settings) -> Measurement:
-    """The update of a scalar branch. Reference: fixup, appendix B.2, Theorem 4, equations 15 to 21."""
+    """How far a step moves a scalar branch, over L. Reference: fixup, appendix B.2, Theorem 4, equations 15 to 21."""
     depths = tuple(10.0**k for k in range(1, 7))
     rate = 1e-6
     good: dict[str, list[float]] = {}

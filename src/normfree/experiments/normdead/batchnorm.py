@@ -6,12 +6,13 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.2, equations 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
-from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, mean, normal
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
 from normfree.report.panels import Curve, Panel
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
@@ -119,7 +120,7 @@ def _through(
     ),
 )
 def eq3(settings: Settings) -> Measurement:
-    """Batch norm's backward pass. Reference: normdead, section 2.2, equations 2 and 3."""
+    """Gradients through batch norm held against equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
     values: dict[str, list[float]] = {}
     shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
     refused = True
@@ -152,7 +153,7 @@ def eq3(settings: Settings) -> Measurement:
         for name in _SHOWN:
             shown[name].append(left_mean(means[name]).tolist())
         refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
-    columns = {name: [mean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
+    columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
     words = "raises an error" if refused else "runs"
     return Measurement(
         values=values,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.propagation import propagate
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means, straight_line
-from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
 from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.residual import Residual
@@ -116,7 +117,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     x = torch.randn(4 if settings.quick else 16, 3, 32, 32, generator=g)
     sums = propagate(model.to(settings.device), x.to(settings.device)).sums
     ratios = [b.sum.variance / a.sum.variance for a, b in pairwise(sums) if a.stage != b.stage]
-    return math.exp(mean([math.log(ratio) for ratio in ratios]))
+    return math.exp(fmean([math.log(ratio) for ratio in ratios]))
 
 
 @claim(
@@ -213,7 +214,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
 )
 @undisturbed
 def sec4_2(settings: Settings) -> Measurement:
-    """Centred weight norm and transitions. Reference: normdead, section 4.2."""
+    """Means and variances behind centred weight norm and at transitions. Reference: normdead, section 4.2."""
     values: dict[str, list[float]] = {}
     orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
     for step, seed in enumerate(settings.seeds):

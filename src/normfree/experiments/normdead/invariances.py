@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
-from normfree.experiments.normdead.exact import ROUNDING, generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import ROUNDING, generator, normal, undisturbed
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
@@ -241,7 +242,7 @@ def _noticed(
 )
 @undisturbed
 def sec2_3(settings: Settings) -> Measurement:
-    """Invariances. Reference: normdead, section 2.3."""
+    """How far changes of inputs and weights move the output of each normalizer. Reference: normdead, section 2.3."""
     found: dict[str, list[dict[tuple[str, str], float]]] = {"vectors": [], "images": []}
     total = 2 * len(settings.seeds)
     for step, (kind, seed) in enumerate((k, s) for k in found for s in settings.seeds):
@@ -280,7 +281,7 @@ def _table(kind: str, values: dict[str, list[float]]) -> Table:
     rows = []
     for name, spec in NORMALIZERS.items():
         if kind in spec.kinds:
-            measured = (mean(values[f"{name}, {change}, {kind}"]) for change in CHANGES)
+            measured = (fmean(values[f"{name}, {change}, {kind}"]) for change in CHANGES)
             rows.append((name, *("invariant" if value <= ROUNDING else f"{value:.2g}" for value in measured)))
     columns = (Column("normalizer"), *(Column(change, "right") for change in CHANGES))
     return Table(f"Relative change of the output, {kind}", columns, tuple(rows))

@@ -144,7 +144,7 @@ def expected_concatenation() -> list[float]:
 )
 @undisturbed
 def sec5_1(settings: Settings) -> Measurement:
-    """Where the scaling ends. Reference: normdead, section 5.1."""
+    """Variance of scaled branches in three kinds of skips, and behind dropout. Reference: normdead, section 5.1."""
     found: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     dropout = []
     for step, seed in enumerate(settings.seeds):

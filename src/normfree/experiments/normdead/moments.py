@@ -179,7 +179,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
 )
 @undisturbed
 def sec2_3_moments(settings: Settings) -> Measurement:
-    """Weight norm, normalization propagation, spectral norm and SELU. Reference: normdead, section 2.3."""
+    """Moments behind weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
     values: dict[str, list[float]] = {}
     estimates: list[list[float]] = []
     curves: dict[str, list[list[float]]] = {}

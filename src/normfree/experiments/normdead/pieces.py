@@ -298,7 +298,7 @@ def _same(name: str, statement: str, paper: str) -> Check:
 )
 @undisturbed
 def sec5_2(settings: Settings) -> Measurement:
-    """The pieces of an NF-ResNet. Reference: normdead, section 5.2."""
+    """What each piece of an NF-ResNet does to scales, shifts and gradients. Reference: normdead, section 5.2."""
     values: dict[str, list[float]] = {}
     variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
     centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}

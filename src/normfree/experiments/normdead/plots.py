@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 
@@ -118,7 +119,7 @@ def _setting(settings: Settings) -> str:
     ),
 )
 def fig4(settings: Settings) -> Measurement:
-    """With and without batch norm. Reference: normdead, section 4.2, Figure 4."""
+    """Mean and variance over depth with and without batch norm. Reference: normdead, section 4.2, Figure 4."""
     runs: dict[str, tuple[str, Padding]] = {
         "without batch norm": ("he_in", "zeros"),
         "batch norm": ("batchnorm", "zeros"),
@@ -130,10 +131,10 @@ def fig4(settings: Settings) -> Measurement:
     values = {
         "factor a block without batch norm": [factor_a_block(curve, stages) for curve in plain["variance"]],
         "decades without batch norm": [math.log10(curve[-1] / curve[0]) for curve in plain["variance"]],
-        "slope with batch norm": [_mean([slope for slope, _ in line]) for line in lines],
+        "slope with batch norm": [fmean([slope for slope, _ in line]) for line in lines],
         "smallest R² with batch norm": [min(share for _, share in line) for line in lines],
-        "restart with batch norm": [_mean([curve[i] for i in starts]) for curve in normed["variance"]],
-        "branch variance with batch norm": [_mean(curve) for curve in normed["branch"]],
+        "restart with batch norm": [fmean([curve[i] for i in starts]) for curve in normed["variance"]],
+        "branch variance with batch norm": [fmean(curve) for curve in normed["branch"]],
     }
     expected = tuple(v for stage in theory.normalized_variance(_STAGES) for v in stage)
     return Measurement(
@@ -173,10 +174,6 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
         heights = [v for v, s in zip(curve, stages, strict=True) if s == stage]
         found.append(straight_line(range(len(heights)), heights))
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 @claim(
@@ -258,7 +255,7 @@ def _mean(values: Sequence[float]) -> float:
     ),
 )
 def fig5(settings: Settings) -> Measurement:
-    """NF-ResNets against batch norm. Reference: normdead, section 4.2, Figure 5; appendix A.2 and A.3."""
+    """The same of NF-ResNets beside batch norm. Reference: normdead, section 4.2, Figure 5; appendix A.2 and A.3."""
     runs: dict[str, tuple[str, Padding]] = {
         "batch norm": ("batchnorm", "zeros"),
         "NF, He": ("nf_he:beta=1", "zeros"),

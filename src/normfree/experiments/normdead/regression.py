@@ -6,12 +6,13 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.1, equation 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
-from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, mean, normal
+from normfree.experiments.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 
@@ -155,7 +156,7 @@ def condition(hessian: Tensor) -> float:
     ),
 )
 def eq1(settings: Settings) -> Measurement:
-    """Hessian and covariance. Reference: normdead, section 2.1, equation 1; LeCun 1998."""
+    """Hessians of linear regression and covariances. Reference: normdead, section 2.1, equation 1; LeCun 1998."""
     values: dict[str, list[float]] = {}
     curves: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     spectra: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
@@ -199,7 +200,7 @@ def eq1(settings: Settings) -> Measurement:
         for form in _FORMS:
             curves[form].append(losses[form])
             spectra[form].append(torch.linalg.eigvalsh(hessians[form]).flip(0).tolist())
-    found = {form: [mean(column) for column in zip(*spectra[form], strict=True)] for form in _FORMS}
+    found = {form: [fmean(column) for column in zip(*spectra[form], strict=True)] for form in _FORMS}
     return Measurement(
         values=values,
         panels=(
@@ -213,7 +214,7 @@ def eq1(settings: Settings) -> Measurement:
             Panel(
                 "gradient descent at rate 1/λ_max",
                 tuple(
-                    Curve(form, tuple(max(mean(c), 1e-16) for c in zip(*curves[form], strict=True))) for form in _FORMS
+                    Curve(form, tuple(max(fmean(c), 1e-16) for c in zip(*curves[form], strict=True))) for form in _FORMS
                 ),
                 "excess loss over that of w = 0",
                 "step",
@@ -226,7 +227,7 @@ def eq1(settings: Settings) -> Measurement:
             Table(
                 "Largest over smallest eigenvalue of the Hessian",
                 (Column("data"), Column("condition number", "right")),
-                tuple((form, f"{mean([s[0] / s[-1] for s in spectra[form]]):.4g}") for form in _FORMS),
+                tuple((form, f"{fmean([s[0] / s[-1] for s in spectra[form]]):.4g}") for form in _FORMS),
             ),
         ),
         notes=("centring alone need not lower the condition number: μμᵀ lifts the smallest eigenvalues too",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead.exact import apart, generator, mean, normal
+from normfree.experiments.normdead.exact import apart, generator, normal
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
@@ -206,7 +207,7 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
     ),
 )
 def sec4_1(settings: Settings) -> Measurement:
-    """Every rule of the survey. Reference: normdead, sections 3.2 and 4.1."""
+    """Moments of the stream under every rule of the survey. Reference: normdead, sections 3.2 and 4.1."""
     depth, width = (_DEPTH, _WIDTH) if settings.quick else (_FULL_DEPTH, _FULL_WIDTH)
     found: dict[str, list[tuple[list[float], list[float], list[float]]]] = {name: [] for name in RULES}
     factors: dict[str, list[tuple[float, float]]] = {}
@@ -224,13 +225,13 @@ def sec4_1(settings: Settings) -> Measurement:
         exact = rule.growth(depth)[-1]
         values[f"mean square over {rule.text}, {name}"] = [q[-1] / q[0] / exact for _, q, _ in found[name]]
     weights = {name: output_weights(factors[name]) for name in factors}
-    drift = {name: mean([m[-1] / math.sqrt(q[-1]) for m, q, _ in ones]) for name, ones in found.items()}
+    drift = {name: fmean([m[-1] / math.sqrt(q[-1]) for m, q, _ in ones]) for name, ones in found.items()}
     values |= {
         "growth, plain sum": [q[-1] / q[0] for _, q, _ in found["plain sum"]],
         "growth over exp(r²/(1 - r²)), Hanin": [q[-1] / q[0] / math.exp(0.81 / 0.19) for _, q, _ in found["β = 0.9^l"]],
         "largest |mean| over rms": max(abs(value) for value in drift.values()),
         "spread of output weights, Shao": max(weights["Shao"]) / min(weights["Shao"]),
-        "output weight of Shao over 1/√(2L)": mean(weights["Shao"]) * math.sqrt(2 * depth),
+        "output weight of Shao over 1/√(2L)": fmean(weights["Shao"]) * math.sqrt(2 * depth),
         "spread of output weights, √½": max(weights["√½"]) / min(weights["√½"]),
         "Shao against √½, one block": [one_block(seed) for seed in settings.seeds],
         "Shao against √½, one block, tanh": [one_block(seed, nn.Tanh()) for seed in settings.seeds],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from normfree.experiments.claims import Check, Cost, Measurement, Settings, claim
 from normfree.experiments.fits import means
-from normfree.experiments.normdead.exact import generator, mean, normal, undisturbed
+from normfree.experiments.normdead.exact import generator, normal, undisturbed
 from normfree.models import build
 from normfree.models.skips import Concatenate, Highway
 from normfree.nn.residual import Residual
@@ -193,7 +194,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 )
 @undisturbed
 def sec3_2(settings: Settings) -> Measurement:
-    """Three kinds of skip connection. Reference: normdead, section 3.2."""
+    """Moments over three kinds of skip connection, held against closed forms. Reference: normdead, section 3.2."""
     values: dict[str, list[float]] = {}
     curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
     stages = []
@@ -215,7 +216,7 @@ def sec3_2(settings: Settings) -> Measurement:
                 else:
                     one[f"{what} over closed form, {kind}"] = share
             if correlations:
-                one["correlation of branch and shortcut"] = mean(correlations)
+                one["correlation of branch and shortcut"] = fmean(correlations)
         growth = {kind: curves[kind][-1][0][-1] / curves[kind][-1][0][0] for kind in _KINDS}
         centred = chained("concatenation", normal((_BATCH, 256), g), g)[0][0]
         x = normal((1_000_000,), g)
@@ -346,7 +347,7 @@ _AT = _ANGLES.index(0.3)
 )
 @undisturbed
 def sec3_2_gradients(settings: Settings) -> Measurement:
-    """Correlations of gradients. Reference: normdead, section 3.2; Balduzzi 2017."""
+    """Correlations of gradients at inputs at an angle. Reference: normdead, section 3.2; Balduzzi 2017."""
     width = 512
     specs: dict[str, tuple[str, str, float | None]] = {
         f"β = {beta:g}": (f"resmlp-{_DEEP}-{width}", f"small_branch:beta={beta:g}", beta) for beta in _SCALES

@@ -90,7 +90,7 @@ def _table1_checks() -> tuple[Check, ...]:
     checks=_table1_checks(),
 )
 def table1(settings: Settings) -> Measurement:
-    """Counts. Reference: robust, appendix A, Table 1."""
+    """Parameters and FLOPs of the networks. Reference: robust, appendix A, Table 1."""
     values: dict[str, float] = {}
     rows = []
     counted: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _SHORTCUTS}

@@ -116,8 +116,8 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
         found = []
         for depth in sweep.depths:
             runs = next(iter(sweep.rates(label, depth, whole=False).values()), {})
-            alive = {held_out(run): rate for rate, run in runs.items() if not run.diverged}
-            found += [f"{alive[max(alive)]:g} at {depth} layers"] if alive else []
+            alive = {rate: held_out(run) for rate, run in runs.items() if not run.diverged}
+            found += [f"{max(alive, key=lambda rate: alive[rate]):g} at {depth} layers"] if alive else []
         best += [f"{label} {', '.join(found)}"] if found else []
     left = len(sweep.wanted) - len(sweep.runs)
     notes = ["best rates of the first seed: " + "; ".join(best)] if best else []

@@ -6,7 +6,7 @@ Reference: Arpit, Campos, Bengio 2019, sections 3, 4 and 5.3.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
@@ -20,11 +20,6 @@ from normfree.experiments.synthetic import Norms, feed_forward, residual
 from normfree.models import build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
 
 # Figure 1: widths that change from layer to layer
 
@@ -233,7 +228,7 @@ def table2(settings: Settings) -> Measurement:
         for i in range(len(settings.seeds))
     ]
     rows = tuple(
-        (name, f"{_PRINTED[name]:.2f}", f"{_mean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
+        (name, f"{_PRINTED[name]:.2f}", f"{fmean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
         for name in _ALL
     )
     measured = points("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -58,15 +59,15 @@ def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
     }
     spread = {name: torch.tensor(seeds).std(dim=1).tolist() for name, seeds in found.items()}
     columns = ("matrix, n → m", "mean of ‖v‖²/‖u‖²", "standard deviation of a draw")
-    rows = tuple((name, f"{_mean(values[f'E‖v‖²/‖u‖², {name}']):.4f}", f"{_mean(spread[name]):.4f}") for name in found)
+    rows = tuple((name, f"{fmean(values[f'E‖v‖²/‖u‖², {name}']):.4f}", f"{fmean(spread[name]):.4f}") for name in found)
     deviations = {
-        kind: tuple(_mean(spread[f"{kind}, {n} → {m}"]) for n, m in _SHAPES) for kind in ("orthogonal", "isotropic")
+        kind: tuple(fmean(spread[f"{kind}, {n} → {m}"]) for n, m in _SHAPES) for kind in ("orthogonal", "isotropic")
     }
     values["spread of orthogonal over isotropic"] = [
         max(a / b for a, b in zip(deviations["orthogonal"], deviations["isotropic"], strict=True))
     ]
     centres = {
-        kind: tuple(_mean(values[f"E‖v‖²/‖u‖², {kind}, {n} → {m}"]) for n, m in _SHAPES)
+        kind: tuple(fmean(values[f"E‖v‖²/‖u‖², {kind}, {n} → {m}"]) for n, m in _SHAPES)
         for kind in ("orthogonal", "isotropic")
     }
     shapes = tuple(f"{n} → {m}" for n, m in _SHAPES)
@@ -82,10 +83,6 @@ def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
         ),
         tables=(Table("One layer", tuple(map(Column, columns)), rows),),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
@@ -204,7 +201,7 @@ def _stage_ratios(blocks: int, width: int, settings: Settings, step: int) -> dic
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
-    return math.sqrt(_mean([value**2 for value in values]))
+    return math.sqrt(fmean([value**2 for value in values]))
 
 
 def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
@@ -225,7 +222,7 @@ def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
     columns = ("blocks", "measured", "(1 + 1/B)^(B/2)", "single inputs")
     depths = tuple(math.log10(blocks) for blocks, _ in _STAGES)
     curves = (
-        Curve("measured", tuple(_mean(values[f"norm ratio, {blocks} blocks"]) for blocks, _ in _STAGES)),
+        Curve("measured", tuple(fmean(values[f"norm ratio, {blocks} blocks"]) for blocks, _ in _STAGES)),
         Curve("(1 + 1/B)^(B/2)", tuple(theory.weightnorm_norm_ratio(blocks) for blocks, _ in _STAGES)),
         Curve("√2", (math.sqrt(2),) * len(_STAGES)),
         Curve("√e", (math.sqrt(math.e),) * len(_STAGES)),
