@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "parts": {"method": "batchnorm", "accumulate": 2, "mixup": 0.2, "ema": 0.9},
 }
 STOPPED_AT, KILLED_AT = 7, 8
+FLIPPED = 0.01  # of the largest number: rounding may turn a ReLU that is close to 0 (2.4e-3 was seen, and 3e-7 without)
 
 
 def small(test: int = 50) -> ImageSet:
@@ -214,7 +215,7 @@ def test_two_processes_give_the_numbers_of_one(case: str, job: Path, tmp_path: P
     assert losses(job / case) == pytest.approx(expected, rel=1e-5)
     assert said(job)[0][case]["test"] == pytest.approx(list(alone.test or ()), rel=1e-5)
     for rank in range(2):
-        assert apart(load_file(job / f"{case}-{rank}.safetensors"), alone.model.state_dict()) < 1e-5
+        assert apart(load_file(job / f"{case}-{rank}.safetensors"), alone.model.state_dict()) < FLIPPED
     states = [load_file(job / f"{case}-{rank}.safetensors") for rank in range(2)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert asdict(read_config(job / case)) == asdict(read_config(tmp_path / "alone"))
@@ -224,6 +225,8 @@ def test_numbers_are_others_without_synchronization(job: Path) -> None:
     """The control: the same job with a batch norm for each process."""
     with_it, without = said(job)[0]["batchnorm"]["loss"], said(job)[0]["unsynchronized"]["loss"]
     assert abs(with_it - without) > 1e-3 * with_it
+    states = [load_file(job / f"{name}-0.safetensors") for name in ("batchnorm", "unsynchronized")]
+    assert apart(*states) > 10 * FLIPPED
 
 
 def test_processes_start_from_the_weights_of_the_first(job: Path) -> None:
