@@ -70,8 +70,8 @@ class Scaled(nn.Module):
         return y if self.delta is None else y + self.delta
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its own class's scaled one, which is made when it is needed."""
-        return _restore, (self.plain_class,), self.__dict__
+        """Pickled by its plain class, or by what made that one; the scaled class is made again when it is needed."""
+        return _restore, (getattr(self.plain_class, "made_by", self.plain_class),), self.__dict__
 
     def extra_repr(self) -> str:
         """The module's own text and the scalars."""
@@ -103,7 +103,7 @@ def _scaled_class(plain: Any) -> Any:
 
 
 def _restore(plain: Any) -> nn.Module:
-    made = _scaled_class(plain)
+    made = _scaled_class(plain if isinstance(plain, type) else plain())
     return cast(nn.Module, made.__new__(made))
 
 
