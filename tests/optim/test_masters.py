@@ -393,6 +393,14 @@ def test_odd_shapes_are_held() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frozen_parameters_are_released_in_float32(dtype: torch.dtype) -> None:
+    model = small(short=False).to(dtype)
+    model[0].requires_grad_(False)
+    Masters(model, one_group(model)).release_()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 def test_two_short_types_are_refused() -> None:
     model = small()
     model[3].half()

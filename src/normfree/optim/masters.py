@@ -17,6 +17,8 @@ from normfree.models.stated import Stated
 from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.optim.absorbed import Absorption, Placed, kind, padded
 
+_SHORT = {torch.bfloat16, torch.float16}
+
 
 @dataclass(frozen=True)
 class Group:
@@ -82,7 +84,7 @@ class Masters:
             whose = type(model).__name__
             raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
         kinds = {p.dtype for p, _, _ in placed} - {torch.float32}
-        if len(kinds) > 1 or not kinds <= {torch.bfloat16, torch.float16}:
+        if len(kinds) > 1 or not kinds <= _SHORT:
             raise ValueError(
                 "expected parameters in float32 and at most one shorter type, got "
                 f"{', '.join(sorted(map(str, kinds)))}; convert the model first"
@@ -177,7 +179,7 @@ class Masters:
     def release_(self) -> None:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
         for name, value in self.frozen().items():
-            self._fixed[name].data = value.float() if value.dtype == torch.bfloat16 else value
+            self._fixed[name].data = value.float() if value.dtype in _SHORT else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None
