@@ -41,9 +41,10 @@ class Scaled(nn.Module):
             out = super().forward(*args, **kwargs)
         else:
             out = super().forward(*self._entered(args), **self._entered_by_name(kwargs))
-        if isinstance(out, tuple):
-            return (self._leave(out[0], args, kwargs), *out[1:])
-        return self._leave(out, args, kwargs)
+        if not isinstance(out, tuple):
+            return self._leave(out, args, kwargs)
+        left = (self._leave(out[0], args, kwargs), *out[1:])
+        return type(out)(*left) if hasattr(out, "_fields") else left  # a named tuple stays one
 
     def _entered(self, values: Sequence[Any]) -> list[Any]:
         """The arguments with the signals scaled; a tensor given twice stays one, which attention looks at."""
