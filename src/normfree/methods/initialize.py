@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from normfree.methods.record import Method
 from normfree.methods.registry import get
 from normfree.methods.site import Batch, Site
-from normfree.nn.borrowed import values_kept_on_error
+from normfree.nn.borrowed import undone_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -48,7 +48,7 @@ def initialize_(
             )
     site = Site(model, plan, generator, example)
     _check(site, method)
-    with values_kept_on_error(model):
+    with undone_on_error(model):
         _write_(site, method)
     return model
 
