@@ -1,4 +1,4 @@
-"""The normalizers of the survey by name: of activations, of weights, and built into the activation function.
+"""The normalizers of the survey by name: of activations, and built into the activation function.
 
 Reference: normdead, section 2.2 and Figure 2.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.weight import WEIGHT_LAYERS, WeightKind
+from normfree.nn.weight import WEIGHT_LAYERS
 
 NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
@@ -142,23 +141,3 @@ def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
         case "normprop":
             return NormPropReLU()
     raise ValueError(f"expected an activation, got '{name}'; use one of relu, selu, normprop")
-
-
-@dataclass(frozen=True)
-class SurveyEntry:
-    """How one method of the survey normalizes: through a layer, through the weights, or through the activation."""
-
-    norm: NormName | None = None
-    weight: WeightKind = "plain"
-    activation: ActivationName = "relu"
-
-
-SURVEY: dict[str, SurveyEntry] = {
-    "batchnorm": SurveyEntry(norm="batch"),
-    "layernorm": SurveyEntry(norm="layer"),
-    "groupnorm": SurveyEntry(norm="group"),
-    "instancenorm": SurveyEntry(norm="instance"),
-    "spectralnorm": SurveyEntry(weight="spectral"),
-    "normprop": SurveyEntry(weight="weight_norm", activation="normprop"),
-    "selu": SurveyEntry(activation="selu"),
-}
