@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from normfree.methods.deepnorm import shortcut_scalar
+from normfree.methods.plain import xavier_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.methods.stacks import outside_, stacks, xavier_
+from normfree.methods.stacks import stacks
 from normfree.nn.scalars import ScalarMultiplier
 
 
@@ -29,9 +30,8 @@ class _Profile:
 
 def _admin_(site: Site) -> None:
     found = stacks(site.plan, "admin")
-    outside_(site, (*site.plan.stem, *site.plan.body))
-    for branch in site.plan.branches:
-        xavier_(site, branch, 1.0)
+    inside = [layer for branch in site.plan.branches for layer in branch.layers]
+    xavier_(site, (*site.plan.stem, *site.plan.body, *inside))
     site.default_classifier_()
     hooks = []
     for branches in (found.encoder, found.decoder):
