@@ -16,7 +16,7 @@ from normfree.models import build
 from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.absorbed import Absorption, kind, padded
+from normfree.optim.absorbed import Absorption, Placed, kind, padded
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -446,7 +446,7 @@ def absorbed_exactly(network: nn.Module) -> int:
     parameters = sorted(learning, key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
     for p in parameters:
-        placed.append((p, end, end))
+        placed.append(Placed(p, end, end))
         end += padded(p.numel())
     values = torch.zeros(end, dtype=torch.float64)
     views = {p: slice(start, start + p.numel()) for p, start, _ in placed}
