@@ -27,8 +27,9 @@ def _method(name: str, summary: str, reference: str) -> Method:
 
 @register
 def batchnorm() -> Method:
-    """Batch normalization. Reference: normdead, section 2.1 and Figure 4; Ioffe & Szegedy 2015."""
-    summary, reference = "statistics over the batch: growth becomes linear", "normdead, section 2; Ioffe & Szegedy 2015"
+    """Batch normalization. Reference: normdead, section 2.2 and Figure 4; Ioffe & Szegedy 2015."""
+    summary = "statistics over the batch: growth becomes linear"
+    reference = "normdead, section 2.2; Ioffe & Szegedy 2015"
     return replace(_method("batchnorm", summary, reference), paper="all", norm="batch")
 
 
@@ -51,8 +52,8 @@ def batchnorm_convshort() -> Method:
 
 @register
 def layernorm() -> Method:
-    """Layer normalization. Reference: normdead, section 2.2; Ba 2016."""
-    summary, reference = "statistics over all features of a sample", "normdead, section 2.2; Ba 2016"
+    """Layer normalization. Reference: normdead, section 2.3; Ba 2016."""
+    summary, reference = "statistics over all features of a sample", "normdead, section 2.3; Ba 2016"
     return replace(_method("layernorm", summary, reference), norm="layer", skips=WITH_SEQUENCES)
 
 
@@ -73,22 +74,22 @@ def rmsnorm() -> Method:
 
 @register
 def groupnorm() -> Method:
-    """Group normalization. Reference: normdead, section 2.2; Wu & He 2018."""
-    summary, reference = "statistics over groups of channels of a sample", "normdead, section 2.2; Wu & He 2018"
+    """Group normalization. Reference: normdead, section 2.3; Wu & He 2018."""
+    summary, reference = "statistics over groups of channels of a sample", "normdead, section 2.3; Wu & He 2018"
     return replace(_method("groupnorm", summary, reference), norm="group")
 
 
 @register
 def instancenorm() -> Method:
-    """Instance normalization. Reference: normdead, section 2.2; Ulyanov 2017."""
-    summary, reference = "statistics over each channel of a sample", "normdead, section 2.2; Ulyanov 2017"
+    """Instance normalization. Reference: normdead, section 2.3; Ulyanov 2017."""
+    summary, reference = "statistics over each channel of a sample", "normdead, section 2.3; Ulyanov 2017"
     return replace(_method("instancenorm", summary, reference), norm="instance", spatial_only=True)
 
 
 @register
 def spectralnorm() -> Method:
-    """Weights over their largest singular value. Reference: normdead, section 2.2; Miyato 2018."""
-    summary, reference = "weights divided by their largest singular value", "normdead, section 2.2; Miyato 2018"
+    """Weights over their largest singular value. Reference: normdead, section 2.3; Miyato 2018."""
+    summary, reference = "weights divided by their largest singular value", "normdead, section 2.3; Miyato 2018"
     return replace(_method("spectralnorm", summary, reference), weights="spectral norm; He fan-in", weight="spectral")
 
 
@@ -103,11 +104,11 @@ def _normprop_(site: Site) -> None:
 def normprop() -> Method:
     """Rows of unit norm times 1/1.21, and a ReLU with zero mean and unit variance.
 
-    Reference: normdead, section 2.2; Arpit 2016, sections 3.3 and 3.4 (1.21 for the Jacobian's singular values).
+    Reference: normdead, section 2.3; Arpit 2016, sections 3.3 and 3.4 (1.21 for the Jacobian's singular values).
     """
     summary = "statistics computed in expectation and built into layer and activation"
     return replace(
-        _method("normprop", summary, "normdead, section 2.2; Arpit 2016"),
+        _method("normprop", summary, "normdead, section 2.3; Arpit 2016"),
         weights="weight norm, g = 1/1.21; ReLU made zero-mean, unit-variance",
         initializer=_normprop_,
         weight="weight_norm",
@@ -119,13 +120,13 @@ def normprop() -> Method:
 def selu(*, dropout: float = 0.0) -> Method:
     """SELU with Var[W] = 1/fan_in, and alpha dropout with the given probability.
 
-    Reference: normdead, section 2.2; Klambauer 2017.
+    Reference: normdead, section 2.3; Klambauer 2017.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"expected option 'dropout' of method 'selu' in [0, 1), got {dropout:g}")
     summary = "an activation with a fixed point at zero mean and unit variance"
     return replace(
-        _method("selu", summary, "normdead, section 2.2; Klambauer 2017"),
+        _method("selu", summary, "normdead, section 2.3; Klambauer 2017"),
         weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
         initializer=lambda site: draw_normal_(site, lambda layer, fan_in, fan_out: 1.0 / fan_in),
         activation="selu",

@@ -1,11 +1,10 @@
 """The normalizers of the survey by name: of activations, and built into the activation function.
 
-Reference: normdead, section 2.2 and Figure 2.
+Reference: normdead, section 2.3 and Figure 2.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.theory import normprop_constants
 
 NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
@@ -94,11 +94,10 @@ def _token_normalizer(name: NormName, channels: int) -> nn.Module:
 class NormPropReLU(nn.Module):
     """ReLU shifted and scaled to zero mean and unit variance for N(0, 1) input: (ReLU(x) - √(1/2π)) / √(½(1 - 1/π)).
 
-    Reference: normdead, section 2.2; Arpit 2016, section 3.3 (normalization propagation).
+    Reference: normdead, section 2.3; Arpit 2016, section 3.3 (normalization propagation).
     """
 
-    mean = math.sqrt(1 / (2 * math.pi))
-    std = math.sqrt(0.5 * (1 - 1 / math.pi))
+    mean, std = normprop_constants()
 
     def forward(self, x: Tensor) -> Tensor:
         """Rectify, centre and scale."""
@@ -108,7 +107,7 @@ class NormPropReLU(nn.Module):
 class SELU(nn.Module):
     """SELU, with alpha dropout after it when `dropout` is positive: mean and variance survive both.
 
-    Reference: normdead, section 2.2; Klambauer 2017.
+    Reference: normdead, section 2.3; Klambauer 2017.
     """
 
     def __init__(self, dropout: float = 0.0) -> None:

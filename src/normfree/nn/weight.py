@@ -120,7 +120,7 @@ class _SpectralNorm(nn.Module):
 
     One power iteration a forward pass in training keeps the estimate.
 
-    Reference: normdead, section 2.2; Miyato 2018, algorithm 1.
+    Reference: normdead, section 2.3; Miyato 2018, algorithm 1.
     """
 
     weight: Tensor
