@@ -272,6 +272,15 @@ def test_weight_that_cannot_become_zero_is_refused_by_name() -> None:
            plan)  # fmt: skip
 
 
+def test_refusal_leaves_attributes_and_replaced_buffers_as_they_were() -> None:
+    model = build("resmlp-2-8", "dyt")
+    plan = model.plan
+    nn.utils.parametrizations.orthogonal(model.classifier)
+    text = repr(model)
+    refuse("expected a weight that can be set at 'classifier.weight'", model, "dyt:alpha=0.9", plan)
+    assert repr(model) == text
+
+
 def test_model_without_plan_is_told_to_discover_one() -> None:
     model, _ = foreign()
     refuse(

@@ -10,8 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normfree import convert
 from normfree.models import build
 from normfree.theory import variance_gain
 from oracles import BlockSignal, block_signals, factor_a_block, first_to_last
@@ -198,3 +199,31 @@ def test_isograd_with_borders_gives_padded_layers_more():
     weights = [model.get_submodule("body.3.1.branch.conv2").weight for model in models]
     # The last 3×3 layer sees the uniform map of 4×4: it has (10/12)² of the taps that fan-out counts.
     assert weights[0].var().item() / weights[1].var().item() == pytest.approx((12 / 10) ** 2, rel=1e-4)
+
+
+class Block(nn.Module):
+    def __init__(self, padding: int | str) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(8, 8, 3, padding=padding, bias=False)
+        self.two = nn.Conv2d(8, 8, 3, padding=padding, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.two(self.one(x.relu()).relu())
+
+
+def converted(*blocks: nn.Module, stem_padding: int | str = 0) -> nn.Module:
+    layers = [nn.Conv2d(3, 8, 3, padding=stem_padding), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
+    example = torch.randn(2, 3, 8, 8, generator=seeded(1))
+    model, _ = convert(nn.Sequential(*layers), "isograd", example, generator=seeded(0))
+    return model
+
+
+def test_isograd_counts_padding_that_is_given_by_a_word():
+    word, number = converted(Block("same"), stem_padding="valid"), converted(Block(1), stem_padding=0)
+    for (name, ours), theirs in zip(word.named_parameters(), number.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_isograd_gives_layers_between_blocks_fan_out():
+    model = converted(Block(1), nn.Conv2d(8, 64, 1), nn.Conv2d(64, 8, 1), Block(1))
+    assert model[2].weight.var(unbiased=False).item() == pytest.approx(1 / 64, rel=1e-4)

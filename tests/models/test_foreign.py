@@ -87,6 +87,17 @@ def test_torchvision_and_timm_are_built_with_random_weights() -> None:
             assert create(name, classes=7).eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
 
 
+def test_weights_of_a_backbone_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    create("torchvision:resnet18")  # imports what is looked at below
+
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("fetched")
+
+    monkeypatch.setattr(sys.modules["torchvision.models._api"], "load_state_dict_from_url", fetch)
+    with torch.random.fork_rng(devices=[]):
+        assert isinstance(create("torchvision:lraspp_mobilenet_v3_large"), nn.Module)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -16,7 +16,7 @@ from normfree.models import build
 from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.absorbed import Absorption, kind, padded
+from normfree.optim.absorbed import Absorption, Placed, kind, padded
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
 from normfree.train.forward import apply_precision_
@@ -393,6 +393,14 @@ def test_odd_shapes_are_held() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frozen_parameters_are_released_in_float32(dtype: torch.dtype) -> None:
+    model = small(short=False).to(dtype)
+    model[0].requires_grad_(False)
+    Masters(model, one_group(model)).release_()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 def test_two_short_types_are_refused() -> None:
     model = small()
     model[3].half()
@@ -438,7 +446,7 @@ def absorbed_exactly(network: nn.Module) -> int:
     parameters = sorted(learning, key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
     for p in parameters:
-        placed.append((p, end, end))
+        placed.append(Placed(p, end, end))
         end += padded(p.numel())
     values = torch.zeros(end, dtype=torch.float64)
     views = {p: slice(start, start + p.numel()) for p, start, _ in placed}

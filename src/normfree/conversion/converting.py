@@ -26,7 +26,6 @@ from normfree.conversion.replace import (
     add_scalars_,
     remove_norms_,
     reparametrize_layers_,
-    undone_on_error,
 )
 from normfree.conversion.watching import Watched, run, trial, watch
 from normfree.graph import discover, unaccounted
@@ -34,7 +33,7 @@ from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.record import record
 from normfree.methods import Method, Site, get
 from normfree.methods.initialize import check_example
-from normfree.nn.borrowed import call_arguments
+from normfree.nn.borrowed import call_arguments, undone_on_error
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.nn.scaled import scalars_of
 from normfree.plan import ResidualPlan

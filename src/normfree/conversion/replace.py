@@ -1,9 +1,6 @@
-"""The work on the modules: normalizers out, scalars and reparametrized weights in; all of it undone on error."""
+"""The work on the modules: normalizers out, scalars and reparametrized weights in."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch import nn
 
@@ -12,7 +9,6 @@ from normfree.conversion.norms import norms, replacement
 from normfree.conversion.places import Wanted
 from normfree.conversion.watching import Watched
 from normfree.methods import Method
-from normfree.nn.borrowed import remembered, values_kept_on_error
 from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scaled import ScalarName, add_scalar_
@@ -26,18 +22,6 @@ _SYMBOLS: dict[ScalarName, str] = {
     "delta": "bias behind a layer",
     "skip": "multiplier a of a shortcut",
 }
-
-
-@contextmanager
-def undone_on_error(model: nn.Module) -> Iterator[None]:
-    """Put classes, attributes, parameters and buffers of every module back as they were when the block raises."""
-    restore = remembered(model)
-    with values_kept_on_error(model):
-        try:
-            yield
-        except BaseException:
-            restore()
-            raise
 
 
 def remove_norms_(model: nn.Module, method: Method, watched: Watched) -> list[Removed]:

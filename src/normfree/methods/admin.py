@@ -5,33 +5,33 @@ from __future__ import annotations
 from torch import Tensor
 
 from normfree.methods.deepnorm import shortcut_scalar
+from normfree.methods.plain import xavier_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.methods.stacks import outside_, stacks, xavier_
+from normfree.methods.stacks import stacks
 from normfree.nn.scalars import ScalarMultiplier
 
 
 class _Profile:
-    """Sets ω of each branch on the way, from the variance of those before it."""
+    """1 + Σ Var[f] over the branches of a stack that have run; the 1 is the variance of what comes in."""
 
     def __init__(self) -> None:
-        self.variance = 1.0  # of what comes in
+        self.variance = 1.0
 
-    def before(self, omega: ScalarMultiplier) -> None:
-        """Write ω before a sum is made."""
+    def write_(self, omega: ScalarMultiplier) -> None:
+        """Set ω of the branch that comes next."""
         omega.set_(self.variance**0.5)
 
-    def after(self, out: Tensor) -> None:
-        """Count the branch."""
+    def count(self, out: Tensor) -> None:
+        """Add the variance of what a branch put out."""
         self.variance += out.double().var(unbiased=False).item()
 
 
 def _admin_(site: Site) -> None:
     found = stacks(site.plan, "admin")
-    outside_(site, (*site.plan.stem, *site.plan.body))
-    for branch in site.plan.branches:
-        xavier_(site, branch, 1.0)
+    inside = [layer for branch in site.plan.branches for layer in branch.layers]
+    xavier_(site, (*site.plan.stem, *site.plan.body, *inside))
     site.default_classifier_()
     hooks = []
     for branches in (found.encoder, found.decoder):
@@ -40,8 +40,8 @@ def _admin_(site: Site) -> None:
             omega = shortcut_scalar(site, branch, "admin")
             residual = site.modules[branch.place]
             hooks += [
-                residual.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.before(omega)),
-                residual.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.after(out)),  # type: ignore[union-attr]
+                residual.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.write_(omega)),
+                residual.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out)),  # type: ignore[union-attr]
             ]
     try:
         site.run()

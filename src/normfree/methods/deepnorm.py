@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from normfree.methods.plain import xavier_
 from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.methods.stacks import outside_, stacks, xavier_
+from normfree.methods.stacks import scaled_xavier_, stacks
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Branch
@@ -56,7 +57,7 @@ def shortcut_scalar(site: Site, branch: Branch, method: str) -> ScalarMultiplier
 
 def _deepnorm_(site: Site) -> None:
     found = stacks(site.plan, "deepnorm")
-    outside_(site, (*site.plan.stem, *site.plan.body))
+    xavier_(site, (*site.plan.stem, *site.plan.body))
     scales = encoder_scales(found.encoder_layers, found.decoder_layers)
     for branches, (alpha, beta) in (
         (found.encoder, scales),
@@ -64,7 +65,7 @@ def _deepnorm_(site: Site) -> None:
     ):
         for branch in branches:
             shortcut_scalar(site, branch, "deepnorm").set_(alpha)
-            xavier_(site, branch, beta)
+            scaled_xavier_(site, branch, beta)
     site.default_classifier_()
 
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from normfree.methods.record import Method
 from normfree.methods.registry import get
 from normfree.methods.site import Batch, Site
-from normfree.nn.borrowed import values_kept_on_error
+from normfree.nn.borrowed import undone_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
-from normfree.nn.residual import Residual
+from normfree.nn.residual import NEUTRAL, Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.scaled import scalars_of
 from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
@@ -48,7 +48,7 @@ def initialize_(
             )
     site = Site(model, plan, generator, example)
     _check(site, method)
-    with values_kept_on_error(model):
+    with undone_on_error(model):
         _write_(site, method)
     return model
 
@@ -102,21 +102,22 @@ def _check_given(site: Site, method: Method) -> None:
 
 def check_example(site: Site, method: Method) -> None:
     """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
-    if method.needs_example and site.example is None:
+    if not method.needs_example:
+        return
+    if site.example is None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
         )
-    if method.needs_example and site.example is not None:
-        given = (site.example,) if isinstance(site.example, Tensor) else site.example
-        values = torch.cat([t.double().flatten() for t in given])
-        if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
-            shapes = " and ".join(str(tuple(t.shape)) for t in given)
-            raise ValueError(
-                f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
-                f"shape {shapes} without them; pass example=a batch of the training data"
-            )
-    for layer, held in site.each(site.plan.layers()):  # raises for a layer that the model does not have
-        if method.needs_example and not isinstance(held, WEIGHT_LAYERS):
+    given = (site.example,) if isinstance(site.example, Tensor) else site.example
+    values = torch.cat([t.double().flatten() for t in given])
+    if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
+        shapes = " and ".join(str(tuple(t.shape)) for t in given)
+        raise ValueError(
+            f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
+            f"shape {shapes} without them; pass example=a batch of the training data"
+        )
+    for layer, held in site.each(site.plan.layers()):
+        if not isinstance(held, WEIGHT_LAYERS):
             raise ValueError(
                 f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
                 f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
@@ -128,6 +129,8 @@ def _check(site: Site, method: Method) -> None:
     if "none" not in method.skips:
         site.plan.require_branches(method.name)
     check_example(site, method)
+    for layer in site.plan.layers():
+        site.module(layer)  # raises for a layer that the model does not have
     named = {branch.name for branch in site.plan.branches}
     for name, module in site.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
@@ -159,10 +162,8 @@ def _check_scalars(site: Site, method: Method, name: str, values: dict[str, floa
     """Refuse a sum that lacks a scalar whose initial value is not neutral."""
     residual = site.modules.get(name)
     for scalar, value in values.items():
-        neutral = 0.0 if scalar == "delta" else 1.0
-        if value == neutral:
-            continue
-        if not isinstance(residual, Residual) or isinstance(getattr(residual, scalar), nn.Identity):
+        held = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)
+        if not held and value != NEUTRAL[scalar]:
             raise ValueError(
                 f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; {remedy}"
             )

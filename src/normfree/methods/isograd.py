@@ -14,6 +14,7 @@ a ReLU.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,85 +26,94 @@ from normfree.methods.registry import register
 from normfree.methods.site import Site, gain, standardized
 from normfree.nn.borrowed import on_meta
 from normfree.plan import Layer
+from normfree.theory.refusal import FloatArray
+
+_HALF = 0.5  # c² of the sum
+
+
+class _Sizes(NamedTuple):
+    """The resolution (H, W) at a layer's input and output; (1, 1) of vectors."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 def _isograd_(site: Site) -> None:
+    """Carry the map v back from the last sum to the stem, then draw every layer.
+
+    A layer outside stem and branches, of which the plan does not tell where it stands, gets plain fan-out.
+    """
     for layer, module in site.each(site.plan.layers()):
         if not isinstance(module, nn.Conv2d | nn.Linear):
             raise ValueError(
                 f"isograd follows the gradient through convolutions and linear layers, got {type(module).__name__} at "
                 f"'{layer.name}'; use 'fixup' for this model"
             )
-    sizes = _spatial_sizes(site)
-    half = 0.5  # c² of the sum
-    variances: dict[str, float] = {}
+    sizes = _resolutions(site)
+    variances = {layer.name: gain(layer) / site.fans(layer)[1] for layer in site.plan.body}
 
-    def back(layers: Iterable[Layer], v: np.ndarray) -> np.ndarray:
+    def back(layers: Iterable[Layer], v: FloatArray) -> FloatArray:
         for layer in layers:
             variances[layer.name], v = _layer_back(layer, site.module(layer), sizes[layer.name], v)
         return v
 
     last = next(branch for branch in reversed(site.plan.branches) if branch.layers)  # a sum of whole blocks has none
-    v = np.ones(sizes[last.last.name][1])
+    v = np.ones(sizes[last.last.name].after)
     for branch in reversed(site.plan.branches):
-        through_branch = back(reversed(branch.layers), v)
-        through_shortcut = back(reversed(branch.shortcut_layers), v)
-        v = half * (through_branch + through_shortcut)
+        v = _HALF * (back(reversed(branch.layers), v) + back(reversed(branch.shortcut_layers), v))
     for layer in reversed(site.plan.stem):
         # Pooling may stand between the stem and the first block; then its map is not known and taken as flat.
-        v = v if v.shape == sizes[layer.name][1] else np.ones(sizes[layer.name][1])
-        v = back([layer], v)
+        after = sizes[layer.name].after
+        v = back([layer], v if v.shape == after else np.ones(after))
     for layer in site.plan.hidden():
         site.set_(layer, standardized(site.normal(layer), variances[layer.name]))
     site.default_classifier_()
 
 
-def _layer_back(
-    layer: Layer, module: nn.Conv2d | nn.Linear, sizes: tuple[tuple[int, int], tuple[int, int]], v: np.ndarray
-) -> tuple[float, np.ndarray]:
+def _layer_back(layer: Layer, module: nn.Conv2d | nn.Linear, sizes: _Sizes, v: FloatArray) -> tuple[float, FloatArray]:
     """The weight variance of a layer whose output gradients have the variance map v, and the map at its input."""
     if isinstance(module, nn.Linear):
         return gain(layer) / module.out_features, v
-    if v.shape != sizes[1]:
+    if v.shape != sizes.after:
         raise ValueError(
-            f"isograd expects a gradient map of shape {sizes[1]} at '{layer.name}', got {v.shape}: something between "
-            "this layer and the next changes the resolution; use 'idshort' or 'fixup' for this model"
+            f"isograd expects a gradient map of shape {sizes.after} at '{layer.name}', got {v.shape}: something "
+            "between this layer and the next changes the resolution; use 'idshort' or 'fixup' for this model"
         )
-    taps = [
-        theory.tap_matrix(
-            sizes[0][axis],
-            module.kernel_size[axis],
-            module.stride[axis],
-            int(module.padding[axis]),
-            module.dilation[axis],
-            circular=module.padding_mode == "circular",
+    circular = module.padding_mode == "circular"
+    rows, cols = (
+        theory.tap_matrix(size, kernel, stride, padding, dilation, circular=circular)
+        for size, kernel, stride, padding, dilation in zip(
+            sizes.before, module.kernel_size, module.stride, _padding(module), module.dilation, strict=True
         )
-        for axis in (0, 1)
-    ]
-    t = theory.effective_taps(v, taps[0], taps[1])
+    )
+    t = theory.effective_taps(v, rows, cols)
     per_group = module.out_channels // module.groups
-    return gain(layer) / (per_group * t), theory.gradient_taps(v, taps[0], taps[1]) / t
+    return gain(layer) / (per_group * t), theory.gradient_taps(v, rows, cols) / t
 
 
-def _spatial_sizes(site: Site) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
-    """Input and output resolution of every layer, from a forward pass of shapes only (meta tensors)."""
-    sizes: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+def _padding(module: nn.Conv2d) -> tuple[int, ...]:
+    """How much each axis is padded by on either side; of 'same' by an even kernel, on the left."""
+    if module.padding == "same":
+        return tuple(d * (k - 1) // 2 for d, k in zip(module.dilation, module.kernel_size, strict=True))
+    return (0, 0) if isinstance(module.padding, str) else module.padding
 
-    def record(name: str, shape_in: torch.Size, shape_out: torch.Size) -> None:
-        spatial = (shape_in[2:], shape_out[2:]) if len(shape_in) == 4 else ((1, 1), (1, 1))
-        sizes[name] = ((spatial[0][0], spatial[0][1]), (spatial[1][0], spatial[1][1]))
 
+def _resolutions(site: Site) -> dict[str, _Sizes]:
+    """The resolutions of every layer, from a forward pass of shapes only (meta tensors)."""
     if isinstance(site.example, torch.Tensor):
         shape: tuple[int, ...] = tuple(site.example.shape[1:])
     else:
         shape = getattr(site.model, "input_shape", ())
         if not shape:
             raise ValueError("isograd expects the input's resolution, got a model without it; pass example=a batch")
+    sizes: dict[str, _Sizes] = {}
+
+    def record(name: str, *shapes: torch.Size) -> None:
+        sizes[name] = _Sizes(*(tuple(shape[2:]) if len(shape) == 4 else (1, 1) for shape in shapes))
+
     hooks = [
-        site.module(layer).register_forward_hook(
-            lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape)
-        )
-        for layer in site.plan.layers()
+        module.register_forward_hook(lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape))
+        for layer, module in site.each(site.plan.layers())
     ]
     try:
         with on_meta(site.model):

@@ -8,11 +8,10 @@ from normfree.methods.plain import draw_normal_, he_fan_in_
 from normfree.methods.record import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.nn.normalizers import SURVEY
 
 
 def _method(name: str, summary: str, reference: str) -> Method:
-    entry = SURVEY[name]
+    """What the methods of the survey share; each normalizes through a layer, the weights, or the activation."""
     return Method(
         name=name,
         summary=summary,
@@ -23,19 +22,15 @@ def _method(name: str, summary: str, reference: str) -> Method:
         weights=f"{name} for comparison; He fan-in",
         initializer=he_fan_in_,
         skips=EVERY_SKIP,
-        norm=entry.norm,
-        weight=entry.weight,
-        activation=entry.activation,
     )
 
 
 @register
 def batchnorm() -> Method:
-    """Batch normalization. Reference: normdead, section 2.1 and Figure 4; Ioffe & Szegedy 2015."""
-    method = _method(
-        "batchnorm", "statistics over the batch: growth becomes linear", "normdead, section 2; Ioffe & Szegedy 2015"
-    )
-    return replace(method, paper="all")
+    """Batch normalization. Reference: normdead, section 2.2 and Figure 4; Ioffe & Szegedy 2015."""
+    summary = "statistics over the batch: growth becomes linear"
+    reference = "normdead, section 2.2; Ioffe & Szegedy 2015"
+    return replace(_method("batchnorm", summary, reference), paper="all", norm="batch")
 
 
 @register
@@ -57,9 +52,9 @@ def batchnorm_convshort() -> Method:
 
 @register
 def layernorm() -> Method:
-    """Layer normalization. Reference: normdead, section 2.2; Ba 2016."""
-    method = _method("layernorm", "statistics over all features of a sample", "normdead, section 2.2; Ba 2016")
-    return replace(method, skips=WITH_SEQUENCES)
+    """Layer normalization. Reference: normdead, section 2.3; Ba 2016."""
+    summary, reference = "statistics over all features of a sample", "normdead, section 2.3; Ba 2016"
+    return replace(_method("layernorm", summary, reference), norm="layer", skips=WITH_SEQUENCES)
 
 
 @register
@@ -79,26 +74,23 @@ def rmsnorm() -> Method:
 
 @register
 def groupnorm() -> Method:
-    """Group normalization. Reference: normdead, section 2.2; Wu & He 2018."""
-    return _method("groupnorm", "statistics over groups of channels of a sample", "normdead, section 2.2; Wu & He 2018")
+    """Group normalization. Reference: normdead, section 2.3; Wu & He 2018."""
+    summary, reference = "statistics over groups of channels of a sample", "normdead, section 2.3; Wu & He 2018"
+    return replace(_method("groupnorm", summary, reference), norm="group")
 
 
 @register
 def instancenorm() -> Method:
-    """Instance normalization. Reference: normdead, section 2.2; Ulyanov 2017."""
-    method = _method("instancenorm", "statistics over each channel of a sample", "normdead, section 2.2; Ulyanov 2017")
-    return replace(method, spatial_only=True)
+    """Instance normalization. Reference: normdead, section 2.3; Ulyanov 2017."""
+    summary, reference = "statistics over each channel of a sample", "normdead, section 2.3; Ulyanov 2017"
+    return replace(_method("instancenorm", summary, reference), norm="instance", spatial_only=True)
 
 
 @register
 def spectralnorm() -> Method:
-    """Weights over their largest singular value. Reference: normdead, section 2.2; Miyato 2018."""
-    return replace(
-        _method(
-            "spectralnorm", "weights divided by their largest singular value", "normdead, section 2.2; Miyato 2018"
-        ),
-        weights="spectral norm; He fan-in",
-    )
+    """Weights over their largest singular value. Reference: normdead, section 2.3; Miyato 2018."""
+    summary, reference = "weights divided by their largest singular value", "normdead, section 2.3; Miyato 2018"
+    return replace(_method("spectralnorm", summary, reference), weights="spectral norm; He fan-in", weight="spectral")
 
 
 def _normprop_(site: Site) -> None:
@@ -112,13 +104,15 @@ def _normprop_(site: Site) -> None:
 def normprop() -> Method:
     """Rows of unit norm times 1/1.21, and a ReLU with zero mean and unit variance.
 
-    Reference: normdead, section 2.2; Arpit 2016, sections 3.3 and 3.4 (1.21 for the Jacobian's singular values).
+    Reference: normdead, section 2.3; Arpit 2016, sections 3.3 and 3.4 (1.21 for the Jacobian's singular values).
     """
+    summary = "statistics computed in expectation and built into layer and activation"
     return replace(
-        _method("normprop", "statistics computed in expectation and built into layer and activation", "Arpit 2016"),
-        reference="normdead, section 2.2; Arpit 2016",
+        _method("normprop", summary, "normdead, section 2.3; Arpit 2016"),
         weights="weight norm, g = 1/1.21; ReLU made zero-mean, unit-variance",
         initializer=_normprop_,
+        weight="weight_norm",
+        activation="normprop",
     )
 
 
@@ -126,14 +120,15 @@ def normprop() -> Method:
 def selu(*, dropout: float = 0.0) -> Method:
     """SELU with Var[W] = 1/fan_in, and alpha dropout with the given probability.
 
-    Reference: normdead, section 2.2; Klambauer 2017.
+    Reference: normdead, section 2.3; Klambauer 2017.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"expected option 'dropout' of method 'selu' in [0, 1), got {dropout:g}")
+    summary = "an activation with a fixed point at zero mean and unit variance"
     return replace(
-        _method("selu", "an activation with a fixed point at zero mean and unit variance", "Klambauer 2017"),
-        reference="normdead, section 2.2; Klambauer 2017",
+        _method("selu", summary, "normdead, section 2.3; Klambauer 2017"),
         weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
         initializer=lambda site: draw_normal_(site, lambda layer, fan_in, fan_out: 1.0 / fan_in),
+        activation="selu",
         dropout=dropout,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from normfree.methods.record import WITH_SEQUENCES, Method
@@ -34,9 +34,10 @@ def draw_normal_(site: Site, variance: Callable[[Layer, int, int], float]) -> No
     site.default_classifier_()
 
 
-def _xavier_(site: Site) -> None:
-    for layer in site.plan.layers():
-        site.set_(layer, site.normal(layer, 2.0 / sum(site.fans(layer))))
+def xavier_(site: Site, layers: Iterable[Layer]) -> None:
+    """Var[W] = 2/(fan_in + fan_out) for these layers."""
+    for layer in layers:
+        site.set_(layer, site.xavier(layer))
 
 
 @register
@@ -77,5 +78,5 @@ def xavier() -> Method:
         paper="fixup",
         reference="fixup, Table 1; Glorot & Bengio 2010, equation 12",
         weights="plain; N(0, 2/(fan_in + fan_out))",
-        initializer=_xavier_,
+        initializer=lambda site: xavier_(site, site.plan.layers()),
     )

@@ -67,6 +67,10 @@ class Site:
         """A weight with independent N(0, variance) entries, outputs first, drawn where the generator lives."""
         return self._empty(self.shape(layer)).normal_(generator=self.generator).mul_(variance**0.5)
 
+    def xavier(self, layer: Layer) -> Tensor:
+        """A weight with independent N(0, 2/(fan_in + fan_out)) entries, outputs first."""
+        return self.normal(layer, 2.0 / sum(self.fans(layer)))
+
     def orthogonal(self, layer: Layer) -> Tensor:
         """A weight whose (rows, rest) matrix is orthogonal, part by part, from the Haar measure (sign-corrected QR)."""
         out, *rest = self.shape(layer)

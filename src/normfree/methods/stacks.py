@@ -58,20 +58,15 @@ def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
     """
     if branch.depth != ATTENTION or layer in branch.ends:
         return weight
+    if layer.parts == 3:
+        return weight[2 * len(weight) // 3 :]
     inside = [inner for inner in branch.layers if inner not in branch.ends and not inner.gate]
-    start = 2 * len(weight) // 3 if layer.parts == 3 else 0 if layer == inside[-1] else len(weight)
-    return weight[start:]
+    return weight if layer == inside[-1] else weight[:0]
 
 
-def xavier_(site: Site, branch: Branch, scale: float) -> None:
-    """Var[W] = 2/(fan_in + fan_out), and of value, output and feed-forward layers scale² times that."""
+def scaled_xavier_(site: Site, branch: Branch, scale: float) -> None:
+    """Xavier's weights for a branch, those of value, output and feed-forward layers times `scale`."""
     for layer in branch.layers:
-        weight = site.normal(layer, 2.0 / sum(site.fans(layer)))
+        weight = site.xavier(layer)
         linear_part(branch, layer, weight).mul_(scale)
         site.set_(layer, weight)
-
-
-def outside_(site: Site, layers: tuple[Layer, ...]) -> None:
-    """Xavier's weights for layers outside the branches."""
-    for layer in layers:
-        site.set_(layer, site.normal(layer, 2.0 / sum(site.fans(layer))))

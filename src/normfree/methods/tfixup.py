@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from normfree.methods.plain import xavier_
 from normfree.methods.record import Method
 from normfree.methods.registry import register
 from normfree.methods.site import Site
-from normfree.methods.stacks import outside_, stacks, xavier_
+from normfree.methods.stacks import scaled_xavier_, stacks
 
 
 def encoder_scale(layers: int) -> float:
@@ -20,12 +21,12 @@ def decoder_scale(layers: int) -> float:
 
 def _tfixup_(site: Site) -> None:
     found = stacks(site.plan, "tfixup")
-    outside_(site, (*site.plan.stem, *site.plan.body))
+    xavier_(site, (*site.plan.stem, *site.plan.body))
     site.embed_(decoder_scale(found.decoder_layers or found.encoder_layers))
     for branch in found.encoder:
-        xavier_(site, branch, encoder_scale(found.encoder_layers))
+        scaled_xavier_(site, branch, encoder_scale(found.encoder_layers))
     for branch in found.decoder:
-        xavier_(site, branch, decoder_scale(found.decoder_layers))
+        scaled_xavier_(site, branch, decoder_scale(found.decoder_layers))
     site.default_classifier_()
 
 

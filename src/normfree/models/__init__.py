@@ -1,8 +1,9 @@
 """The models that the papers were tested on, by name."""
 
+from normfree.models.families import Family, catalog, find
 from normfree.models.layers import Cache, Memory
 from normfree.models.network import Network
-from normfree.models.registry import Family, admits, build, catalog, find
+from normfree.models.registry import admits, build
 from normfree.models.stated import Stated
 from normfree.models.transformer import Decoder, Encoder, Transformer
 

@@ -32,18 +32,17 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
     if not source or not target:
         raise ValueError(f"expected a model such as 'torchvision:resnet50' or 'package.module:factory', got '{name}'")
     asked = {} if classes is None else {"num_classes": classes}
-    if source == "torchvision":
-        library = _import("torchvision.models", name, "install normfree[vision]")
+    if source in ("torchvision", "timm"):
+        library = _import("timm" if source == "timm" else "torchvision.models", name, "install normfree[vision]")
         known = library.list_models()
         if target not in known:
-            raise unknown("model of torchvision", target, known)
-        model = library.get_model(target, weights=None, **asked)
-    elif source == "timm":
-        library = _import("timm", name, "install normfree[vision]")
-        known = library.list_models()
-        if target not in known:
-            raise unknown("model of timm", target, known)
-        model = library.create_model(target, pretrained=False, **asked)
+            raise unknown(f"model of {source}", target, known)
+        if source == "timm":
+            model = library.create_model(target, pretrained=False, **asked)
+        else:
+            taken = signature(library.get_model_builder(target)).parameters
+            none = dict.fromkeys({"weights", "weights_backbone"} & {*taken})  # else it fetches those of a backbone
+            model = library.get_model(target, **none, **asked)
     else:
         factory = named_object(name)
         model = called(factory, name) if callable(factory) and not isinstance(factory, nn.Module) else factory

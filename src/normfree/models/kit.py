@@ -10,6 +10,7 @@ around it stands.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,10 +32,9 @@ Padding = Literal["zeros", "reflect", "replicate", "circular"]
 def chain(parts: Named) -> nn.Sequential:
     """A sequence whose parts have names; a name that comes again is numbered."""
     out = nn.Sequential()
-    counts: dict[str, int] = {}
-    totals = {name: sum(1 for other, _ in parts if other == name) for name, _ in parts}
+    totals, counts = Counter(name for name, _ in parts), Counter[str]()
     for name, module in parts:
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
         out.add_module(f"{name}{counts[name]}" if totals[name] > 1 else name, module)
     return out
 
@@ -95,11 +95,9 @@ class Kit:
             parts.append(("pool", nn.MaxPool2d(3, 2, 1)))
         return chain(parts)
 
-    def head(self, channels: int, *, activated: bool | None = None) -> nn.Module:
+    def head(self, channels: int) -> nn.Module:
         """What stands between the last block and the classifier: the last activation, pooling, and a scalar bias."""
-        parts: Named = []
-        if self.form == "pre" if activated is None else activated:
-            parts += [*self.norm(channels), *self.activation()]
+        parts: Named = [*self.norm(channels), *self.activation()] if self.form == "pre" else []
         if self.spatial:
             parts += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
         return chain([*parts, *self.bias()])
@@ -138,7 +136,7 @@ class Kit:
             position,
             shortcut,
             entry=entry,
-            exit=self._exit() if self.form == "post" else [],
+            exit=self.activation()[-1:] if self.form == "post" else [],  # its bias is the sum's own δ
             shortcut_reads_entry=reads_entry,
         )
 
@@ -167,10 +165,6 @@ class Kit:
             shortcut_reads_entry=shortcut_reads_entry,
             transition=position.transition,
         )
-
-    def _exit(self) -> Named:
-        """The activation after the sum; its bias is the sum's own δ."""
-        return [("act", activation(self.method.activation, dropout=self.method.dropout))]
 
     def _shortcut(self, inputs: int, outputs: int, stride: int, position: Position, option_a: bool) -> nn.Module | None:
         """None for the identity."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from normfree.plan import Branch, Layer, ResidualPlan, ShortcutKind, positions
 
 
 class Network(Stated):
-    """stem → body → head → linear classifier of `width` features."""
+    """stem → body → head → linear classifier of `width` features; the body is stages of residual blocks."""
 
     def __init__(self, stem: nn.Module, body: nn.Sequential, head: nn.Module, width: int, request: Request) -> None:
         super().__init__(request)
@@ -31,8 +32,27 @@ class Network(Stated):
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan, stated by walking the model's own modules."""
-        return state_plan(self)
+        """The plan, stated by walking stem, residual blocks, head and classifier in the order the signal takes.
+
+        Follows one bit along the way: whether the signal comes out of an activation.
+        """
+        blocks = [(f"body.{name}", m) for name, m in self.body.named_modules() if isinstance(m, Residual)]
+        placed = positions(_stages(name for name, _ in blocks), [block.transition for _, block in blocks])
+        first = blocks[0][1]
+        read_through_entry = first.shortcut_reads_entry and has_activation(first.entry)
+        stem, activated = walk("stem", self.stem, False, after=read_through_entry)
+        branches = []
+        for (name, block), position in zip(blocks, placed, strict=True):
+            _, entered = walk(f"{name}.entry", block.entry, activated)
+            shortcut, _ = walk(f"{name}.shortcut", block.shortcut, entered if block.shortcut_reads_entry else activated)
+            layers: tuple[Layer, ...] = ()
+            if block.branch is not None:
+                layers, _ = walk(f"{name}.branch", block.branch, entered)
+            branches.append(Branch(name, position, layers, _kind(block), shortcut, home=name))
+            activated = has_activation(block.exit)
+        _, activated = walk("head", self.head, activated)
+        classifier, _ = walk("classifier", self.classifier, activated)
+        return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
 
     def _outside(self, body: tuple[Layer, ...], *, stem_activated_out: bool, activated: bool) -> ResidualPlan:
         """A plan without branches around a body that ends (un)activated."""
@@ -40,41 +60,6 @@ class Network(Stated):
         _, activated = walk("head", self.head, activated)
         classifier, _ = walk("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
-
-
-def state_plan(model: Network) -> ResidualPlan:
-    """Walk stem, residual blocks, head and classifier in the order the signal takes, and note every weight layer.
-
-    Follows one bit along the way: whether the signal comes out of an activation.
-    """
-    residuals = [(f"body.{name}", m) for name, m in model.body.named_modules() if isinstance(m, Residual)]
-    if not residuals:
-        return _plain_plan(model)
-    first_entry_only = residuals[0][1].shortcut_reads_entry and _has_activation(residuals[0][1].entry)
-    stem, activated = walk("stem", model.stem, False, after=first_entry_only)
-    stages = _stages(residuals)
-    branches = []
-    for (name, block), position in zip(
-        residuals, positions(stages, [block.transition for _, block in residuals]), strict=True
-    ):
-        _, entered = walk(f"{name}.entry", block.entry, activated)
-        source = entered if block.shortcut_reads_entry else activated
-        shortcut, _ = walk(f"{name}.shortcut", block.shortcut, source)
-        layers: tuple[Layer, ...] = ()
-        if block.branch is not None:
-            layers, _ = walk(f"{name}.branch", block.branch, entered)
-        branches.append(Branch(name, position, layers, _kind(block), shortcut, home=name))
-        activated = _has_activation(block.exit)
-    _, activated = walk("head", model.head, activated)
-    classifier, _ = walk("classifier", model.classifier, activated)
-    return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
-
-
-def _plain_plan(model: Network) -> ResidualPlan:
-    """The plan of a network whose layers follow one another."""
-    _, activated = walk("stem", model.stem, False)
-    body, activated = walk("body", model.body, activated, after=_has_activation(model.head))
-    return model._outside(body, stem_activated_out=False, activated=activated)
 
 
 def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -109,7 +94,8 @@ def walk(prefix: str, module: nn.Module, activated: bool, *, after: bool = False
     return tuple(found), activated
 
 
-def _has_activation(module: nn.Module) -> bool:
+def has_activation(module: nn.Module) -> bool:
+    """Whether there is an activation inside a module."""
     return any(isinstance(leaf, ACTIVATION_TYPES) for _, leaf in _leaves("", module))
 
 
@@ -119,10 +105,6 @@ def _kind(block: Residual) -> ShortcutKind:
     return "identity" if isinstance(block.shortcut, nn.Identity) else "projection"
 
 
-def _stages(residuals: list[tuple[str, Residual]]) -> list[int]:
-    """The number of blocks of each stage; a stage is a child of the body."""
-    sizes: dict[str, int] = {}
-    for name, _ in residuals:
-        stage = name.split(".")[1]
-        sizes[stage] = sizes.get(stage, 0) + 1
-    return list(sizes.values())
+def _stages(blocks: Iterable[str]) -> list[int]:
+    """The number of blocks of each stage, which is a child of the body, from their names in order."""
+    return [*Counter(name.split(".")[1] for name in blocks).values()]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from normfree.models.kit import Kit, Named, chain
-from normfree.models.network import Network, Request
+from normfree.models.network import Network, Request, has_activation, walk
+from normfree.plan import ResidualPlan
 
 
 class PlainNetwork(Network):
     """A network whose layers follow one another."""
 
     skip = "none"
+
+    @property
+    def plan(self) -> ResidualPlan:
+        """The plan: no residual sums."""
+        _, activated = walk("stem", self.stem, False)
+        body, activated = walk("body", self.body, activated, after=has_activation(self.head))
+        return self._outside(body, stem_activated_out=False, activated=activated)
 
 
 def mlp(depth: int, width: int, request: Request) -> Network:

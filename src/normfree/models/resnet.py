@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from normfree.methods import Form
 from normfree.models.kit import Kit
 from normfree.models.network import Network, Request
 from normfree.plan import Position, positions
@@ -21,7 +20,6 @@ class ResNetShape:
     convolutions.
     """
 
-    form: Form
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     stem_width: int
@@ -44,7 +42,6 @@ class ResNetShape:
         for stage, (count, base) in enumerate(zip(self.blocks, self.widths, strict=True)):
             blocks = nn.Sequential()
             for i in range(count):
-                stride = 2 if self.spatial and stage > 0 and i == 0 else 1
                 outputs = base * self.expansion
                 inner = [base] * (len(self.kernels) - 1)
                 blocks.append(
@@ -52,7 +49,7 @@ class ResNetShape:
                         [width, *inner, outputs],
                         self.kernels,
                         next(numbered),
-                        stride=stride,
+                        stride=2 if self.spatial and stage > 0 and i == 0 else 1,
                         strided=self.strided_layer,
                         option_a=self.option_a,
                     )
@@ -90,7 +87,7 @@ def cifar_resnet(depth: int) -> ResNetShape:
     Reference: fixup, Table 1; He 2016a, section 4.2.
     """
     n = (depth - 2) // 6
-    return ResNetShape(form="post", blocks=(n, n, n), widths=(16, 32, 64), stem_width=16, option_a=True)
+    return ResNetShape(blocks=(n, n, n), widths=(16, 32, 64), stem_width=16, option_a=True)
 
 
 def wide_resnet(depth: int, width: int) -> ResNetShape:
@@ -100,7 +97,6 @@ def wide_resnet(depth: int, width: int) -> ResNetShape:
     """
     n = (depth - 4) // 6
     return ResNetShape(
-        form="pre",
         blocks=(n, n, n),
         widths=(16 * width, 32 * width, 64 * width),
         stem_width=16,
@@ -114,7 +110,6 @@ def preact_resnet(depth: int) -> ResNetShape:
     Reference: robust, section 4 and Table 1; normdead, Figure 4.
     """
     shape = ResNetShape(
-        form="pre",
         blocks=IMAGENET_BLOCKS[depth],
         widths=IMAGENET_WIDTHS,
         stem_width=64,
@@ -129,7 +124,6 @@ def imagenet_resnet(depth: int) -> ResNetShape:
     Reference: fixup, Table 2; He 2016a, Table 1.
     """
     shape = ResNetShape(
-        form="post",
         blocks=IMAGENET_BLOCKS[depth],
         widths=IMAGENET_WIDTHS,
         stem_width=64,
@@ -146,7 +140,6 @@ def residual_mlp(blocks: int, width: int, layers: int = 2) -> ResNetShape:
     Reference: wninit, Figure 1, bottom; fixup, appendix B.1.
     """
     return ResNetShape(
-        form="linear",
         blocks=(blocks,),
         widths=(width,),
         stem_width=width,

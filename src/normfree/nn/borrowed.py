@@ -107,12 +107,14 @@ def remembered(model: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def values_kept_on_error(model: nn.Module) -> Iterator[None]:
-    """Put the numbers of all parameters and buffers back when the block raises."""
-    values = [(t, t.detach().clone()) for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values()]
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Put the attributes of all modules, and the numbers in parameters and buffers, back when the block raises."""
+    restore = remembered(model)
+    values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
     try:
         yield
     except BaseException:
+        restore()
         with torch.no_grad():
             for tensor, value in values:
                 tensor.copy_(value)

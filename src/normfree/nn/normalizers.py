@@ -1,13 +1,11 @@
-"""The normalizers of the survey by name: of activations, of weights, and built into the activation function.
+"""The normalizers of the survey by name: of activations, and built into the activation function.
 
-Reference: normdead, section 2.2 and Figure 2.
+Reference: normdead, section 2.3 and Figure 2.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.weight import WEIGHT_LAYERS, WeightKind
+from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.theory import normprop_constants
 
 NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]
 ActivationName = Literal["relu", "selu", "normprop"]
@@ -95,11 +94,10 @@ def _token_normalizer(name: NormName, channels: int) -> nn.Module:
 class NormPropReLU(nn.Module):
     """ReLU shifted and scaled to zero mean and unit variance for N(0, 1) input: (ReLU(x) - √(1/2π)) / √(½(1 - 1/π)).
 
-    Reference: normdead, section 2.2; Arpit 2016, section 3.3 (normalization propagation).
+    Reference: normdead, section 2.3; Arpit 2016, section 3.3 (normalization propagation).
     """
 
-    mean = math.sqrt(1 / (2 * math.pi))
-    std = math.sqrt(0.5 * (1 - 1 / math.pi))
+    mean, std = normprop_constants()
 
     def forward(self, x: Tensor) -> Tensor:
         """Rectify, centre and scale."""
@@ -109,7 +107,7 @@ class NormPropReLU(nn.Module):
 class SELU(nn.Module):
     """SELU, with alpha dropout after it when `dropout` is positive: mean and variance survive both.
 
-    Reference: normdead, section 2.2; Klambauer 2017.
+    Reference: normdead, section 2.3; Klambauer 2017.
     """
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -142,23 +140,3 @@ def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
         case "normprop":
             return NormPropReLU()
     raise ValueError(f"expected an activation, got '{name}'; use one of relu, selu, normprop")
-
-
-@dataclass(frozen=True)
-class SurveyEntry:
-    """How one method of the survey normalizes: through a layer, through the weights, or through the activation."""
-
-    norm: NormName | None = None
-    weight: WeightKind = "plain"
-    activation: ActivationName = "relu"
-
-
-SURVEY: dict[str, SurveyEntry] = {
-    "batchnorm": SurveyEntry(norm="batch"),
-    "layernorm": SurveyEntry(norm="layer"),
-    "groupnorm": SurveyEntry(norm="group"),
-    "instancenorm": SurveyEntry(norm="instance"),
-    "spectralnorm": SurveyEntry(weight="spectral"),
-    "normprop": SurveyEntry(weight="weight_norm", activation="normprop"),
-    "selu": SurveyEntry(activation="selu"),
-}

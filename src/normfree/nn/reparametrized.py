@@ -4,92 +4,54 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from normfree.nn.weight import (
     CONVOLUTIONS,
     LINEARS,
     WeightKind,
-    _rows,
+    _Convolves,
+    _Multiplies,
     _Standardized,
     _WeightNorm,
     is_computed,
+    ones_a_row,
     weight_kind,
 )
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MIXINS: dict[WeightKind, type[nn.Module]] = {"weight_norm": _WeightNorm, "standardized": _Standardized}
+_KINDS: dict[WeightKind, type[nn.Module]] = {"weight_norm": _WeightNorm, "standardized": _Standardized}
 
 
-class _Effective(nn.Module):
-    """A layer that computes with `effective_weight()` in place of `weight`, which holds the direction still."""
+class _Transposed(nn.Module):
+    """A linear layer whose weight is stored as (in, out), so that a row of the weight is a column of what it holds."""
 
-    weight: Tensor
     bias: Tensor | None
-    gain: Tensor
     effective_weight: Callable[[], Tensor]
 
-
-class _Stored(_Effective):
-    """The forward pass of a linear layer whose weight is stored as (in, out)."""
+    def _weight_rows(self, weight: Tensor) -> Tensor:
+        return weight.mT
 
     def forward(self, input: Tensor) -> Tensor:
-        """x W + b, in the input's type."""
+        """x W + b, W in the input's type."""
         out = input @ self.effective_weight().to(input.dtype)
         return out if self.bias is None else out + self.bias
 
 
-class _Product(_Effective):
-    """The forward pass of any linear layer."""
+class _Made(nn.Module):
+    """What is of a class that no module holds: pickle is told how to make it again."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """x Wᵀ + b, in the input's type."""
-        return nn.functional.linear(input, self.effective_weight().to(input.dtype), self.bias)
+    made_by: ClassVar[Callable[[], type[nn.Module]]]
 
-
-class _Convolution(_Effective):
-    """The forward pass of any convolution."""
-
-    _conv_forward: Callable[..., Tensor]
-
-    def forward(self, input: Tensor) -> Tensor:
-        """W * x + b, in the input's type."""
-        return self._conv_forward(input, self.effective_weight().to(input.dtype), self.bias)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self).made_by,), self.__dict__
 
 
-class _TransposedWeightNorm(_WeightNorm):
-    """Weight norm of a weight that is stored as (in, out): a length a column."""
-
-    def effective_weight(self) -> Tensor:
-        """The weight that multiplies the input."""
-        out: Tensor = self.gain * (self.weight / self.weight.norm(dim=0, keepdim=True).clamp_min(1e-12))
-        return out
-
-    @torch.no_grad()
-    def set_weight_(self, weight: Tensor) -> None:
-        """Choose direction and length so that the effective weight is `weight`; see `_WeightNorm`."""
-        norm = weight.norm(dim=0, keepdim=True)
-        self.weight.copy_(torch.where(norm > 0, weight, self.weight.to(weight)))
-        self.gain.copy_(norm)
-
-
-class _TransposedStandardized(_Standardized):
-    """Standardization of a weight that is stored as (in, out), column by column."""
-
-    def effective_weight(self) -> Tensor:
-        """The weight that multiplies the input."""
-        centred = self.weight - self.weight.mean(dim=0, keepdim=True)
-        out: Tensor = self.gain * (centred / centred.norm(dim=0, keepdim=True).clamp_min(1e-12))
-        return out
-
-
-_TRANSPOSED: dict[WeightKind, type[nn.Module]] = {
-    "weight_norm": _TransposedWeightNorm,
-    "standardized": _TransposedStandardized,
-}
+def _restore(make: Callable[[], type[nn.Module]]) -> nn.Module:
+    made = make()
+    return made.__new__(made)
 
 
 def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> str | None:
@@ -100,14 +62,13 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
         return "its weight has a parametrization of its own"
     if hasattr(module, "gain"):
         return "it has an attribute 'gain' of its own"
-    if transposed and isinstance(module.weight, Tensor) and module.weight.dim() == 2:
-        return None
-    plain = (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward)
-    if not isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
+    weight = module._parameters["weight"]
+    stored = transposed and weight is not None and weight.dim() == 2
+    if weight is None or not (stored or isinstance(module, (*_CONVOLUTIONS, nn.Linear))):
         return f"{type(module).__name__} uses its weight in a way of its own"
-    if type(module).forward not in plain:
+    if not stored and type(module).forward not in (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward):
         return f"{type(module).__name__} has a forward pass of its own"
-    if kind == "standardized" and module.weight[0].numel() == 1:
+    if kind == "standardized" and (len(weight) if stored else weight[0].numel()) == 1:
         return "a single weight an output has no variance to standardize"
     return None
 
@@ -125,7 +86,7 @@ def reparametrize_(module: nn.Module, kind: WeightKind, *, transposed: bool = Fa
     plain: Any = type(module)
     module.__class__ = _class(plain, kind, transposed)
     before = weight.detach().clone()
-    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else _rows(before))
+    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_a_row(before))
     module.set_weight_(before)  # type: ignore[operator]  # every reparametrized layer has it
 
 
@@ -136,6 +97,8 @@ def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
     if plain is nn.Linear:
         return LINEARS[kind]
     name = "".join(word.title() for word in kind.split("_")) + plain.__name__
-    forward = _Stored if transposed else _Convolution if issubclass(plain, _CONVOLUTIONS) else _Product
-    weight = (_TRANSPOSED if transposed else _MIXINS)[kind]
-    return type(name, (weight, forward, plain), {"__module__": plain.__module__})
+    forward = _Multiplies if issubclass(plain, nn.Linear) else _Convolves
+    mixins = (_Transposed, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
+    made_by = functools.partial(_class, plain, kind, transposed)
+    # The plain class's module, so that whoever asks where a class comes from is told the same as before.
+    return type(name, (_Made, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})

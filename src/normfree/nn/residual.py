@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight import lower_
 
+NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
+"""The scalars of the equation, each with the number that changes nothing."""
+
 
 class Residual(nn.Module):
     """One residual sum, p(c · (a · h(s) + β · f(e(α · x)) + δ)).
@@ -85,12 +88,11 @@ class Residual(nn.Module):
         Raises `ValueError` when a name is unknown or a value that is not neutral has no module to hold it; nothing is
         written then.
         """
-        neutral = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
-        held = {name: getattr(self, name) for name in neutral}
+        held = {name: getattr(self, name) for name in NEUTRAL}
         for name, value in values.items():
             if name not in held:
                 raise ValueError(f"expected a scalar of the equation, got '{name}'; use one of {', '.join(held)}")
-            if not isinstance(held[name], ScalarBias | ScalarMultiplier) and value != neutral[name]:
+            if not isinstance(held[name], ScalarBias | ScalarMultiplier) and value != NEUTRAL[name]:
                 raise ValueError(
                     f"expected a scalar '{name}' to hold {value:g}, got {type(held[name]).__name__}; "
                     f"build the block with {name}="

@@ -41,9 +41,10 @@ class Scaled(nn.Module):
             out = super().forward(*args, **kwargs)
         else:
             out = super().forward(*self._entered(args), **self._entered_by_name(kwargs))
-        if isinstance(out, tuple):
-            return (self._leave(out[0], args, kwargs), *out[1:])
-        return self._leave(out, args, kwargs)
+        if not isinstance(out, tuple):
+            return self._leave(out, args, kwargs)
+        left = (self._leave(out[0], args, kwargs), *out[1:])
+        return type(out)(*left) if hasattr(out, "_fields") else left  # a named tuple stays one
 
     def _entered(self, values: Sequence[Any]) -> list[Any]:
         """The arguments with the signals scaled; a tensor given twice stays one, which attention looks at."""
@@ -70,8 +71,8 @@ class Scaled(nn.Module):
         return y if self.delta is None else y + self.delta
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its own class's scaled one, which is made when it is needed."""
-        return _restore, (self.plain_class,), self.__dict__
+        """Pickled by its plain class, or by what made that one; the scaled class is made again when it is needed."""
+        return _restore, (getattr(self.plain_class, "made_by", self.plain_class),), self.__dict__
 
     def extra_repr(self) -> str:
         """The module's own text and the scalars."""
@@ -103,7 +104,7 @@ def _scaled_class(plain: Any) -> Any:
 
 
 def _restore(plain: Any) -> nn.Module:
-    made = _scaled_class(plain)
+    made = _scaled_class(plain if isinstance(plain, type) else plain())
     return cast(nn.Module, made.__new__(made))
 
 

@@ -22,30 +22,27 @@ WeightKind = Literal["plain", "weight_norm", "standardized", "spectral"]
 _TINY = 1e-12
 
 
-class _EffectiveConv2d(nn.Conv2d):
-    """A convolution with `effective_weight()` in place of `weight`."""
+class _Convolves(nn.Module):
+    """The forward pass of a convolution with `effective_weight()` in place of `weight`."""
 
+    bias: Tensor | None
+    effective_weight: Callable[[], Tensor]
+    _conv_forward: Callable[..., Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """W * x + b, W in the input's type."""
+        return self._conv_forward(input, self.effective_weight().to(input.dtype), self.bias)
+
+
+class _Multiplies(nn.Module):
+    """The forward pass of a linear layer with `effective_weight()` in place of `weight`."""
+
+    bias: nn.Parameter
     effective_weight: Callable[[], Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve with the effective weight, in the input's type."""
-        out: Tensor = self._conv_forward(input, self.effective_weight().to(input.dtype), self.bias)
-        return out
-
-
-class _EffectiveLinear(nn.Linear):
-    """A linear layer with `effective_weight()` in place of `weight`."""
-
-    effective_weight: Callable[[], Tensor]
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Multiply by the effective weight, in the input's type."""
+        """x Wᵀ + b, W in the input's type."""
         return F.linear(input, self.effective_weight().to(input.dtype), self.bias)
-
-
-def _rows(weight: Tensor) -> Tensor:
-    """A number a row of `weight`, shaped to broadcast over it."""
-    return weight.new_ones((weight.shape[0],) + (1,) * (weight.dim() - 1))
 
 
 def _wide(weight: Tensor) -> Tensor:
@@ -53,23 +50,39 @@ def _wide(weight: Tensor) -> Tensor:
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
 
 
-class _WeightNorm(nn.Module):
-    """W = g · v / ‖v‖ row by row; `weight` holds the direction v and `gain` the length g.
+def ones_a_row(weight: Tensor) -> Tensor:
+    """A one for each row of `weight`, shaped to broadcast over it."""
+    return weight.new_ones((weight.shape[0],) + (1,) * (weight.dim() - 1))
 
-    Reference: wninit, equations 1 and 2; Salimans & Kingma 2016.
-    """
+
+class _Gained(nn.Module):
+    """A weight that is computed row by row from `weight`, and a learnable `gain` a row."""
 
     weight: Tensor
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.gain = nn.Parameter(_rows(self.weight.detach()))
+        self.gain = nn.Parameter(ones_a_row(self.weight.detach()))
+
+    def _weight_rows(self, weight: Tensor) -> Tensor:
+        """The matrix (outputs, rest) of a tensor like the weight."""
+        return weight.flatten(1)
+
+    def _over_norm(self, weight: Tensor) -> Tensor:
+        """A tensor like the weight, every row over its norm."""
+        norm = self._weight_rows(weight).square().sum(1).clamp_min(_TINY**2).sqrt()
+        return weight / norm.view_as(self.gain)
+
+
+class _WeightNorm(_Gained):
+    """W = g · v / ‖v‖ row by row; `weight` holds the direction v and `gain` the length g.
+
+    Reference: wninit, equations 1 and 2; Salimans & Kingma 2016.
+    """
 
     def effective_weight(self) -> Tensor:
         """The weight that multiplies the input."""
-        v = _wide(self.weight)
-        norm = v.flatten(1).square().sum(1).clamp_min(_TINY**2).sqrt().view_as(self.gain)
-        return (self.gain * (v / norm)).to(self.weight.dtype)
+        return (self.gain * self._over_norm(_wide(self.weight))).to(self.weight.dtype)
 
     @torch.no_grad()
     def set_weight_(self, weight: Tensor) -> None:
@@ -77,31 +90,24 @@ class _WeightNorm(nn.Module):
 
         A row of zeros keeps its direction and gets length 0: without a direction it would never get a gradient.
         """
-        norm = weight.flatten(1).norm(dim=1).view_as(self.gain)
+        norm = self._weight_rows(weight).norm(dim=1).view_as(self.gain)
         self.weight.copy_(torch.where(norm > 0, weight, self.weight.to(weight)))
         self.gain.copy_(norm)
 
 
-class _Standardized(nn.Module):
-    """W = g · (v - mean v) / (std v · √fan_in) row by row, g learnable a row.
+class _Standardized(_Gained):
+    """W = g · (v - mean v) / (std v · √fan_in) row by row; `gain` holds g.
 
     The gain starts at γ, γ² = 2/(1 - 1/π) for a layer that reads a ReLU, so that unit variance comes out.
 
     Reference: normdead, section 4.2 (centred weight normalization, rescaled); Brock 2021, section 4.
     """
 
-    weight: Tensor
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.gain = nn.Parameter(_rows(self.weight.detach()))
-
     def effective_weight(self) -> Tensor:
         """The weight that multiplies the input."""
         v = _wide(self.weight)
-        centred = v - v.flatten(1).mean(1).view_as(self.gain)
-        norm = centred.flatten(1).square().sum(1).clamp_min(_TINY**2).sqrt().view_as(self.gain)
-        return (self.gain * (centred / norm)).to(self.weight.dtype)
+        centred = v - self._weight_rows(v).mean(1).view_as(self.gain)
+        return (self.gain * self._over_norm(centred)).to(self.weight.dtype)
 
     @torch.no_grad()
     def set_weight_(self, weight: Tensor) -> None:
@@ -114,7 +120,7 @@ class _SpectralNorm(nn.Module):
 
     One power iteration a forward pass in training keeps the estimate.
 
-    Reference: normdead, section 2.2; Miyato 2018, algorithm 1.
+    Reference: normdead, section 2.3; Miyato 2018, algorithm 1.
     """
 
     weight: Tensor
@@ -160,27 +166,27 @@ class _SpectralNorm(nn.Module):
         self.power_iteration_()
 
 
-class WeightNormConv2d(_WeightNorm, _EffectiveConv2d):
+class WeightNormConv2d(_WeightNorm, _Convolves, nn.Conv2d):
     """Conv2d with weight norm; see `_WeightNorm`."""
 
 
-class WeightNormLinear(_WeightNorm, _EffectiveLinear):
+class WeightNormLinear(_WeightNorm, _Multiplies, nn.Linear):
     """Linear with weight norm; see `_WeightNorm`."""
 
 
-class StandardizedConv2d(_Standardized, _EffectiveConv2d):
+class StandardizedConv2d(_Standardized, _Convolves, nn.Conv2d):
     """Conv2d with centred and scaled weight standardization; see `_Standardized`."""
 
 
-class StandardizedLinear(_Standardized, _EffectiveLinear):
+class StandardizedLinear(_Standardized, _Multiplies, nn.Linear):
     """Linear with centred and scaled weight standardization; see `_Standardized`."""
 
 
-class SpectralNormConv2d(_SpectralNorm, _EffectiveConv2d):
+class SpectralNormConv2d(_SpectralNorm, _Convolves, nn.Conv2d):
     """Conv2d with spectral norm; see `_SpectralNorm`."""
 
 
-class SpectralNormLinear(_SpectralNorm, _EffectiveLinear):
+class SpectralNormLinear(_SpectralNorm, _Multiplies, nn.Linear):
     """Linear with spectral norm; see `_SpectralNorm`."""
 
 

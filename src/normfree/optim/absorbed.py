@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,28 @@ from torch import Tensor, nn
 from normfree.nn.absorbing import Absorbing
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
-Placed = tuple[nn.Parameter, int, int | None]  # a parameter, where it begins in the masters, and where it computes
 _ALIGN = 64  # elements; the kernels of tensor cores want their operands on such addresses
 
 
 def padded(size: int) -> int:
     """The elements that so many take in the vectors."""
     return -(-size // _ALIGN) * _ALIGN
+
+
+class Placed(NamedTuple):
+    """A parameter, where it begins in the masters, and where in the computing vector, if its type is short."""
+
+    parameter: nn.Parameter
+    start: int
+    short: int | None
+
+
+class _Layer(NamedTuple):
+    """A layer that takes in scalars, and where its weight begins in the masters and in the computing vector."""
+
+    found: Absorbing
+    start: int
+    short: int
 
 
 @dataclass(frozen=True)
@@ -68,12 +84,13 @@ class Absorption:
         values: Tensor,
         carried: Mapping[ScalarBias, Sequence[ScalarBias]],
     ) -> None:
-        starts = {id(parameter): start for parameter, start, _ in placed}
-        places = {id(parameter): place for parameter, _, place in placed}
-        own = [(absorbing[id(p)], start, place or 0) for p, start, place in placed if id(p) in absorbing]
-        self.runs = list(_runs(own))
+        starts = {id(place.parameter): place.start for place in placed}
+        shorts = {id(place.parameter): place.short for place in placed if place.short is not None}
+        layers = [_Layer(absorbing[i], starts[i], shorts[i]) for i in starts if i in absorbing]
+        owned = [layer.found for layer in layers]
+        self.runs = list(_runs(layers))
         self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
-        taken = [found.bias for found, _, _ in own if found.bias is not None]
+        taken = [found.bias for found in owned if found.bias is not None]
         self.ends = [reader for reader in carried if reader not in {*taken}]
         self.at_ends = values.new_zeros(len(self.ends))
 
@@ -84,22 +101,21 @@ class Absorption:
             return numbers(starts[id(scalar.value)] for scalar in scalars)
 
         self._biases, self._deltas, self._ends = at(taken), at(self.carried), at(self.ends)
-        self._betas = at(found.beta for found, _, _ in own if found.beta is not None)
-        self._with_bias = numbers(i for i, (found, _, _) in enumerate(own) if found.bias is not None)
-        self._with_beta = numbers(i for i, (found, _, _) in enumerate(own) if found.beta is not None)
+        self._betas = at(found.beta for found in owned if found.beta is not None)
+        self._with_bias = numbers(i for i, found in enumerate(owned) if found.bias is not None)
+        self._with_beta = numbers(i for i, found in enumerate(owned) if found.beta is not None)
         self._to_layers, self._to_ends = (_shares(rs, self.carried, carried).to(values) for rs in (taken, self.ends))
-        vectors = [(i, found.layer.bias) for i, (found, _, _) in enumerate(own) if found.layer.bias is not None]
-        sizes = numbers(len(vector) for _, vector in vectors)
-        within = torch.arange(int(sizes.sum()), device=values.device) - (sizes.cumsum(0) - sizes).repeat_interleave(
-            sizes
-        )
-        self._layer_of = numbers(i for i, _ in vectors).repeat_interleave(sizes)
-        self._vectors, self._computing = (
-            numbers(where[id(vector)] or 0 for _, vector in vectors).repeat_interleave(sizes) + within
-            for where in (starts, places)
-        )
-        self._beta, self._bias = values.new_ones(len(own)), values.new_zeros(len(own))
-        self._of_scalars = values.new_zeros(2, len(own))  # the gradients of β and b, by layer
+        vectors = [(i, found.layer.bias) for i, found in enumerate(owned) if found.layer.bias is not None]
+
+        def elements_at(where: Mapping[int, int]) -> Tensor:
+            """The places of all elements of all bias vectors, given those where the vectors begin."""
+            begins = ((where[id(vector)], len(vector)) for _, vector in vectors)
+            return numbers(i for begin, size in begins for i in range(begin, begin + size))
+
+        self._vectors, self._computing = elements_at(starts), elements_at(shorts)
+        self._layer_of = numbers(i for i, vector in vectors for _ in range(len(vector)))
+        self._beta, self._bias = values.new_ones(len(owned)), values.new_zeros(len(owned))
+        self._of_scalars = values.new_zeros(2, len(owned))  # the gradients of β and b, by layer
         elements = values.new_zeros(4, len(self._layer_of))
         self._sums, self._shifted, self._element_beta, self._element_bias = elements
 
@@ -164,35 +180,36 @@ def _shares(
     return shares
 
 
-def kind(found: Absorbing) -> tuple[Any, ...]:
-    """What layers that are treated together have in common."""
-    weight = found.layer.weight
-    return found.bias is not None, found.beta is not None, found.layer.bias is not None, tuple(weight.shape)
+Kind = tuple[bool, bool, bool, tuple[int, ...]]
 
 
-def _runs(own: Sequence[tuple[Absorbing, int, int]]) -> Iterator[Run]:
-    """The layers, each with the places of its weight, those together that are alike and lie side by side."""
+def kind(found: Absorbing) -> Kind:
+    """What layers that are treated together have in common: bias, β, vector, and the weight's shape."""
+    layer = found.layer
+    return found.bias is not None, found.beta is not None, layer.bias is not None, tuple(layer.weight.shape)
 
-    def run_of(entry: tuple[int, tuple[Absorbing, int, int]]) -> tuple[Any, ...]:
+
+def _runs(layers: Sequence[_Layer]) -> Iterator[Run]:
+    """The layers, those together that are alike and lie side by side."""
+
+    def run_of(numbered: tuple[int, _Layer]) -> tuple[Kind, int]:
         """Side by side are those whose start less their number's sizes agrees; groups may lie between others."""
-        number, (found, start, _) = entry
-        return *kind(found), start - number * padded(found.layer.weight.numel())
+        number, layer = numbered
+        return kind(layer.found), layer.start - number * padded(layer.found.layer.weight.numel())
 
-    layers = elements = 0
-    for _, entries in groupby(enumerate(own), key=run_of):
-        run = [entry for _, entry in entries]
-        first, start, place = run[0]
-        weight, vector = first.layer.weight, first.layer.bias
-        length = len(run) * padded(weight.numel())
-        count = 0 if vector is None else len(run) * len(vector)
+    before = elements = 0
+    for ((has_bias, has_beta, has_vector, shape), _), numbered in groupby(enumerate(layers), key=run_of):
+        run = [layer for _, layer in numbered]
+        length = len(run) * padded(math.prod(shape))
+        count = len(run) * shape[0] if has_vector else 0
         yield Run(
-            shape=weight.shape,
-            has_bias=first.bias is not None,
-            has_beta=first.beta is not None,
-            has_vector=vector is not None,
-            masters=slice(start, start + length),
-            computing=slice(place, place + length),
-            layers=slice(layers, layers + len(run)),
+            shape=torch.Size(shape),
+            has_bias=has_bias,
+            has_beta=has_beta,
+            has_vector=has_vector,
+            masters=slice(run[0].start, run[0].start + length),
+            computing=slice(run[0].short, run[0].short + length),
+            layers=slice(before, before + len(run)),
             elements=slice(elements, elements + count),
         )
-        layers, elements = layers + len(run), elements + count
+        before, elements = before + len(run), elements + count

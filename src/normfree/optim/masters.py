@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models.stated import Stated
-from normfree.nn.absorbing import absorbing_layers, carried_biases
-from normfree.optim.absorbed import Absorption, Placed, kind, padded
+from normfree.nn.absorbing import Absorbing, absorbing_layers, carried_biases
+from normfree.optim.absorbed import Absorption, Kind, Placed, kind, padded
+
+_SHORT = {torch.bfloat16, torch.float16}
 
 
 @dataclass(frozen=True)
@@ -55,49 +57,33 @@ class Masters:
     ) -> None:
         originals = originals or {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
-        absorbing = {id(found.layer.weight): found for found in absorbing_layers(model, short)}
-
-        def order(parameter: nn.Parameter) -> tuple[Any, ...]:
-            """Short types first, layers that take in the same scalars and have the same shape together."""
-            found = absorbing.get(id(parameter))
-            return id(parameter) not in short, found is not None, kind(found) if found else ()
-
-        self.groups: list[Group] = []
-        self._short: list[tuple[slice, slice]] = []  # stretches of the masters and of the computing vector
-        placed: list[Placed] = []
-        end = short_end = 0
-        for group in groups:
-            start, short_start = end, short_end
-            for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
-                is_short = id(parameter) in short
-                placed.append((parameter, end, short_end if is_short else None))
-                size = padded(parameter.numel())
-                end += size
-                short_end += size if is_short else 0
-            length = short_end - short_start
-            self._short.append((slice(start, start + length), slice(short_start, short_end)))
-            self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
-        if not placed:
+        kinds = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
+        if not kinds:
             whose = type(model).__name__
             raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
-        kinds = {p.dtype for p, _, _ in placed} - {torch.float32}
-        if len(kinds) > 1 or not kinds <= {torch.bfloat16, torch.float16}:
+        kinds -= {torch.float32}
+        if len(kinds) > 1 or not kinds <= _SHORT:
             raise ValueError(
                 "expected parameters in float32 and at most one shorter type, got "
                 f"{', '.join(sorted(map(str, kinds)))}; convert the model first"
             )
-        device = placed[0][0].device
+        short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
+        absorbing = {id(found.layer.weight): found for found in absorbing_layers(model, short)}
+        self._short: list[tuple[slice, slice]] = []  # stretches of the masters and of the computing vector
+        self.groups: list[Group] = []
+        placed = self._lay_out(groups, absorbing)
+        end, short_end = self.groups[-1].stretch.stop, self._short[-1][1].stop
+        device = placed[0].parameter.device
         self.values = torch.zeros(end, device=device)
         self.gradient = torch.zeros(end, device=device)
         self._compute = torch.zeros(short_end, device=device, dtype=next(iter(kinds), torch.float32))
         self._channels_last = channels_last
-        self._starts = [start for _, start, _ in placed]
-        self.parameters = {names[id(parameter)]: parameter for parameter, _, _ in placed}
-        for view, (parameter, start, place) in zip(self.named(self.values).values(), placed, strict=True):
+        self._starts = [place.start for place in placed]
+        self.parameters = {names[id(place.parameter)]: place.parameter for place in placed}
+        for view, (parameter, start, short_start) in zip(self.named(self.values).values(), placed, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
-            computing = self.values if place is None else self._compute
-            parameter.data = _view(computing, start if place is None else place, parameter, channels_last)
+            computing, at = (self.values, start) if short_start is None else (self._compute, short_start)
+            parameter.data = _view(computing, at, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
         self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
@@ -111,6 +97,29 @@ class Masters:
         self._folded = {id(scalar.value) for scalar in (*(block.beta for block in self._blocks), *self._biases)}
         self._leave_out(True)
         self.publish_()
+
+    def _lay_out(self, groups: Sequence[Mapping[str, Any]], absorbing: Mapping[int, Absorbing]) -> list[Placed]:
+        """Give every parameter that learns its place, group by group, and note the stretches."""
+
+        def order(parameter: nn.Parameter) -> tuple[bool, bool, Kind | tuple[()]]:
+            """Short types first, layers that take in the same scalars and have the same shape together."""
+            found = absorbing.get(id(parameter))
+            return parameter.dtype == torch.float32, found is not None, kind(found) if found else ()
+
+        placed: list[Placed] = []
+        end = short_end = 0
+        for group in groups:
+            start, short_start = end, short_end
+            for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
+                size = padded(parameter.numel())
+                is_short = parameter.dtype != torch.float32
+                placed.append(Placed(parameter, end, short_end if is_short else None))
+                end += size
+                short_end += size if is_short else 0
+            length = short_end - short_start
+            self._short.append((slice(start, start + length), slice(short_start, short_end)))
+            self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
+        return placed
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector laid out like the masters, as views, by the parameters' names."""
@@ -177,7 +186,7 @@ class Masters:
     def release_(self) -> None:
         """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
         for name, value in self.frozen().items():
-            self._fixed[name].data = value.float() if value.dtype == torch.bfloat16 else value
+            self._fixed[name].data = value.float() if value.dtype in _SHORT else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None

@@ -1,0 +1,264 @@
+"""The families of models: how their names look, what the numbers in them mean, and how one is built."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normfree.methods import Form, Skip, unknown
+from normfree.models import plain, resnet, skips, transformer
+from normfree.models.network import Network
+from normfree.models.stated import Request, Stated
+
+Builder = Callable[[Request], Stated]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: how its names look, and `parse`, which turns a name and its numbers into a builder.
+
+    `size` is the side of the images, or the length of the sequences, that it is meant for. Of sequences, a model reads
+    as many as it has `inputs`, and `predicts_tokens` says that its classes are the tokens themselves.
+    """
+
+    pattern: str
+    regex: str
+    summary: str
+    examples: tuple[str, ...]
+    form: Form
+    skip: Skip
+    paper: str
+    parse: Callable[..., Builder]
+    size: int = 32
+    spatial: bool = True
+    inputs: int = 1
+    predicts_tokens: bool = False
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether sequences of tokens come in."""
+        return self.skip == "sequence"
+
+    def to_json(self) -> dict[str, Any]:
+        """The family as plain data."""
+        return {key: value for key, value in asdict(self).items() if key not in ("regex", "parse")}
+
+
+def _check_depth(name: str, depth: int, step: int, rest: int, least: int) -> None:
+    """Refuse a depth that no number of blocks gives."""
+    if depth < least or (depth - rest) % step:
+        below = max(least, depth - (depth - rest) % step)
+        allowed = f"{step}n + {rest} with at least {least}" if step > 1 else f"at least {least}"
+        raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {below} or {below + step}")
+
+
+def _cifar(name: str, depth: int) -> Builder:
+    _check_depth(name, depth, 6, 2, 8)
+    return resnet.cifar_resnet(depth).build
+
+
+def _wide(name: str, depth: int, width: int) -> Builder:
+    _check_depth(name, depth, 6, 4, 10)
+    return resnet.wide_resnet(depth, width).build
+
+
+def _imagenet(name: str, depth: int) -> Builder:
+    return resnet.imagenet_resnet(depth).build
+
+
+def _preact(name: str, depth: int) -> Builder:
+    if depth not in resnet.IMAGENET_BLOCKS:
+        closest = min(resnet.IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
+        allowed = ", ".join(map(str, resnet.IMAGENET_BLOCKS))
+        raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {closest}")
+    return resnet.preact_resnet(depth).build
+
+
+def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> Builder:
+    layers = 2 if layers is None else layers
+    _check_depth(name, blocks, 1, 0, 1)
+    if layers < 2:
+        raise ValueError(f"model '{name}' expects at least 2 layers a branch, got {layers}")
+    return resnet.residual_mlp(blocks, width, layers).build
+
+
+def _sequences(encoder: bool, decoder: bool) -> Callable[..., Builder]:
+    def parse(name: str, *numbers: int) -> Builder:
+        *layers, width, inner, heads = numbers
+        if width % heads:
+            raise ValueError(f"model '{name}' expects a width that its heads divide, got {width} and {heads} heads")
+        counts = iter(layers)
+        return transformer.Shape(
+            width=width,
+            inner=inner,
+            heads=heads,
+            encoder=next(counts) if encoder else 0,
+            decoder=next(counts) if decoder else 0,
+        ).build
+
+    return parse
+
+
+def _two_numbers(build: Callable[..., Network], step: int, rest: int, least: int) -> Callable[[str, int, int], Builder]:
+    def parse(name: str, depth: int, width: int) -> Builder:
+        _check_depth(name, depth, step, rest, least)
+        return lambda request: build(depth, width, request)
+
+    return parse
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "resnet18|34|50|101|152",
+        r"resnet(18|34|50|101|152)",
+        "ImageNet ResNet: 7×7 stem, max pooling, basic blocks or bottlenecks",
+        ("resnet18", "resnet50"),
+        "post",
+        "residual",
+        "fixup",
+        _imagenet,
+        size=224,
+    ),
+    Family(
+        "resnetD, D = 6n + 2",
+        r"resnet(\d+)",
+        "CIFAR ResNet: three stages of n basic blocks, shortcuts without weights",
+        ("resnet20", "resnet110", "resnet164", "resnet1202"),
+        "post",
+        "residual",
+        "fixup, wninit",
+        _cifar,
+    ),
+    Family(
+        "preact_resnet18|34|50|101|152",
+        r"preact_resnet(\d+)",
+        "pre-activation ResNet for 32×32 images: 3×3 stem, four stages",
+        ("preact_resnet18", "preact_resnet50"),
+        "pre",
+        "residual",
+        "robust, normdead",
+        _preact,
+    ),
+    Family(
+        "wrn-D-W, D = 6n + 4",
+        r"wrn-(\d+)-(\d+)",
+        "wide ResNet, depth and width: three stages of n pre-activation blocks",
+        ("wrn-16-12", "wrn-40-10", "wrn-10000-1"),
+        "pre",
+        "residual",
+        "fixup, wninit",
+        _wide,
+    ),
+    Family(
+        "resmlp-B-W[-M]",
+        r"resmlp-(\d+)-(\d+)(?:-(\d+))?",
+        "residual MLP: B blocks of width W, M = 2 linear layers a branch",
+        ("resmlp-40-200", "resmlp-10-64-3"),
+        "linear",
+        "residual",
+        "wninit, fixup",
+        _residual_mlp,
+        size=28,
+        spatial=False,
+    ),
+    Family(
+        "mlp-D-W",
+        r"mlp-(\d+)-(\d+)",
+        "fully connected network, depth and width",
+        ("mlp-20-200", "mlp-200-500"),
+        "post",
+        "none",
+        "wninit",
+        _two_numbers(plain.mlp, 1, 0, 2),
+        size=28,
+        spatial=False,
+    ),
+    Family(
+        "cnn-D-W",
+        r"cnn-(\d+)-(\d+)",
+        "plain CNN, depth and width: 3×3 layers, the first two with stride 2",
+        ("cnn-50-64",),
+        "post",
+        "none",
+        "wninit",
+        _two_numbers(plain.cnn, 1, 0, 3),
+    ),
+    Family(
+        "dense-D-G, D = 3n + 4",
+        r"dense-(\d+)-(\d+)",
+        "DenseNet, depth and growth: three stages of n concatenating layers",
+        ("dense-40-12",),
+        "pre",
+        "dense",
+        "normdead",
+        _two_numbers(skips.dense, 3, 4, 7),
+    ),
+    Family(
+        "highway-D-W",
+        r"highway-(\d+)-(\d+)",
+        "highway network of vectors, depth and width: gates choose between input and transform",
+        ("highway-20-50",),
+        "post",
+        "highway",
+        "normdead",
+        _two_numbers(skips.highway, 1, 0, 3),
+        size=28,
+        spatial=False,
+    ),
+    Family(
+        "transformer-E-D-W-I-H",
+        r"transformer-(\d+)-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer: E encoder and D decoder layers, width W, inner width I, H heads; translates",
+        ("transformer-6-6-512-1024-4",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(True, True),
+        spatial=False,
+        inputs=2,
+        predicts_tokens=True,
+    ),
+    Family(
+        "encoder-N-W-I-H",
+        r"encoder-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer encoder: N layers, width W, inner width I, H heads; classifies a sequence",
+        ("encoder-6-512-2048-8",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(True, False),
+        spatial=False,
+    ),
+    Family(
+        "decoder-N-W-I-H",
+        r"decoder-(\d+)-(\d+)-(\d+)-(\d+)",
+        "Transformer decoder: N layers, width W, inner width I, H heads; a language model",
+        ("decoder-12-768-3072-12",),
+        "pre",
+        "sequence",
+        "fixup",
+        _sequences(False, True),
+        spatial=False,
+        predicts_tokens=True,
+    ),
+)
+
+
+def catalog() -> tuple[Family, ...]:
+    """All families of models."""
+    return FAMILIES
+
+
+def find(name: str) -> tuple[Family, Builder]:
+    """The family that a name belongs to, and the builder of that model."""
+    for family in FAMILIES:
+        match = re.fullmatch(family.regex, name)
+        if match:
+            numbers = [int(n) if n else None for n in match.groups()]
+            if any(n == 0 for n in numbers):
+                raise ValueError(f"model '{name}' expects positive numbers in its name, got a 0")
+            return family, family.parse(name, *numbers)
+    known = [example for family in FAMILIES for example in family.examples]
+    raise unknown("model", name, known)
