@@ -101,9 +101,28 @@ def test_show_prints_the_effective_configuration(run: Run, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+def test_show_says_what_every_setting_means(run: Run) -> None:
+    lines = run("train", "--show")[1].splitlines()
+    fields = list(normfree.TrainConfig.__dataclass_fields__)
+    assert [line.removeprefix("# ").split()[0] for line in lines] == fields
+    assert all(len(line.partition("  # ")[2]) > 5 for line in lines)
+    assert '# "sgd", "adam", "adamw": ' in lines[fields.index("optimizer")]
+
+
+def test_options_stand_for_settings(run: Run) -> None:
+    short = ("--model", "resnet8", "-m", "he_in", "--data", "mnist", "--data-dir", "d", "--epochs", "3", "--lr", "0.2")
+    names = ("model", "method", "data", "data_dir", "epochs", "lr")
+    changes = [f"--set={name}={value}" for name, value in zip(names, short[1::2], strict=True)]
+    shown = run("train", "fashion", *short, "--show")[1]
+    assert shown == run("train", "fashion", *changes, "--show")[1]
+    assert shown != run("train", "fashion", "--show")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--lr", "fast"], "expected a number for 'lr', got 'fast'"),
+        (["--lr", "1", "--set", "lr=2"], "'lr' twice"),
         (["--set", "lr"], "'name=value'"),
         (["--set", "lrr=1"], "did you mean 'lr'"),
         (["--set", "lr=fast"], "expected a number for 'lr', got 'fast'"),
@@ -113,7 +132,7 @@ def test_show_prints_the_effective_configuration(run: Run, tmp_path: Path) -> No
         (["--config", "none.toml"], "none.toml"),
         (["--resume", "none"], "expected a run in 'none'"),
         (["--resume", "none", "--out", "other"], "expected --resume or --out, got both"),
-        (["--device", "toaster"], "expected a device such as cpu or cuda"),
+        (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),
         (["--set", "model=no_such_module:make"], "'no_such_module'"),
@@ -185,9 +204,11 @@ def test_json_is_the_result(run: Run) -> None:
 
 def test_result_names_the_command_without_folders(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my file.toml").write_text("lr = 0.05\n")
-    run("train", "fashion", *SMALL, "--config", str(tmp_path / "my file.toml"), "--out", str(tmp_path / "run"))
+    places = ("--config", str(tmp_path / "my file.toml"), "--out", str(tmp_path / "run"), "--data-dir", str(tmp_path))
+    run("train", "fashion", *SMALL, *places, "--device", "cpu")
     record = result()
-    assert record["command"].startswith("normfree train fashion --set model=cnn-4-8 --set method=he_in")
+    begins = f"normfree train fashion --data-dir {tmp_path.name} --device cpu --set model=cnn-4-8 --set method=he_in"
+    assert record["command"].startswith(begins)
     assert record["command"].endswith("--out run")
     assert str(tmp_path) not in json.dumps(record)
     assert record["config"]["lr"] == 0.05

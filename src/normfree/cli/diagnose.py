@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from normfree.diagnostics.diagnosis import Diagnosis
@@ -26,6 +28,7 @@ def diagnose_model(
     model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A model by name, torchvision:NAME, timm:NAME or package.module:factory, or the folder of a run or a "
             "converted model.",
         ),
@@ -61,7 +64,7 @@ def diagnose_model(
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
+    device: Annotated[str, DEVICE] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,
@@ -79,6 +82,7 @@ def diagnose_model(
     from normfree.report.progress import progress
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
+    from normfree.train.hardware import device_of
 
     load_plugins(plugin)
     if fail_on and fail_on not in STATUSES:
@@ -103,7 +107,7 @@ def diagnose_model(
         )
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
-    _check(device)
+    place = device_of(device)
     if example and data is not None:
         raise ValueError(f"expected --example or --data, got both; '{example}' gives the whole input")
     targets: Tensor | None = None
@@ -123,9 +127,9 @@ def diagnose_model(
             try:
                 built = network(model, spec, inputs, checkpoint, seed) if folder is None else _loaded(folder)
                 built.train(not evaluate)
-                built.to(device)
+                built.to(place)
                 generator = torch.Generator().manual_seed(seed)
-                moved = _moved(inputs, device), None if targets is None else targets.to(device)
+                moved = _moved(inputs, place), None if targets is None else targets.to(place)
                 found.append(room.diagnose(built, *moved, name=label, generator=generator))
             except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
                 raise ValueError(
@@ -145,16 +149,6 @@ def diagnose_model(
         open_console(stderr=True).print(f"wrote {path}")
     if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
         raise typer.Exit(1)
-
-
-def _check(device: str) -> None:
-    """Refuse a device that torch does not know or that is not there."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
-        raise ValueError(f"expected --device to be one of this machine, got '{device}': {error}") from error
 
 
 def folder_of(model: str) -> Path | None:
@@ -219,7 +213,7 @@ def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | No
     return built
 
 
-def _moved(inputs: Any, device: str) -> Any:
+def _moved(inputs: Any, device: torch.device) -> Any:
     import torch
     from torch.utils._pytree import tree_map
 

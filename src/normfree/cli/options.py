@@ -1,0 +1,8 @@
+"""Options that mean the same to every verb."""
+
+from __future__ import annotations
+
+import typer
+
+DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best there is.")
+DATA_DIR = typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")
