@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from normfree.diagnostics.diagnosis import Diagnosis
     from normfree.methods import Batch
 
-STATUSES = ("linear", "vanishing", "exploding", "dead branch")
+STATUSES = ("growing", "vanishing", "exploding", "dead branch")
 
 Example = Annotated[
     str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
@@ -59,8 +59,8 @@ def diagnose_model(
         str,
         typer.Option(
             "--fail-on",
-            help="Exit with 1 at this verdict or worse: linear, vanishing, exploding, dead branch. A single block that "
-            "stands out counts as linear, and as vanishing where it does so tenfold.",
+            help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single block "
+            "that stands out counts as growing, and as vanishing where it does so tenfold.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
