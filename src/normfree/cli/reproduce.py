@@ -217,24 +217,25 @@ def _list(out: Path, as_json: bool) -> None:
         records.append(_plain(claim, entry.result, entry.judgement))
         checks = entry.judgement.rows
         count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
-        status = MARKS[entry.status] + count + " (quick)" * entry.is_quick
+        status = MARKS[entry.status][0] + count + " (quick)" * entry.is_quick
         cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
-        rows.append((claim.id, claim.statement, status, cost))
+        rows.append((claim.id, status, cost, claim.statement))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
     columns = (
         Column("id", style="cyan"),
-        Column("statement"),
-        Column("checks that hold", marked=True),
+        Column("holds", marked=True),
         Column("quick / full"),
+        Column("statement"),  # last, because it is long where one claim is one line
     )
     print_table(
         Table(
             "Claims",
             columns,
             tuple(rows),
-            caption="normfree reproduce ID shows one with its numbers, and --list --json all of them.",
+            caption="✓ holds, ◐ in part, ✗ fails, – not run, and how many of the checks hold. normfree reproduce ID "
+            "shows one with its numbers, and --list --json all of them.",
         )
     )
 
