@@ -134,6 +134,7 @@ def test_options_stand_for_settings(run: Run) -> None:
         (["--resume", "none", "--out", "other"], "expected --resume or --out, got both"),
         (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
+        (["--set", "batch_size=5401"], "expected batch_size of at most 5,400, the training images that are not"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),
         (["--set", "model=no_such_module:make"], "'no_such_module'"),
     ],
@@ -173,8 +174,9 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
     [(3, "epochs", True), (1, "epochs", False), (10_000, "steps", True), (1, "steps", False)],
 )
 def test_warm_up_that_outlasts_the_run_is_told(run: Run, warmup: int, unit: str, told: bool) -> None:
-    out = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")[1]
-    assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(out.split())) == told
+    _, out, err = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")
+    for text in (out, err):  # at the end, and as soon as it is known
+        assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(text.split())) == told
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,10 @@ from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from normfree.train import RunResult, TrainConfig
+    from normfree.train.result import Snapshot
 
 DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
 
@@ -86,19 +89,27 @@ def train_model(
     from normfree.train.distributed import SharedError
 
     folder = resume or out or _new_folder(chosen)
+    from normfree.report import open_console
     from normfree.report.progress import numbers, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
     given = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
+    told = not first
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
+
+            def tell(s: Snapshot) -> None:
+                nonlocal told
+                if not told:
+                    _print_long_warmup(chosen, s.total, open_console(stderr=True))
+                told = True
+                update(s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit))
+
             result = fit(
                 chosen,
                 out=folder,
                 resume=resume is not None,
-                progress=lambda s: update(
-                    s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
-                ),
+                progress=tell,
                 command=typed("train", *([recipe] if recipe else []), options=given),
             )
     except SharedError:
@@ -235,10 +246,14 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
             markup=False,
             style="yellow",
         )
-    if config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
+    _print_long_warmup(config, result.steps, console)
+
+
+def _print_long_warmup(config: TrainConfig, steps: int, console: Console) -> None:
+    if config.warmup > (steps if config.warmup_in == "steps" else config.epochs) > 0:
         console.print(
-            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run, which never came to its "
-            "learning rate; make it shorter with --set warmup=…",
+            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run of {steps:,} steps, which "
+            "does not come to its learning rate; make it shorter with --set warmup=…",
             markup=False,
             style="yellow",
         )
