@@ -79,6 +79,18 @@ def test_methods_prints_every_method_plainly(run: Run) -> None:
     assert all(heading in out for heading in ("h(s)", "α", "β", "weights and initialization", "paper", "options"))
 
 
+def test_methods_explains_those_that_are_named(run: Run) -> None:
+    status, out, err = run("methods", "fixup", "hanin:r=0.8")
+    assert (status, err) == (0, "")
+    assert out.startswith("fixup: rescaled initialization")
+    assert "`scalar_lr` is the learning rate of the scalars" in out
+    assert "\nhanin: " in out
+    status, out, err = run("methods", "fixupp")
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert "did you mean 'fixup'" in err
+
+
 def test_methods_json_parses(run: Run) -> None:
     from normfree.methods import names
 
