@@ -89,7 +89,7 @@ def require_batch(config: TrainConfig, data: Data) -> None:
         return
     whole = len(data.train if isinstance(data, ImageSet) else data[0])
     count = whole - round(config.validation * whole)
-    if config.batch_size > count > 0:
+    if config.epochs and config.batch_size > count > 0:
         raise ValueError(
             f"expected batch_size of at most {count:,}, the training images that are not held out, got "
             f"{config.batch_size:,}; make it smaller"
