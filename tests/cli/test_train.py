@@ -173,7 +173,10 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
     ("warmup", "unit", "told"),
     [(3, "epochs", True), (1, "epochs", False), (10_000, "steps", True), (1, "steps", False)],
 )
-def test_warm_up_that_outlasts_the_run_is_told(run: Run, warmup: int, unit: str, told: bool) -> None:
+def test_warm_up_that_outlasts_the_run_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, warmup: int, unit: str, told: bool
+) -> None:
+    monkeypatch.setattr(engine, "_LOOK", 0.0)
     _, out, err = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")
     for text in (out, err):  # at the end, and as soon as it is known
         assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(text.split())) == told

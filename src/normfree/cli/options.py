@@ -1,8 +1,7 @@
-"""Options that mean the same to every verb."""
+"""The option that means the same to every verb."""
 
 from __future__ import annotations
 
 import typer
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best there is.")
-DATA_DIR = typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")

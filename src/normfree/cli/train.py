@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import DATA_DIR, DEVICE
+from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
@@ -34,7 +34,7 @@ def train_model(
     data: Annotated[
         str | None, typer.Option("--data", metavar="NAME", help="See normfree data list; folder:PATH for your images.")
     ] = None,
-    data_dir: Annotated[str | None, DATA_DIR] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")] = None,
     epochs: Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")] = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="RATE", help="The learning rate.")] = None,
     device: Annotated[str | None, DEVICE] = None,
@@ -127,7 +127,9 @@ def train_model(
 def evaluate_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     device: Annotated[str, DEVICE] = "auto",
-    data_dir: Annotated[str | None, DATA_DIR] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data, if it moved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
