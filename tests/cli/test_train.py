@@ -134,7 +134,6 @@ def test_options_stand_for_settings(run: Run) -> None:
         (["--resume", "none", "--out", "other"], "expected --resume or --out, got both"),
         (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
-        (["--set", "batch_size=5401"], "expected batch_size of at most 5,400, the training images that are not"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),
         (["--set", "model=no_such_module:make"], "'no_such_module'"),
     ],
@@ -180,6 +179,12 @@ def test_warm_up_that_outlasts_the_run_is_told(
     _, out, err = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")
     for text in (out, err):  # at the end, and as soon as it is known
         assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(text.split())) == told
+
+
+@pytest.mark.parametrize(("size", "told"), [(71, False), (72, True), (100, True)])
+def test_batch_that_takes_all_images_is_told(run: Run, size: int, told: bool) -> None:
+    out = run("train", "fashion", *SMALL[:-1], f"batch_size={size}")[1]
+    assert (f"a batch of {size} takes all training images at once" in " ".join(out.split())) == told
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

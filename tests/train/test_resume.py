@@ -530,8 +530,7 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
 
 @pytest.mark.parametrize("folder", [True, False])
 def test_run_that_its_last_step_ruins_has_diverged(tmp_path: Path, folder: bool) -> None:
-    changes = {"method": "he_in", "lr": 1e12, "warmup": 0.0, "epochs": 1, "schedule": "constant"}
-    changes |= {"batch_size": 80, "validation": 0.0}
+    changes = {"method": "he_in", "lr": 1e12, "warmup": 0.0, "epochs": 1, "batch_size": 80, "schedule": "constant"}
     result = fit(tmp_path if folder else None, **changes)
     start = fit(**{**changes, "epochs": 0})
     assert (result.status, result.test) == ("diverged", None)

@@ -101,7 +101,7 @@ def train_model(
             def tell(s: Snapshot) -> None:
                 nonlocal told
                 if not told:
-                    _print_long_warmup(chosen, s.total, open_console(stderr=True))
+                    _print_doubts(chosen, s.total, s.unit, open_console(stderr=True))
                 told = True
                 update(s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit))
 
@@ -248,17 +248,23 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
             markup=False,
             style="yellow",
         )
-    _print_long_warmup(config, result.steps, console)
+    _print_doubts(config, result.steps, result.unit, console)
 
 
-def _print_long_warmup(config: TrainConfig, steps: int, console: Console) -> None:
+def _print_doubts(config: TrainConfig, steps: int, unit: str, console: Console) -> None:
+    """What spoils a run of so many steps, although it can be made."""
     if config.warmup > (steps if config.warmup_in == "steps" else config.epochs) > 0:
-        console.print(
+        doubt = (
             f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run of {steps:,} steps, which "
-            "does not come to its learning rate; make it shorter with --set warmup=…",
-            markup=False,
-            style="yellow",
+            "does not come to its learning rate; make it shorter with --set warmup=…"
         )
+        console.print(doubt, markup=False, style="yellow")
+    if unit == "images" and steps == config.epochs > 0:
+        doubt = (
+            f"a batch of {config.batch_size:,} takes all training images at once, and some twice if they are fewer; "
+            "make it smaller with --set batch_size=…"
+        )
+        console.print(doubt, markup=False, style="yellow")
 
 
 def _percent(share: float | None) -> str:

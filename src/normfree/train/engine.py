@@ -31,7 +31,7 @@ from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import joined
 from normfree.train.evaluation import Score
 from normfree.train.hardware import InFlight, device_of, fast
-from normfree.train.inputs import example_of, open_data, require_batch, require_whole
+from normfree.train.inputs import example_of, open_data, require_whole
 from normfree.train.judging import Judge
 from normfree.train.randomness import seeded_draws
 from normfree.train.result import RunResult, Snapshot
@@ -100,7 +100,6 @@ def fit(
             trained, plan = model_of(config, opened) if model is None else (model, plan)
             if not resume:  # a run that was begun may go on
                 require_effect(config, opened, given=model is not None)
-                require_batch(config, opened)
             if isinstance(opened, Prepared):
                 if model is not None:
                     require_token_scores(trained, config, opened)

@@ -83,19 +83,6 @@ def require_whole(data: Data) -> None:
             )
 
 
-def require_batch(config: TrainConfig, data: Data) -> None:
-    """Raise `ValueError` for a batch of more images than there are to train on, which would repeat some of them."""
-    if isinstance(data, Prepared):
-        return
-    whole = len(data.train if isinstance(data, ImageSet) else data[0])
-    count = whole - round(config.validation * whole)
-    if config.epochs and config.batch_size > count > 0:
-        raise ValueError(
-            f"expected batch_size of at most {count:,}, the training images that are not held out, got "
-            f"{config.batch_size:,}; make it smaller"
-        )
-
-
 def example_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder], count: int = 64) -> Tensor:
     """A few training images as the network sees them, for its shape and for methods that look at data."""
     if isinstance(data, ImageSet):
