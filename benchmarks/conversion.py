@@ -196,7 +196,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "hanin, `swin_t` by fixup, `mixer_s32_224` by wn.",
         "",
         "The verdict is that of `normfree diagnose` on the same batch, before (first line of a model) and after; "
-        "*preserved* and *linear* are good.",
+        "*preserved* and *growing* are good.",
         "",
         f"Made by `{origin['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())

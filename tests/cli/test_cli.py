@@ -79,6 +79,18 @@ def test_methods_prints_every_method_plainly(run: Run) -> None:
     assert all(heading in out for heading in ("h(s)", "α", "β", "weights and initialization", "paper", "options"))
 
 
+def test_methods_explains_those_that_are_named(run: Run) -> None:
+    status, out, err = run("methods", "fixup", "hanin:r=0.8")
+    assert (status, err) == (0, "")
+    assert out.startswith("fixup: rescaled initialization")
+    assert "`scalar_lr` is the learning rate of the scalars" in out
+    assert "\nhanin: " in out
+    status, out, err = run("methods", "fixupp")
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert "did you mean 'fixup'" in err
+
+
 def test_methods_json_parses(run: Run) -> None:
     from normfree.methods import names
 
@@ -129,7 +141,7 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
     ("arguments", "says"),
     [
         (("reproduce", "--jobs", "0"), "'--jobs': 0 is not in the range x>=1; see normfree reproduce -h"),
-        (("train", "--epochs", "3"), "No such option: --epochs; a setting is given as --set epochs=…"),
+        (("train", "--crop", "3"), "No such option: --crop; a setting is given as --set crop=…"),
         (("train", "--zzz", "3"), "No such option: --zzz; see normfree train -h"),
         (("convert", "--jsno"), "--json"),
         (("nosuch",), "No such command 'nosuch'; see normfree -h"),
@@ -151,11 +163,28 @@ def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str
     assert says in err
 
 
-def test_nothing_typed_is_answered_with_the_help(run: Run) -> None:
-    status, out, err = run()
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "diagnose"),
+        (("train",), "normfree train RECIPE runs one"),
+        (("train", "--out", "run"), "normfree train RECIPE runs one"),
+        (("reproduce",), "normfree reproduce ID shows one"),
+    ],
+)
+def test_nothing_typed_is_answered_with_what_can_be(run: Run, arguments: tuple[str, ...], says: str) -> None:
+    status, out, err = run(*arguments)
     assert status == 2
-    assert "diagnose" in out + err
+    assert says in out + err
     assert "error:" not in out + err
+    assert not Path("run").exists()
+
+
+def test_paragraphs_of_the_help_are_as_wide_as_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = run("reproduce", "--help")[1]
+    paragraph = [line.strip() for line in out[out.index("A stored") : out.index("For example")].strip().splitlines()]
+    assert min(map(len, paragraph[:-1])) > 80
 
 
 def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

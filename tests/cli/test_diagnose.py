@@ -206,7 +206,7 @@ def test_evaluation_mode_is_another_signal(run: Run) -> None:
 @pytest.mark.parametrize(
     ("factory", "status", "expected"),
     [
-        ("good", "linear", 0),
+        ("good", "growing", 0),
         ("good", "exploding", 0),
         ("exploding", "exploding", 1),
         ("exploding", "vanishing", 1),
@@ -370,10 +370,10 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         ((*SMALL, "-m", "fixupp"), "did you mean 'fixup'"),
         ((*SMALL, "-o", "missing/report.html"), "make the folder first"),
         ((*SMALL, "-o", "report.pdf"), "expected --out to end in .html, .png, .svg or .json, got 'report.pdf'"),
-        ((*SMALL, "--fail-on", "bad"), "expected --fail-on to be one of linear, vanishing, exploding, dead branch"),
+        ((*SMALL, "--fail-on", "bad"), "expected --fail-on to be one of growing, vanishing, exploding, dead branch"),
         ((*SMALL, "--device", "nope"), "expected a device such as cpu or cuda, got 'nope'"),
         ((*SMALL, "--device", "cuda:99"), "expected a device such as cpu or cuda, got 'cuda:99'"),
-        ((*SMALL, "--device", "meta"), "got 'meta'"),
+        ((*SMALL, "--device", "meta"), "expected a device such as cpu or cuda, got 'meta'"),
         (("resnet8", "--input", "3x16"), "give channels, height and width, such as 3x32x32"),
         (("my_factories.py:good", "--input", "6"), "leave out folders and the ending .py; write my_factories:good"),
         (("./my_factories.py:good",), "write my_factories:good"),
@@ -432,7 +432,17 @@ def test_command_in_a_process_of_its_own(folder: Path) -> None:
     """As a user runs it, in the folder of the factory."""
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "normfree", "diagnose", "my_factories:exploding", "--input", "6", "--fail-on", "linear"],
+        [
+            sys.executable,
+            "-m",
+            "normfree",
+            "diagnose",
+            "my_factories:exploding",
+            "--input",
+            "6",
+            "--fail-on",
+            "growing",
+        ],
         capture_output=True,
         text=True,
         env=environment,

@@ -446,7 +446,7 @@ def test_evaluate_finds_data_that_moved_and_refuses_other_data(altered: Run, tmp
     assert status == 2
     assert is_one_line_error(err)
     assert "prepare the data first" in err
-    assert altered("evaluate", "run", "--json", "--data", "moved")[1] == expected
+    assert altered("evaluate", "run", "--json", "--data-dir", "moved")[1] == expected
     (tmp_path / "other").mkdir()
     for split, (source, target) in write_pairs(tmp_path / "other").items():
         for path in (source, target):
@@ -455,7 +455,7 @@ def test_evaluate_finds_data_that_moved_and_refuses_other_data(altered: Run, tmp
     others = [str(tmp_path / "other" / f"made.train.{side}") for side in "ab"]
     options = ("--source", others[0], "--target", others[1], "--vocabulary", str(SIZE), "--out", "other")
     assert altered("data", "prepare", *options)[0] == 0
-    status, _, err = altered("evaluate", "run", "--data", "other")
+    status, _, err = altered("evaluate", "run", "--data-dir", "other")
     assert status == 2
     assert is_one_line_error(err)
     assert "expected the vocabulary of the run in 'run', got another in 'other'" in err

@@ -101,9 +101,28 @@ def test_show_prints_the_effective_configuration(run: Run, tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+def test_show_says_what_every_setting_means(run: Run) -> None:
+    lines = run("train", "--show")[1].splitlines()
+    fields = list(normfree.TrainConfig.__dataclass_fields__)
+    assert [line.removeprefix("# ").split()[0] for line in lines] == fields
+    assert all(len(line.partition("  # ")[2]) > 5 for line in lines)
+    assert '# "sgd", "adam", "adamw": ' in lines[fields.index("optimizer")]
+
+
+def test_options_stand_for_settings(run: Run) -> None:
+    short = ("--model", "resnet8", "-m", "he_in", "--data", "mnist", "--data-dir", "d", "--epochs", "3", "--lr", "0.2")
+    names = ("model", "method", "data", "data_dir", "epochs", "lr")
+    changes = [f"--set={name}={value}" for name, value in zip(names, short[1::2], strict=True)]
+    shown = run("train", "fashion", *short, "--show")[1]
+    assert shown == run("train", "fashion", *changes, "--show")[1]
+    assert shown != run("train", "fashion", "--show")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--lr", "fast"], "expected a number for 'lr', got 'fast'"),
+        (["--lr", "1", "--set", "lr=2"], "'lr' twice"),
         (["--set", "lr"], "'name=value'"),
         (["--set", "lrr=1"], "did you mean 'lr'"),
         (["--set", "lr=fast"], "expected a number for 'lr', got 'fast'"),
@@ -113,7 +132,7 @@ def test_show_prints_the_effective_configuration(run: Run, tmp_path: Path) -> No
         (["--config", "none.toml"], "none.toml"),
         (["--resume", "none"], "expected a run in 'none'"),
         (["--resume", "none", "--out", "other"], "expected --resume or --out, got both"),
-        (["--device", "toaster"], "expected a device such as cpu or cuda"),
+        (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),
         (["--set", "model=no_such_module:make"], "'no_such_module'"),
@@ -153,9 +172,19 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
     ("warmup", "unit", "told"),
     [(3, "epochs", True), (1, "epochs", False), (10_000, "steps", True), (1, "steps", False)],
 )
-def test_warm_up_that_outlasts_the_run_is_told(run: Run, warmup: int, unit: str, told: bool) -> None:
-    out = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")[1]
-    assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(out.split())) == told
+def test_warm_up_that_outlasts_the_run_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, warmup: int, unit: str, told: bool
+) -> None:
+    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    _, out, err = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")
+    for text in (out, err):  # at the end, and as soon as it is known
+        assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(text.split())) == told
+
+
+@pytest.mark.parametrize(("size", "told"), [(71, False), (72, True), (100, True)])
+def test_batch_that_takes_all_images_is_told(run: Run, size: int, told: bool) -> None:
+    out = run("train", "fashion", *SMALL[:-1], f"batch_size={size}")[1]
+    assert (f"a batch of {size} takes all training images at once" in " ".join(out.split())) == told
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +214,11 @@ def test_json_is_the_result(run: Run) -> None:
 
 def test_result_names_the_command_without_folders(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my file.toml").write_text("lr = 0.05\n")
-    run("train", "fashion", *SMALL, "--config", str(tmp_path / "my file.toml"), "--out", str(tmp_path / "run"))
+    places = ("--config", str(tmp_path / "my file.toml"), "--out", str(tmp_path / "run"), "--data-dir", str(tmp_path))
+    run("train", "fashion", *SMALL, *places, "--device", "cpu")
     record = result()
-    assert record["command"].startswith("normfree train fashion --set model=cnn-4-8 --set method=he_in")
+    begins = f"normfree train fashion --data-dir {tmp_path.name} --device cpu --set model=cnn-4-8 --set method=he_in"
+    assert record["command"].startswith(begins)
     assert record["command"].endswith("--out run")
     assert str(tmp_path) not in json.dumps(record)
     assert record["config"]["lr"] == 0.05

@@ -250,7 +250,7 @@ def test_table_names_the_worst_place(deep: Diagnosis, short: Diagnosis) -> None:
 def test_table_marks_a_factor_that_falls_with_depth(deep: Diagnosis) -> None:
     assert "↘" not in "".join([*table([deep]).rows[0], table([deep]).caption])
     normalized = diagnosed("resnet56", "batchnorm")
-    assert normalized.verdict.backward.status == "linear"
+    assert normalized.verdict.backward.status == "growing"
     shown = table([deep, normalized])
     assert shown.rows[1][6] == f"{normalized.verdict.backward.factor:.2f}↘"
     assert "↘" in shown.caption

@@ -99,26 +99,26 @@ def test_slow_change_over_few_blocks_is_preserved(factor: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sizes", [(50,), (9, 9, 9), (6, 6, 6), (3, 4, 6, 3)])
-def test_batch_norm_growth_is_linear(sizes: tuple[int, ...], seed: int) -> None:
+def test_batch_norm_growth_is_growing(sizes: tuple[int, ...], seed: int) -> None:
     values, stages = linear(sizes)
     verdict = judge(signal(noisy(values, seed, 0.02), stages=stages))
-    assert verdict.status == verdict.forward.status == "linear"
+    assert verdict.status == verdict.forward.status == "growing"
     assert "power of the depth" in verdict.sentence
 
 
-def test_batch_norm_growth_that_begins_higher_is_linear() -> None:
+def test_batch_norm_growth_that_begins_higher_is_growing() -> None:
     """torchvision's sums begin a stage with five blocks' worth of variance."""
     values, stages = linear((12, 12), start=1.7, step=0.34)
     backward = [float(v) ** -4 for v in values]
     verdict = judge(signal(values, backward, stages))
-    assert verdict.forward.status == verdict.backward.status == "linear"
+    assert verdict.forward.status == verdict.backward.status == "growing"
 
 
 @pytest.mark.parametrize("exponent", [1.0, 2.0])
-def test_power_law_backward_is_linear(exponent: float) -> None:
+def test_power_law_backward_is_growing(exponent: float) -> None:
     values = [float(i) ** -exponent for i in range(1, 101)]
     verdict = judge(signal([1.0] * 100, values))
-    assert verdict.status == verdict.backward.status == "linear"
+    assert verdict.status == verdict.backward.status == "growing"
     assert verdict.forward.status == "preserved"
 
 
@@ -356,14 +356,14 @@ def network(name: str, method: str, images: int = 4, size: int = 32, seed: int =
     [
         ("resnet56", "he_in", "exploding", "exploding"),
         ("wrn-40-1", "he_in", "exploding", "exploding"),
-        ("wrn-40-1", "batchnorm", "linear", "linear"),
+        ("wrn-40-1", "batchnorm", "growing", "growing"),
         ("resnet56", "fixup", "preserved", "preserved"),
         ("resnet56", "wn", "preserved", "preserved"),
         ("resnet56", "nf", "preserved", "preserved"),
         ("preact_resnet50", "isograd", "preserved", "preserved"),
         ("preact_resnet50", "idshort", "preserved", "preserved"),
         ("preact_resnet50", "convshort_brock", "preserved", "exploding"),
-        ("preact_resnet50", "batchnorm", "linear", "linear"),
+        ("preact_resnet50", "batchnorm", "growing", "growing"),
     ],
 )
 def test_network_is_judged_as_the_papers_say(name: str, method: str, forward: Status, backward: Status) -> None:
@@ -379,9 +379,9 @@ def test_network_is_judged_as_the_papers_say(name: str, method: str, forward: St
     [
         ("resnet20", "he_in", "exploding"),
         ("resnet56", "he_in", "exploding"),
-        ("resnet56", "batchnorm", "linear"),
-        ("wrn-40-1", "batchnorm", "linear"),
-        ("resnet34", "batchnorm", "linear"),
+        ("resnet56", "batchnorm", "growing"),
+        ("wrn-40-1", "batchnorm", "growing"),
+        ("resnet34", "batchnorm", "growing"),
         ("resnet56", "fixup", "preserved"),
         ("preact_resnet50", "isograd", "preserved"),
         ("preact_resnet50", "convshort_brock", "exploding"),
@@ -441,7 +441,7 @@ def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> No
 
 
 def test_order_of_the_verdicts_is_that_of_harm() -> None:
-    assert SEVERITY == ("preserved", "linear", "vanishing", "exploding", "dead branch")
+    assert SEVERITY == ("preserved", "growing", "vanishing", "exploding", "dead branch")
     assert set(SEVERITY) == set(get_args(Status))
     direction = Direction("preserved", 1.0, 1.0, "block0", 1.0)
     for i, status in enumerate(SEVERITY):
@@ -517,9 +517,9 @@ def test_forgotten_normalizer_is_told() -> None:
     for name in ("norm1", "norm2"):
         model.set_submodule(f"body.1.6.branch.{name}", nn.Identity())
     verdict = judge(propagate(model, x))
-    assert verdict.status in ("preserved", "linear")
+    assert verdict.status in ("preserved", "growing")
     assert [odd.name for odd in verdict.odd] == ["body.1.6"]
-    assert verdict.at_least("linear")
+    assert verdict.at_least("growing")
     assert not verdict.at_least("vanishing")  # twice what its neighbours do
 
 
@@ -734,17 +734,17 @@ def test_output_that_is_not_finite_is_told() -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("kind", ["preserved", "linear", "exploding", "vanishing"])
+@pytest.mark.parametrize("kind", ["preserved", "growing", "exploding", "vanishing"])
 def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
     """Also where stages begin anew, inside which the change is another."""
     stages = [k for k in (1, 2, 3) for _ in range(9)]
     values = {
         "preserved": [1.0 + 0.1 * k for k in stages],
-        "linear": linear((9, 9, 9))[0],
+        "growing": linear((9, 9, 9))[0],
         "exploding": [3.0**b for _ in range(3) for b in range(9)],
         "vanishing": [3.0**-b for _ in range(3) for b in range(9)],
     }[kind]
-    gradients = [1 / v for v in values] if kind == "linear" else values[::-1]  # growth slows down with depth
+    gradients = [1 / v for v in values] if kind == "growing" else values[::-1]  # growth slows down with depth
     found = judge(signal([1.0] * 27, gradients, stages) if backward else signal(values, stages=stages))
     direction = found.backward if backward else found.forward
     assert direction.status == kind
@@ -753,4 +753,4 @@ def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
     assert direction.total == pytest.approx(ends)
     if kind != "preserved":
         assert abs(math.log(direction.inside)) > 2 * abs(math.log(direction.total))
-        assert f"×{direction.inside:.1e} inside stages" in found.sentence or kind == "linear"
+        assert f"×{direction.inside:.1e} inside stages" in found.sentence or kind == "growing"

@@ -123,9 +123,9 @@ def test_stored_result_is_of_this_measurement(fake, result, tmp_path):
         (Settings(seeds=(0, 1, 2)), "normfree reproduce fixup/fake"),
         (Settings(scale="quick"), "normfree reproduce fixup/fake --quick"),
         (Settings(seeds=(0, 1), device="cuda"), "normfree reproduce fixup/fake --seeds 2 --device cuda"),
-        (Settings(seeds=(0, 1, 2), data=Path("my data")), "normfree reproduce fixup/fake --data 'my data'"),
-        (Settings(seeds=(0, 1, 2), data=Path("/secret/place")), "normfree reproduce fixup/fake --data DIR"),
-        (Settings(seeds=(0, 1, 2), data=Path("../place")), "normfree reproduce fixup/fake --data DIR"),
+        (Settings(seeds=(0, 1, 2), data=Path("my data")), "normfree reproduce fixup/fake --data-dir 'my data'"),
+        (Settings(seeds=(0, 1, 2), data=Path("/secret/place")), "normfree reproduce fixup/fake --data-dir DIR"),
+        (Settings(seeds=(0, 1, 2), data=Path("../place")), "normfree reproduce fixup/fake --data-dir DIR"),
     ],
 )
 def test_command_runs_the_claim_again(fake, settings, expected):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from normfree import __version__
 from normfree.cli.compare import compare_methods
 from normfree.cli.convert import convert_model
-from normfree.cli.data import data_app
+from normfree.cli.data import get_data, list_data
 from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
@@ -31,19 +32,30 @@ app = typer.Typer(
     rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("methods")(list_methods)
-app.command("models")(list_models)
-app.command("diagnose")(diagnose_model)
-app.command("convert")(convert_model)
-app.command("train")(train_model)
-app.command("evaluate")(evaluate_run)
-app.command("translate")(translate_lines)
-app.command("continue")(continue_lines)
-app.command("compare")(compare_methods)
-app.command("reproduce")(reproduce_claims)
-data_app.command("prepare")(prepare_text_files)
+
+
+def _add(verbs: typer.Typer, name: str, function: Callable[..., None]) -> None:
+    """A verb, its help with paragraphs as long as the terminal is wide, not as the docstring's lines are."""
+    text = cleandoc(function.__doc__ or "")
+    verbs.command(name, help="\n\n".join(" ".join(part.split()) for part in text.split("\n\n")))(function)
+
+
+_add(app, "methods", list_methods)
+_add(app, "models", list_models)
+_add(app, "diagnose", diagnose_model)
+_add(app, "convert", convert_model)
+_add(app, "train", train_model)
+_add(app, "evaluate", evaluate_run)
+_add(app, "translate", translate_lines)
+_add(app, "continue", continue_lines)
+_add(app, "compare", compare_methods)
+_add(app, "reproduce", reproduce_claims)
+_add(app, "demo", make_demo)
+data_app = typer.Typer(help="Fetch the data sets, and see which are there.", no_args_is_help=True)
+_add(data_app, "get", get_data)
+_add(data_app, "list", list_data)
+_add(data_app, "prepare", prepare_text_files)
 app.add_typer(data_app, name="data")
-app.command("demo")(make_demo)
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def convert_model(
-    model: Annotated[str, typer.Argument(help="torchvision:NAME, timm:NAME or package.module:factory.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory.")
+    ],
     method: Annotated[str | None, typer.Option("--method", "-m", help="The method (default: fixup).")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the converted model and the report.")

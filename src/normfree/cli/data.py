@@ -14,10 +14,7 @@ import typer
 _PATIENCE = 2.0  # seconds without a sign of life
 _Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the data sets.")]
 
-data_app = typer.Typer(help="Fetch the data sets, and see which are there.", no_args_is_help=True)
 
-
-@data_app.command("get")
 def get_data(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Data sets such as cifar10 or mnist.")],
     folder: _Folder = Path(".data"),
@@ -50,7 +47,6 @@ def get_data(
             typer.echo(f"note: {note}", err=True)
 
 
-@data_app.command("list")
 def list_data(
     folder: _Folder = Path(".data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from normfree.diagnostics.diagnosis import Diagnosis
     from normfree.methods import Batch
 
-STATUSES = ("linear", "vanishing", "exploding", "dead branch")
+STATUSES = ("growing", "vanishing", "exploding", "dead branch")
 
 Example = Annotated[
     str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
@@ -27,6 +28,7 @@ def diagnose_model(
     model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A model by name, torchvision:NAME, timm:NAME or package.module:factory, or the folder of a run or a "
             "converted model.",
         ),
@@ -57,12 +59,12 @@ def diagnose_model(
         str,
         typer.Option(
             "--fail-on",
-            help="Exit with 1 at this verdict or worse: linear, vanishing, exploding, dead branch. A single block that "
-            "stands out counts as linear, and as vanishing where it does so tenfold.",
+            help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single block "
+            "that stands out counts as growing, and as vanishing where it does so tenfold.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, …")] = "cpu",
+    device: Annotated[str, DEVICE] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,

@@ -1,4 +1,4 @@
-"""`normfree methods`: the registry as a table."""
+"""`normfree methods`: the registry as a table, and methods explained."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from normfree.report import Column, Table, print_table
 
 
 def list_methods(
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME…", help="Explain these, with their options and source.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """List the methods: how each scales a residual sum and initializes its weights."""
+    """List the methods: how each scales a residual sum and initializes its weights.
+
+    For example: normfree methods fixup
+    """
     from normfree.methods import get, names
+    from normfree.methods.registry import description
 
     load_plugins(plugin)
-    records = [get(name) for name in names()]
+    records = [get(name) for name in methods or names()]
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records], indent=2, ensure_ascii=False))
+        return
+    if methods:
+        texts = (f"{record.name}: {record.summary}\n\n{description(record.name)}".rstrip() for record in records)
+        typer.echo("\n\n\n".join(texts))
         return
     rows = [record.row() for record in records]
     columns = tuple(Column(key, style="cyan" if i == 0 else None) for i, key in enumerate(rows[0])) if rows else ()
@@ -30,6 +41,6 @@ def list_methods(
             title="x ← p(c · (a · h(s) + β · f(e(α · x)) + δ))",
             columns=columns or (Column("method"),),
             rows=tuple(tuple(row.values()) for row in rows),
-            caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. --json tells more.",
+            caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. normfree methods NAME explains one.",
         )
     )

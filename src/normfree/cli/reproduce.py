@@ -31,7 +31,9 @@ def reproduce_claims(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small stand-ins: minutes on a CPU.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Folder of the data.")] = Path(".data"),
+    data: Annotated[Path, typer.Option("--data-dir", "--data", metavar="DIR", help="Folder of the data sets.")] = Path(
+        ".data"
+    ),
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
     device: Annotated[
         str | None,
@@ -66,16 +68,17 @@ def reproduce_claims(
     files = [require_kind(path) for path in write or ()]
     if listing and claims:
         raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
-    if not (listing or claims or files or draw):
-        raise ValueError("expected one or more claims such as robust/fig2, got none; see normfree reproduce --list")
+    nothing = not (listing or claims or files or draw)
     if not out.is_dir() and not files:
         from normfree.report import open_console
 
         open_console(stderr=True).print(
             f"note: no results in '{out}'; run in the repository, or name its folder with --out", markup=False
         )
-    if listing:
+    if listing or nothing:
         _list(out, as_json)
+    if nothing:
+        raise typer.Exit(2)  # as for normfree alone
     wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     if only and (untrained := [claim.id for claim in wanted if not claim.needs_training]):
         raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
@@ -214,24 +217,25 @@ def _list(out: Path, as_json: bool) -> None:
         records.append(_plain(claim, entry.result, entry.judgement))
         checks = entry.judgement.rows
         count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
-        status = MARKS[entry.status] + count + " (quick)" * entry.is_quick
+        status = MARKS[entry.status][0] + count + " (quick)" * entry.is_quick
         cost = f"{duration(claim.cost.quick_seconds)} / {duration(claim.cost.full_seconds)} {claim.cost.device}"
-        rows.append((claim.id, claim.statement, status, cost))
+        rows.append((claim.id, status, cost, claim.statement))
     if as_json:
         typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
         return
     columns = (
         Column("id", style="cyan"),
-        Column("statement"),
-        Column("checks that hold", marked=True),
+        Column("holds", marked=True),
         Column("quick / full"),
+        Column("statement"),  # last, because it is long where one claim is one line
     )
     print_table(
         Table(
             "Claims",
             columns,
             tuple(rows),
-            caption="normfree reproduce ID shows one with its numbers, and --list --json all of them.",
+            caption="✓ holds, ◐ in part, ✗ fails, – not run, and how many of the checks hold. normfree reproduce ID "
+            "shows one with its numbers, and --list --json all of them.",
         )
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def translate_lines(
     length_penalty: Annotated[
         float | None, typer.Option("--length-penalty", help="0 favours short translations; the run's own.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:
     """Translate standard input line by line with the model of a run.
@@ -141,7 +142,7 @@ def continue_lines(
         ),
     ] = 0.8,
     seed: Annotated[int, typer.Option("--seed", help="Of the draws.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:
     """Write on every line of standard input with the language model of a run; an empty one is written from nothing.

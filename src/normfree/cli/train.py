@@ -13,20 +13,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from normfree.train import RunResult, TrainConfig
+    from normfree.train.result import Snapshot
 
 DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
 
 
 def train_model(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A named configuration; see --list.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="See normfree models.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="NAME", help="See normfree data list; folder:PATH for your images.")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets.")] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs", metavar="N", help="Passes over the training data.")] = None,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="RATE", help="The learning rate.")] = None,
+    device: Annotated[str | None, DEVICE] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may come again.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change this or any other setting (--show); may come again."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
     out: Annotated[
@@ -35,15 +49,14 @@ def train_model(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder, bit for bit.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, …; the best there is if not given.")
-    ] = None,
     source: Annotated[Path | None, SOURCE] = None,
     target: Annotated[Path | None, TARGET] = None,
     text: Annotated[Path | None, TEXT] = None,
     vocabulary: Annotated[int, SIZE] = 8000,
     listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the configuration as TOML, and do not train.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print all settings and what they mean, as TOML; do not train.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -52,40 +65,51 @@ def train_model(
     The exit status is 0 for a finished run, 3 for one that diverged, 130 after ctrl-C and 143 after SIGTERM; an
     interrupted run goes on with --resume.
 
-    For example: normfree train fashion --set lr=0.05 --set epochs=3;
+    For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
     """
     load_plugins(plugin)
-    if listing:
-        _list_recipes(as_json)
-        return
-    if resume is not None and out is not None:
-        raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
+    named = {"--model": model, "--method": method, "--data": data, "--data-dir": data_dir, "--epochs": epochs}
+    named |= {"--lr": lr, "--device": device}
     changes = list(changes or [])
     if source is not None or target is not None or text is not None:
         changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
-    chosen = _configuration(recipe, changes, config, resume, device)
+    settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
+    settings += changes
+    if listing or not (recipe or settings or config or resume or show):
+        _list_recipes(as_json)
+        raise typer.Exit(0 if listing else 2)  # as for normfree alone
+    if resume is not None and out is not None:
+        raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
+    chosen = _configuration(recipe, settings, config, resume)
     if show:
-        typer.echo(chosen.to_toml(), nl=False)
+        typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     from normfree.train import fit
     from normfree.train.distributed import SharedError
 
     folder = resume or out or _new_folder(chosen)
+    from normfree.report import open_console
     from normfree.report.progress import numbers, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
-    given = {"--set": changes, "--config": config, "--out": out, "--resume": resume, "--device": device}
-    given |= {"--plugin": plugin}
+    given = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
+    told = not first
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
+
+            def tell(s: Snapshot) -> None:
+                nonlocal told
+                if not told:
+                    _print_doubts(chosen, s.total, s.unit, open_console(stderr=True))
+                told = True
+                update(s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit))
+
             result = fit(
                 chosen,
                 out=folder,
                 resume=resume is not None,
-                progress=lambda s: update(
-                    s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
-                ),
+                progress=tell,
                 command=typed("train", *([recipe] if recipe else []), options=given),
             )
     except SharedError:
@@ -102,8 +126,10 @@ def train_model(
 
 def evaluate_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, …; auto takes the best there is.")] = "auto",
-    data: Annotated[str | None, typer.Option("--data", metavar="DIR", help="Folder of the data, if it moved.")] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data, if it moved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -117,10 +143,10 @@ def evaluate_run(
 
     config = read_config(run)
     with progress(config.model) as update:
-        found = evaluate(run, device=device, data_dir=data, progress=lambda done: update(done, None, "batches"))
+        found = evaluate(run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"))
     with progress("translating") as update:
         translated = evaluate_translation(
-            run, device=device, data_dir=data, progress=lambda done, total: update(done, total, "sentences")
+            run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
         )
     if as_json:
         from normfree.files import plain_json
@@ -134,9 +160,7 @@ def evaluate_run(
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
 
-def _configuration(
-    recipe: str | None, changes: list[str], file: Path | None, resume: Path | None, device: str | None
-) -> TrainConfig:
+def _configuration(recipe: str | None, changes: list[str], file: Path | None, resume: Path | None) -> TrainConfig:
     """Recipe, then file, then single changes, each over the one before; a run to resume is its own recipe."""
     from normfree.train.config import TrainConfig
     from normfree.train.recipes import recipe as named
@@ -149,8 +173,7 @@ def _configuration(
         chosen = TrainConfig() if recipe is None else named(recipe)
     if file is not None:
         chosen = TrainConfig.from_toml(file, base=chosen)
-    chosen = chosen.with_changes(**TrainConfig.parse_changes(changes))
-    return chosen if device is None else chosen.with_changes(device=device)
+    return chosen.with_changes(**TrainConfig.parse_changes(changes))
 
 
 def _steps_done(run: Path | None) -> int:
@@ -225,13 +248,23 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
             markup=False,
             style="yellow",
         )
-    if config.warmup > (result.steps if config.warmup_in == "steps" else config.epochs) > 0:
-        console.print(
-            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run, which never came to its "
-            "learning rate; make it shorter with --set warmup=…",
-            markup=False,
-            style="yellow",
+    _print_doubts(config, result.steps, result.unit, console)
+
+
+def _print_doubts(config: TrainConfig, steps: int, unit: str, console: Console) -> None:
+    """What spoils a run of so many steps, although it can be made."""
+    if config.warmup > (steps if config.warmup_in == "steps" else config.epochs) > 0:
+        doubt = (
+            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run of {steps:,} steps, which "
+            "does not come to its learning rate; make it shorter with --set warmup=…"
         )
+        console.print(doubt, markup=False, style="yellow")
+    if unit == "images" and steps == config.epochs > 0:
+        doubt = (
+            f"a batch of {config.batch_size:,} takes all training images at once, and some twice if they are fewer; "
+            "make it smaller with --set batch_size=…"
+        )
+        console.print(doubt, markup=False, style="yellow")
 
 
 def _percent(share: float | None) -> str:

@@ -30,7 +30,7 @@ from normfree.report.terminal import sparkline
 
 CARD_STATUS: dict[Status, Literal["good", "warn", "bad"]] = {
     "preserved": "good",
-    "linear": "good",
+    "growing": "good",
     "vanishing": "warn",
     "exploding": "bad",
     "dead branch": "bad",
@@ -183,7 +183,7 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
         "curves are log variance, first block left; in all is from the first block that the signal meets to the last, "
         "× a block is inside stages"
     )
-    if any("linear" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
+    if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ comes to 1 with depth"
     return Table("signal through the residual blocks", columns, tuple(rows), caption)
 
@@ -200,7 +200,7 @@ def _factor(direction: Direction) -> str:
     """The factor a block; the mean of many that fall where growth is a power of the depth."""
     if direction.status == "not measured":
         return "–"
-    return f"{direction.factor:.2f}{'↘' if direction.status == 'linear' else ''}"
+    return f"{direction.factor:.2f}{'↘' if direction.status == 'growing' else ''}"
 
 
 def _total(direction: Direction) -> str:

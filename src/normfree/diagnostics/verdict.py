@@ -1,7 +1,8 @@
 """What a signal means: growth a block from a robust fit, one word for it, the worst place, and what to do.
 
-The words: *preserved*, *linear* (as with batch norm), *exploding*, *vanishing*, *dead branch*. Single blocks that stand
-out are told where the network would be preserved or linear without them. Judging is a pure function of the signal.
+The words: *preserved*, *growing* (by ever less a block, as with batch norm), *exploding*, *vanishing*, *dead branch*.
+Single blocks that stand out are told where the network would be preserved or growing without them. Judging is a pure
+function of the signal.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from normfree.diagnostics.odd import Odd, odd_blocks
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.taps import SumSignal
 
-Status = Literal["preserved", "linear", "vanishing", "exploding", "dead branch"]
-SEVERITY: tuple[Status, ...] = ("preserved", "linear", "vanishing", "exploding", "dead branch")
+Status = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
+SEVERITY: tuple[Status, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")
 
-CALM: tuple[Status, ...] = ("preserved", "linear")
+CALM: tuple[Status, ...] = ("preserved", "growing")
 
 FAST = 1.5  # a factor a block at which a handful of blocks already matter: He without normalization has 2
 MANIFEST = 10.0  # a change from end to end below which even a fast one is no matter
@@ -60,7 +61,7 @@ class Direction:
 class Verdict:
     """The word for the network, the two directions, the dead branches, what to do, and blocks that stand out.
 
-    Such blocks are told where the network is preserved or linear but for them, or would be without them.
+    Such blocks are told where the network is preserved or growing but for them, or would be without them.
     """
 
     status: Status
@@ -81,11 +82,11 @@ class Verdict:
     def at_least(self, status: Status) -> bool:
         """Whether the verdict is this bad or worse.
 
-        A block that stands out counts as linear, and as vanishing where it does so tenfold: that is no growth which
+        A block that stands out counts as growing, and as vanishing where it does so tenfold: that is no growth which
         normalization bears.
         """
         harm: list[Status] = [self.status]
-        harm += ["vanishing" if odd.by >= MANIFEST else "linear" for odd in self.odd]
+        harm += ["vanishing" if odd.by >= MANIFEST else "growing" for odd in self.odd]
         return max(map(SEVERITY.index, harm)) >= SEVERITY.index(status)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,8 +99,8 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
 
     `admits` says of a method's name whether the network can have it; others are not recommended either.
 
-    Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is linear
-    (more exactly: polynomial, as with batch norm) when a power of the depth fits clearly better than an exponential. A
+    Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is *growing*
+    (by ever less a block, as with batch norm) when a power of the depth fits clearly better than an exponential. A
     direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
     from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
     numbers. A branch is dead when none of its weights gets a gradient, although one arrives at its sum; one that merely
@@ -216,7 +217,7 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> D
     status: Status = "preserved"
     fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step a stage is no law: batch norm's is 2
     if polynomial and inside >= math.log(GROWN):
-        status = "linear"
+        status = "growing"
     elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(MANIFEST)):
         status = "exploding"
     elif decay <= -math.log(LARGE) or (fast <= -math.log(FAST) and whole <= -math.log(MANIFEST)):
@@ -287,7 +288,7 @@ def _sentence(
         if d.status == "preserved":
             word = "is preserved" if 1 / MANIFEST <= d.total <= MANIFEST else "stays within bounds"
             return f"{what} {word} (×{d.factor:.2f} a block inside stages, ×{d.total:.2g} in all)"
-        if d.status == "linear":
+        if d.status == "growing":
             changes = f"×{d.inside:.2g} inside stages, ×{d.total:.2g} in all"
             return f"{what} grows as a power of the depth, by ever less a block ({changes})"
         stages = f", ×{d.inside:.1e} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
@@ -372,6 +373,6 @@ def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], boo
         return f"only the gradient explodes: {use('isograd', 'convshort')} to preserve it, or clip gradients"
     if backward.status == "vanishing":
         return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
-    if any(d.status == "linear" and max(d.inside, d.total) >= LARGE for d in (forward, backward)):
+    if any(d.status == "growing" and max(d.inside, d.total) >= LARGE for d in (forward, backward)):
         return f"large, but no explosion: normalization bears it; without normalization {use('isograd', 'fixup')}"
     return "nothing to do"

@@ -172,5 +172,5 @@ def command(claim: Claim, settings: Settings) -> str:
     words += ["--device", settings.device] if settings.device != "cpu" else []
     if claim.needs_data and settings.data is not None:
         inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
-        words += ["--data", str(settings.data) if inside else "DIR"]
+        words += ["--data-dir", str(settings.data) if inside else "DIR"]
     return shlex.join(words)

@@ -53,7 +53,8 @@ def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scala
     `scalar_lr` is the learning rate of the scalars as a multiple of the weights': a tenth in the authors' code; `10/L`
     from 1,000 layers on, where the biases, which all move together, would change the output by Θ(ηL).
 
-    An attention counts as four layers, as in the authors' code; see `fixup_bounded`.
+    An attention counts as four layers, as in the authors' code; see `fixup_bounded`. An output that shares the weight
+    of the embeddings is not zero, so that such a network starts above the loss of a guess.
 
     Reference: fixup, section 3, rules 1 to 3 and equation 5; appendix C.1 for the ablations.
     """

@@ -44,6 +44,11 @@ def names() -> list[str]:
     return list(_FACTORIES)
 
 
+def description(name: str) -> str:
+    """What the function that makes a method says of it; '' of one that was registered as a record."""
+    return inspect.getdoc(_FACTORIES[name]) or ""
+
+
 def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
     """The error for a name that nobody knows: the closest ones, and all known ones where they are few or none is close.
 

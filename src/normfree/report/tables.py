@@ -111,7 +111,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
             console.print()
         title = table.title if number == 0 else ""
         caption = table.caption if number == len(parts) - 1 else None
-        console.print(_grid(table, part, _fit([cells[i] for i in part], console.width), title, caption))
+        grid = _grid(table, part, _fit([cells[i] for i in part], console.width), title, caption)
+        if console.is_terminal:
+            console.print(grid)
+            continue
+        with console.capture() as plain:
+            console.print(grid)
+        console.file.write("".join(f"{line.rstrip()}\n" for line in plain.get().splitlines()))
 
 
 def to_markdown(table: Table) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -67,7 +69,7 @@ class TrainConfig:
     ema: float = 0.0  # the decay of the moving average of the weights that is evaluated; 0 for none
 
     # Schedule of the learning rate
-    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = "cosine"  # see `optim.schedules`
+    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = "cosine"  # how it falls
     milestones: tuple[float, ...] = (0.5, 0.75)  # where a step schedule drops, as fractions of the run
     decay: float = 0.1  # what it multiplies the rate by
     cosine_by: Literal["step", "epoch"] = "step"  # how often a cosine falls
@@ -175,9 +177,20 @@ class TrainConfig:
         except ValueError as error:
             raise ValueError(f"{error}; correct it in '{path}'") from None
 
-    def to_toml(self) -> str:
-        """All fields as TOML that `from_toml` reads back equal; None is left out."""
-        return toml(asdict(self))
+    def to_toml(self, *, explained: bool = False) -> str:
+        """All fields as TOML that `from_toml` reads back equal; None is left out.
+
+        `explained` puts beside each what it means, as it stands above in this file, and names those left out.
+        """
+        lines = toml(asdict(self))
+        if not explained:
+            return lines
+        given = {line.partition(" ")[0]: line for line in lines.splitlines()}
+        meanings = re.findall(r"^    (\w+): (?:Literal\[(.*?)\])?.*?  # (.+)$", inspect.getsource(type(self)), re.M)
+        return "".join(
+            f"{given.get(name, f'# {name} = …'):32}  # {choices}{': ' if choices else ''}{what}\n"
+            for name, choices, what in meanings
+        )
 
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change with everything that can change the numbers of a run.
