@@ -16,7 +16,7 @@ class Team:
     """Threads that stand for processes: `sum_` waits for all, and gives each the sum of their tensors."""
 
     def __init__(self, world: int) -> None:
-        self.world, self._barrier, self._parts = world, threading.Barrier(world, timeout=20), {}
+        self.world, self._barrier, self._parts = world, threading.Barrier(world, timeout=100), {}
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by the sum over the threads."""

@@ -176,7 +176,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(2)
     ]
     try:
-        ends = [(*process.communicate(timeout=100), process.returncode) for process in processes]
+        ends = [(*process.communicate(timeout=200), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -367,7 +367,7 @@ def test_signal_to_the_launcher_saves_and_leaves_no_process(number: int, launche
     process, run = launched
     assert len(workers(run)) == 3
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     end = time.monotonic() + 30
     while workers(run) and time.monotonic() < end:
         time.sleep(0.1)

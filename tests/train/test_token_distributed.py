@@ -111,7 +111,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
+        errors = [process.communicate(timeout=200)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
