@@ -15,7 +15,8 @@ from matplotlib.lines import Line2D
 
 import normfree
 from normfree.report.panels import COLOURS, Curve, Level, Panel
-from normfree.report.plots import _figure, _log_labels, _log_ticks, _pieces, write_plot
+from normfree.report.plots import _figure, _pieces, write_plot
+from normfree.report.ticks import log_labels, log_ticks
 
 NAN, INF = math.nan, math.inf
 PANELS = (
@@ -136,17 +137,17 @@ def test_figure_says_what_is_not_drawn() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-5.2, 30.4), (-0.55, 0.55), (-323.0, 308.0), (-3.1, 1.0), (12.3, 14.4)])
 def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
-    ticks, minor = _log_ticks(low, high)
+    ticks, minor = log_ticks(low, high)
     assert 3 <= len(ticks) <= 9
     assert all(low <= tick <= high for tick in [*ticks, *minor])
-    assert len(set(_log_labels(ticks, plain=False))) == len(ticks)
+    assert len(set(log_labels(ticks, plain=False))) == len(ticks)
 
 
 def test_log_labels_are_plain_numbers_or_powers() -> None:
     ticks = [-3.0, 0.0, math.log10(5), 3.0, 4.0]
-    assert _log_labels(ticks, plain=True) == ["0.001", "1", "5", "1,000", "10,000"]
-    assert _log_labels([-5.0, 0.0], plain=False) == ["$10^{-5}$", "$10^{0}$"]
-    assert _log_labels([math.log10(2e-7), -6.0], plain=False) == ["$2\\cdot 10^{-7}$", "$10^{-6}$"]
+    assert log_labels(ticks, plain=True) == ["0.001", "1", "5", "1,000", "10,000"]
+    assert log_labels([-5.0, 0.0], plain=False) == ["$10^{-5}$", "$10^{0}$"]
+    assert log_labels([math.log10(2e-7), -6.0], plain=False) == ["$2\\cdot 10^{-7}$", "$10^{-6}$"]
 
 
 def test_all_panels_of_a_figure_write_their_numbers_alike() -> None:

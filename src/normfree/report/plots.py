@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
+from normfree.report.ticks import log_labels, log_range, log_ticks, separate_thousands, set_names, set_positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -27,11 +27,9 @@ _NEAR = 0.005  # of an axis: half the width of a line
 _LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider for each curve on it, and at most
 _FLOOR = 0.01  # of the highest value: a level below lies on an axis from 0
 _PALE = 0.4  # how much of a band's colour is paper
-_SLANTED = 24  # letters in a line of a slanted name
 _ROOM = 11  # letters in a line of a level's name, beside the panel
 _APART = 0.09  # of an axis: the names of two levels that are closer would lie on each other
 _VALUED = 8  # points at names that show their values; more have no room for them
-_STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 _LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
 _Points = Sequence[tuple[float, float]]
 _INK, _FAINT, _GRID = "#22262d", "#5f6672", "#e6e8ec"
@@ -165,7 +163,7 @@ def _reached(panel: Panel) -> list[float]:
 
 def _is_short(panel: Panel) -> bool:
     """Whether plain numbers do as the ticks of its axis, without powers of ten."""
-    return not panel.log_y or all(-3 <= tick <= 4 for tick in _log_ticks(*_log_range(_reached(panel)))[0])
+    return not panel.log_y or all(-3 <= tick <= 4 for tick in log_ticks(*log_range(_reached(panel)))[0])
 
 
 def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: bool) -> None:
@@ -194,23 +192,23 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     y_label = panel.y_label + (f" / {_LARGE:g}".replace("+", "") if scale != 1 else "")
     axes.set_ylabel(y_label, parse_math=False)
     if panel.names:
-        _set_names(axes, panel.names, width)
+        set_names(axes, panel.names, width)
     else:
-        _set_x(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
+        set_positions(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
     if panel.log_y:
-        low, high = _log_range(values)
-        ticks, minor = _log_ticks(low, high)
+        low, high = log_range(values)
+        ticks, minor = log_ticks(low, high)
         if not plain and len(whole := [tick for tick in ticks if tick == round(tick)]) > 1:
             ticks = whole  # 10⁰ and 10¹ do without 2·10⁰ and 5·10⁰
         axes.set_ylim(low, high)
-        axes.set_yticks(ticks, _log_labels(ticks, plain=plain))
+        axes.set_yticks(ticks, log_labels(ticks, plain=plain))
         axes.set_yticks(minor, minor=True)
         axes.tick_params(which="minor", length=1.8, width=0.6, color="#9aa0aa")
     else:
         low, high = min(values, default=0.0) / scale, max(values, default=0.0) / scale
         margin = (0.12 if panel.names else 0.05) * (high - low) or 0.1 * abs(high) or 1.0
         axes.set_ylim(0 if 0 < low < high / 2 else low - margin, high + margin)  # from 0, so that heights compare
-        _separate_thousands(axes.yaxis, values)
+        separate_thousands(axes.yaxis, values)
     _draw_levels(axes, panel, scale)
     gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
     cut = {curve.name for curve in panel.curves if not panel.names and ends_early(curve, panel.log_y)}
@@ -244,60 +242,6 @@ def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
             color=_FAINT,
             parse_math=False,
         )
-
-
-def _set_x(axes: Axes, positions: Sequence[float], log: bool) -> None:
-    """The lower axis: ticks where there are points, whole numbers if the points are."""
-    from matplotlib.ticker import MaxNLocator
-
-    if log:
-        places = [math.log10(position) for position in positions]
-        low, high = min(places), max(places)
-        labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
-        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled])
-        margin = 0.04 * (high - low) or 0.5
-        axes.set_xlim(low - margin, high + margin)
-        return
-    low, high = min(positions), max(positions)
-    whole = all(position == int(position) for position in positions)
-    ticks = MaxNLocator(nbins=9, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
-    axes.set_xticks([tick for tick in ticks if low <= tick <= high] or [low])
-    _separate_thousands(axes.xaxis, positions)
-    margin = 0.02 * (high - low) or 0.5
-    axes.set_xlim(low - margin, high + margin)
-
-
-def _separate_thousands(axis: Axis, values: Sequence[float]) -> None:
-    """Write 1,000 instead of 1000, up to where matplotlib changes to powers of ten."""
-    if 1e3 <= max(map(abs, values), default=0.0) < 1e7:
-        axis.set_major_formatter("{x:,.10g}")
-
-
-def _set_names(axes: Axes, names: Sequence[str], width: int) -> None:
-    """The lower axis with names: level where their words have room, else slanted; `width` is that of all in letters."""
-    room = int(0.9 * width / len(names)) - 1
-    level = all(len(word) <= room for name in names for word in name.split())
-    lines = max(1, room // 4)  # of a slanted name that have room beside the next
-    longest = room if level else max(_SLANTED, math.ceil(max(map(len, names)) / lines))
-    axes.set_xticks(range(1, len(names) + 1), ["\n".join(textwrap.wrap(name, longest)) for name in names])
-    axes.set_xlim(0.5, len(names) + 0.5)
-    for label in axes.get_xticklabels():
-        label.set(parse_math=False, fontsize=9)
-        if not level:
-            label.set(rotation=35, ha="right", va="top", rotation_mode="anchor")
-
-
-def _spaced(places: Sequence[float], gap: float) -> list[float]:
-    """Places that are at least a gap from the one before; all of them where there is room.
-
-    >>> _spaced([1.0, 1.1, 1.5, 2.0], 0.2)
-    [1.0, 1.5, 2.0]
-    """
-    kept = list(places[:1])
-    for place in places[1:]:
-        if place - kept[-1] >= gap:
-            kept.append(place)
-    return kept
 
 
 def _points(panel: Panel, place: int, scale: float) -> _Points:
@@ -390,43 +334,3 @@ def _write_values(axes: Axes, curve: Curve, points: Sequence[tuple[int, tuple[fl
             path_effects=[withStroke(linewidth=2.5, foreground="white")],  # on a line
             zorder=3,
         )
-
-
-def _log_range(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of a logarithmic axis in decades, at least one apart, so that noise does not look like growth."""
-    heights = [math.log10(value) for value in values] or [0.0]
-    low, high = min(heights), max(heights)
-    if high - low < 1:
-        middle = (low + high) / 2
-        return middle - 0.55, middle + 0.55
-    margin = 0.05 * (high - low)
-    return low - margin, high + margin
-
-
-def _log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], list[float]]:
-    """Labelled and unlabelled ticks between two powers of ten, in decades.
-
-    >>> _log_ticks(-4.9, 28.2)[0]
-    [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
-    """
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    fine = [k + math.log10(m) for k in decades for m in range(1, 10)] if high - low <= 8 else []
-    if high - low < 2.2:
-        ticks = [k + math.log10(m) for k in decades for m in (1, 2, 5)]
-    else:
-        step = next((s for s in _STEPS if (high - low) / s <= count), _STEPS[-1])
-        ticks = [float(k) for k in decades if k % step == 0]
-    inside = [tick for tick in ticks if low <= tick <= high]
-    return inside, [tick for tick in fine if low <= tick <= high and tick not in inside]
-
-
-def _log_labels(ticks: Sequence[float], *, plain: bool) -> list[str]:
-    """Plain numbers, or powers of ten."""
-    if plain:
-        return [f"{10**tick:,.5g}" for tick in ticks]
-    labels = []
-    for tick in ticks:
-        power = math.floor(tick + 1e-9)
-        lead = round(10 ** (tick - power))
-        labels.append(f"$10^{{{power}}}$" if lead == 1 else f"${lead}\\cdot 10^{{{power}}}$")
-    return labels

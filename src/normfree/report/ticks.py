@@ -1,0 +1,109 @@
+"""The axes of a picture: how far they reach, where their ticks stand, and what is written there."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+_SLANTED = 24  # letters in a line of a slanted name
+_STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
+
+
+def set_positions(axes: Axes, positions: Sequence[float], log: bool) -> None:
+    """The lower axis: ticks where there are points, whole numbers if the points are."""
+    from matplotlib.ticker import MaxNLocator
+
+    if log:
+        places = [math.log10(position) for position in positions]
+        low, high = min(places), max(places)
+        labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
+        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled])
+        margin = 0.04 * (high - low) or 0.5
+        axes.set_xlim(low - margin, high + margin)
+        return
+    low, high = min(positions), max(positions)
+    whole = all(position == int(position) for position in positions)
+    ticks = MaxNLocator(nbins=9, integer=whole, steps=[1, 2, 5, 10]).tick_values(low, high)
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high] or [low])
+    separate_thousands(axes.xaxis, positions)
+    margin = 0.02 * (high - low) or 0.5
+    axes.set_xlim(low - margin, high + margin)
+
+
+def separate_thousands(axis: Axis, values: Sequence[float]) -> None:
+    """Write 1,000 instead of 1000, up to where matplotlib changes to powers of ten."""
+    if 1e3 <= max(map(abs, values), default=0.0) < 1e7:
+        axis.set_major_formatter("{x:,.10g}")
+
+
+def set_names(axes: Axes, names: Sequence[str], width: int) -> None:
+    """The lower axis with names: level where their words have room, else slanted; `width` is that of all in letters."""
+    room = int(0.9 * width / len(names)) - 1
+    level = all(len(word) <= room for name in names for word in name.split())
+    lines = max(1, room // 4)  # of a slanted name that have room beside the next
+    longest = room if level else max(_SLANTED, math.ceil(max(map(len, names)) / lines))
+    axes.set_xticks(range(1, len(names) + 1), ["\n".join(textwrap.wrap(name, longest)) for name in names])
+    axes.set_xlim(0.5, len(names) + 0.5)
+    for label in axes.get_xticklabels():
+        label.set(parse_math=False, fontsize=9)
+        if not level:
+            label.set(rotation=35, ha="right", va="top", rotation_mode="anchor")
+
+
+def _spaced(places: Sequence[float], gap: float) -> list[float]:
+    """Places that are at least a gap from the one before; all of them where there is room.
+
+    >>> _spaced([1.0, 1.1, 1.5, 2.0], 0.2)
+    [1.0, 1.5, 2.0]
+    """
+    kept = list(places[:1])
+    for place in places[1:]:
+        if place - kept[-1] >= gap:
+            kept.append(place)
+    return kept
+
+
+def log_range(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of a logarithmic axis in decades, at least one apart, so that noise does not look like growth."""
+    heights = [math.log10(value) for value in values] or [0.0]
+    low, high = min(heights), max(heights)
+    if high - low < 1:
+        middle = (low + high) / 2
+        return middle - 0.55, middle + 0.55
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
+
+
+def log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], list[float]]:
+    """Labelled and unlabelled ticks between two powers of ten, in decades.
+
+    >>> log_ticks(-4.9, 28.2)[0]
+    [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
+    """
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    fine = [k + math.log10(m) for k in decades for m in range(1, 10)] if high - low <= 8 else []
+    if high - low < 2.2:
+        ticks = [k + math.log10(m) for k in decades for m in (1, 2, 5)]
+    else:
+        step = next((s for s in _STEPS if (high - low) / s <= count), _STEPS[-1])
+        ticks = [float(k) for k in decades if k % step == 0]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return inside, [tick for tick in fine if low <= tick <= high and tick not in inside]
+
+
+def log_labels(ticks: Sequence[float], *, plain: bool) -> list[str]:
+    """Plain numbers, or powers of ten."""
+    if plain:
+        return [f"{10**tick:,.5g}" for tick in ticks]
+    labels = []
+    for tick in ticks:
+        power = math.floor(tick + 1e-9)
+        lead = round(10 ** (tick - power))
+        labels.append(f"$10^{{{power}}}$" if lead == 1 else f"${lead}\\cdot 10^{{{power}}}$")
+    return labels
