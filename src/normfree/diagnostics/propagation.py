@@ -8,7 +8,7 @@ Reference: normdead, section 4.2 and Listing 1; robust, section 4 (the same of t
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.diagnostics.batched import norms, numbers
-from normfree.diagnostics.parts import Parts, address, parts
+from normfree.diagnostics.parts import Parts, parts
 from normfree.diagnostics.plans import plan_of
 from normfree.diagnostics.taps import MISSING, SumSignal, Taps
+from normfree.diagnostics.unsummed import without_sums
 from normfree.diagnostics.untouched import untouched
 from normfree.nn.borrowed import call_arguments as call_arguments
 from normfree.nn.scalars import ScalarBias
@@ -136,7 +137,7 @@ def propagate(
         for layer in {layer for both in readers.values() for layer in both}:
             handle = known.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
-        unsummed = stack.enter_context(_without_sums(known.modules, plan))
+        unsummed = stack.enter_context(without_sums(known.modules, plan))
         sizes = stack.enter_context(_gradient_norms(known.parameters))
         output = model(*args, **kwargs)
         source = generator or torch.Generator().manual_seed(0)
@@ -194,38 +195,6 @@ def first_tensor(output: Any) -> Tensor:
         f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
         "pass a loss= that turns it into a number"
     )
-
-
-@contextmanager
-def _without_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[list[str]]:
-    """The modules that could have had a residual sum as most of their likes do, once the model has run inside."""
-    homes = {branch.place for branch in plan.branches}
-
-    def kind(name: str) -> tuple[str, type[nn.Module]]:
-        return address(name), type(modules[name])
-
-    have = Counter(kind(home) for home in homes if home in modules)
-    others = Counter(kind(name) for name in modules if name not in homes)
-    found: list[str] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        def compare(_m: nn.Module, args: Any, out: Any) -> None:
-            same = args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape
-            if same and name not in found:
-                found.append(name)
-
-        return compare
-
-    handles = [
-        module.register_forward_hook(hook(name))
-        for name, module in modules.items()
-        if name not in homes and have[kind(name)] > others[kind(name)]
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _mean_square(output: Any) -> Tensor | None:
