@@ -36,8 +36,16 @@ def test_diverged_run_counts_as_chance_unless_told_otherwise():
 def test_learning_names_what_diverged_before_its_first_epoch():
     (panel,) = rows.learning("training", {"one": {0: DIVERGED, 1: finished(0.5)}, "two": {0: DIVERGED}})
     assert [(curve.name, curve.values) for curve in panel.curves] == [("one", (25.0,))]
-    assert panel.note == "diverged in the first epoch: one, two"
+    assert panel.note == "diverged in the first epoch: one (1 of 2 seeds), two"
     assert rows.learning("training", {"one": {0: DIVERGED}, "two": {}}) == ()
+
+
+def test_learning_is_the_mean_of_the_seeds_that_ended_an_epoch():
+    long, short = ([{"train_accuracy": share} for share in shares] for shares in ((0.1, 0.2, 0.6), (0.3,)))
+    runs = {0: Trained({"status": "finished"}, long), 1: Trained({"status": "diverged"}, short)}
+    (panel,) = rows.learning("training", {"one": runs})
+    assert panel.curves[0].values == pytest.approx((20.0, 20.0, 60.0))
+    assert panel.note == ""
 
 
 def test_points_are_means_with_the_deviation_over_the_seeds_as_their_bars():
@@ -48,6 +56,7 @@ def test_points_are_means_with_the_deviation_over_the_seeds_as_their_bars():
     assert rows.bars([curve]) == "bars: standard deviation over the seeds"
     assert rows.bars(rows.points("here", [{0: 1.0}])) == ""
     assert rows.points("here", [{}, {}]) == []
+    assert rows.points("here", [{0: 1.0}, {}, {0: 2.0}], at=(10, 100, 1_000))[0].x == (10.0, 1_000.0)
 
 
 def test_rows_show_what_is_printed_beside_what_was_measured():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from normfree.experiments.claims import Settings
@@ -85,23 +86,28 @@ def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
 
 
 def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
-    """Training accuracy over the epochs, of the first seed that ended one; what diverged before has no curve."""
-    curves = [
-        Curve(row, tuple(100 * float(record["train_accuracy"]) for record in run.metrics))
-        for row, seeds in runs.items()
-        if (run := next((run for run in seeds.values() if run.metrics), None)) is not None
-    ]
+    """Training accuracy after every epoch, the mean of the seeds that ended it; what ended none has no curve."""
+    curves, gone = [], []
+    for row, seeds in runs.items():
+        epochs = zip_longest(*(run.metrics for run in seeds.values()))
+        means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
+        curves += [Curve(row, tuple(means))] if means else []
+        if early := sum(run.diverged and not run.metrics for run in seeds.values()):
+            gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
     if not curves:
         return ()
-    gone = [row for row, seeds in runs.items() if any(run.diverged and not run.metrics for run in seeds.values())]
     note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
     levels = () if chance is None else (Level("chance", chance),)
     return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
-def points(name: str, columns: Sequence[Numbers], crossed: Sequence[int] = ()) -> list[Curve]:
-    """A point for every column that has numbers, at its place among them: the mean, with the standard deviation over
-    the seeds as its bar. No curve where there is no point; `crossed` are columns.
+def points(
+    name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
+) -> list[Curve]:
+    """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
+
+    It stands at its place among the columns, 1, 2, 3, …, or where `at` says. No curve where there is no point;
+    `crossed` are columns.
 
     >>> points("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
     [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
@@ -110,7 +116,7 @@ def points(name: str, columns: Sequence[Numbers], crossed: Sequence[int] = ()) -
     values = [list(columns[place].values()) for place in here]
     spread = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in values)
     marked = tuple(i for i, place in enumerate(here) if place in crossed)
-    x = tuple(place + 1.0 for place in here)
+    x = tuple(place + 1.0 if at is None else float(at[place]) for place in here)
     return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
 
 

@@ -5,8 +5,10 @@ Reference: Zhang, Dauphin, Ma 2019, section 4.1, Figure 3. All accuracies are in
 
 from __future__ import annotations
 
+from typing import Any
+
 from normfree.experiments.claims import Check, Cost, Measurement, Scale, Settings, claim
-from normfree.experiments.rows import CHANCE, DEAD, EMBEDDED, accuracy, each, mean, minus, train_rows, values_of
+from normfree.experiments.rows import CHANCE, DEAD, EMBEDDED, accuracy, bars, each, minus, points, train_rows, values_of
 from normfree.report.panels import Curve, Level, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
@@ -94,19 +96,19 @@ def fig3(settings: Settings) -> Measurement:
     runs = train_rows(settings, {f"{method}, {depth:,} layers": config for (method, depth), config in rows.items()})
     found = {row: each(seeds, accuracy) for row, seeds in runs.items()}
     columns = {f"accuracy, {row}": numbers for row, numbers in found.items()}
-    curves: dict[str, dict[int, float]] = {}
     for method, depth in rows:
-        numbers = found[f"{method}, {depth:,} layers"]
         if method in ("Fixup", _SLOW):
-            columns[f"{method} - batch norm, {depth:,} layers"] = minus(numbers, found[f"batch norm, {depth:,} layers"])
-        if numbers:
-            curves.setdefault(method, {})[depth] = mean(numbers.values())
-    drawn = tuple(Curve(name, tuple(points.values()), tuple(map(float, points))) for name, points in curves.items())
+            numbers, normed = (found[f"{name}, {depth:,} layers"] for name in (method, "batch norm"))
+            columns[f"{method} - batch norm, {depth:,} layers"] = minus(numbers, normed)
+    depths = _DEPTHS[settings.scale]
+    curves: list[Curve] = []
+    for method in dict.fromkeys(method for method, _ in rows):
+        curves += points(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
-    chance = (Level("chance", CHANCE),)
+    look: dict[str, Any] = {"log_y": False, "log_x": True, "note": bars(curves), "levels": (Level("chance", CHANCE),)}
     return Measurement(
         values=values_of(columns),
-        panels=(Panel(title, drawn, "%", "layers", log_y=False, log_x=True, levels=chance),) if drawn else (),
+        panels=(Panel(title, tuple(curves), "%", "layers", **look),) if curves else (),
         notes=(
             "a diverged run counts as chance; the paper prints no numbers for this figure",
             "the paper gives no rate for the scalars here; a tenth is that of the authors' code, and of the text where "
