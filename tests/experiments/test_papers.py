@@ -15,7 +15,8 @@ from normfree.train import RunFolder, TrainConfig
 
 CLAIMS = all_claims()
 ALONE = [claim for claim in CLAIMS if not claim.needs_data]  # what trains has tests of its own
-FAST = 5.0  # seconds of a quick run that every test run can bear
+FAST = 20.0  # seconds of a quick run that every test run can bear
+FAILS = {"fixup/sec4_3"}  # what does not come out as the papers have it, at the quick scale, too
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = sorted(path for paper in PAPERS for path in (RESULTS / paper).glob("*.json"))
 
@@ -26,7 +27,7 @@ def ids(value: object) -> str:
 
 def test_ledger_holds_the_claims_of_the_papers():
     assert [claim.id for claim in CLAIMS] == [
-        *("fixup/sec2", "fixup/thm1", "fixup/thm2", "fixup/eq5", "fixup/thm3", "fixup/thm4"),
+        *("fixup/sec2", "fixup/thm1", "fixup/thm2", "fixup/eq5", "fixup/thm3", "fixup/thm4", "fixup/sec4_3"),
         *("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/table2", "fixup/table3"),
         *("fixup/table3_multi30k", "fixup/table3_europarl"),
         *("wninit/thm1", "wninit/thm2", "wninit/thm3", "wninit/thm4", "wninit/fig1", "wninit/table2"),
@@ -102,7 +103,8 @@ def assert_measures(claim: Claim, settings: Settings) -> None:
     result = collect(claim, settings, measurement, 1.0)
     judgement = judge(claim, result)
     assert {check.name for check in claim.checks_at(settings.scale)} <= result["values"].keys()
-    assert judgement.status in ("holds", "partly"), [row for row in judgement.rows if row.verdict == "fails"]
+    expected = ("fails",) if claim.id in FAILS else ("holds", "partly")
+    assert judgement.status in expected, [row for row in judgement.rows if row.verdict == "fails"]
     assert panels_of(result) == measurement.panels
     assert measurement.panels or measurement.tables
     assert [done for done, _ in steps] == list(range(len(steps)))  # one step after the other

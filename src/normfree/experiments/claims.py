@@ -39,6 +39,7 @@ PAPERS = {
 MODULES = (  # where the claims are written, in the order of each paper
     "fixup.explosion",
     "fixup.updates",
+    "fixup.attention",
     "fixup.depth",
     "fixup.training",
     "fixup.absent",
