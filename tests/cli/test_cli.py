@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 import normfree
-from normfree.cli import main
+from normfree.cli import main, verbs
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,6 +56,33 @@ def test_help_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "methods" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(module: str) -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "sys.argv[1:] = ['diagnose', 'resnet8']\n"
+        "runpy.run_module('normfree', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(("cause", "status", "says"), [(KeyboardInterrupt(), 130, ""), (EOFError("ends"), 2, "ends")])
+def test_what_typer_aborts_for_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, cause: BaseException, status: int, says: str
+) -> None:
+    def abort(*_: object, **__: object) -> None:
+        raise typer.Abort from cause  # as for ctrl-C in older versions, and for the end of a file
+
+    monkeypatch.setattr(verbs, "app", abort)
+    assert run("methods") == (status, "", f"error: {says}\n" if says else "")
 
 
 def test_version_is_the_package_version(run: Run) -> None:

@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import normfree
-from normfree.cli import data_app
+from normfree.cli.verbs import data_app
 from normfree.data import names
 
 
