@@ -198,6 +198,7 @@ def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str
         (("train",), "normfree train RECIPE runs one"),
         (("train", "--out", "run"), "normfree train RECIPE runs one"),
         (("reproduce",), "normfree reproduce ID shows one"),
+        (("compare",), "For example: normfree compare -m fixup -m batchnorm"),
     ],
 )
 def test_nothing_typed_is_answered_with_what_can_be(run: Run, arguments: tuple[str, ...], says: str) -> None:
@@ -206,6 +207,40 @@ def test_nothing_typed_is_answered_with_what_can_be(run: Run, arguments: tuple[s
     assert says in out + err
     assert "error:" not in out + err
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "--lr", "0.1", "--lr", "0.2"), "expected --lr once, got it 2 times; leave all but one out"),
+        (("train", "-m", "fixup", "--method", "wn"), "expected --method once, got it 2 times"),
+        (("reproduce", "--data-dir", "a", "--data", "b"), "expected --data-dir or --data once, got it 2 times"),
+        (("train", "fashion", "--list"), "expected --list alone, got also fashion; leave one of them out"),
+        (("train", "--list", "--epochs", "2"), "expected --list alone, got also --epochs"),
+        (("train", "fashion", "--show", "--json"), "expected --show or --json, got both; --show prints TOML"),
+        (("train", "fashion", "--vocabulary", "9"), "expected --vocabulary beside --source and --target, or --text"),
+        (("compare", "--draw", "x.json", "-m", "fixup", "--json"), "expected --draw alone, got also --method, --json"),
+        (("compare", "--plugin", "mine", "--jobs", "2"), "expected --jobs 1 beside --plugin, got 2"),
+        (("reproduce", "robust/fig2", "robust/fig3", "--list"), "got also robust/fig2, robust/fig3; leave one"),
+        (("reproduce", "--list", "--quick"), "expected --list alone, got also --quick"),
+        (("reproduce", "robust/fig2", "--draw", "--again"), "expected --draw alone, got also --again"),
+        (("reproduce", "fixup/fig3", "--kept", "--only", "x"), "expected --kept or --only, got both"),
+        (
+            ("reproduce", "--write", "x.md", "--again", "--json"),
+            "expected claims to run beside --json, --again, got none",
+        ),
+        (("diagnose", "resnet8", "--data", "x.npy", "--batch", "4"), "expected --data or --batch, got both"),
+        (("diagnose", "resnet8", "--data", "x.npy", "--input", "3x8x8"), "expected --data or --input, got both"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    run: Run, folder: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert says in err
+    assert not list(folder.iterdir())
 
 
 def test_paragraphs_of_the_help_are_as_wide_as_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,7 +403,7 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
             ("my_factories:failing", "--input", "6"),
             "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
         ),
-        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --input or --example"),
+        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --example or --input"),
         (("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"), "expected --example or --data"),
         (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
         (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),

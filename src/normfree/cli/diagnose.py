@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import DEVICE
+from normfree.cli.options import DEVICE, require_either
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Example = Annotated[
 
 
 def diagnose_model(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -108,8 +109,7 @@ def diagnose_model(
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
     place = device_of(device)
-    if example and data is not None:
-        raise ValueError(f"expected --example or --data, got both; '{example}' gives the whole input")
+    require_one_input(context)
     targets: Tensor | None = None
     name = model if folder is None else _name_in(folder)
     if data is not None:
@@ -149,6 +149,12 @@ def diagnose_model(
         open_console(stderr=True).print(f"wrote {path}")
     if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
         raise typer.Exit(1)
+
+
+def require_one_input(context: typer.Context) -> None:
+    """Refuse noise of a shape beside an input that is whole."""
+    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
+    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
 
 
 def folder_of(model: str) -> Path | None:
@@ -226,8 +232,6 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
 
     if not example:
         return noise(model, shape, batch, seed)
-    if shape:
-        raise ValueError(f"expected --input or --example, got both; '{example}' gives the whole input")
     if not is_foreign(model):
         raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
     import torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import DEVICE
+from normfree.cli.options import DEVICE, given, require_alone, require_either
 from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
@@ -28,6 +28,7 @@ DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
 
 
 def train_model(
+    context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A named configuration; see --list.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="See normfree models.")] = None,
     method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.")] = None,
@@ -68,19 +69,26 @@ def train_model(
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
     """
+    require_alone(context, "--list", beside=("--json", "--plugin"))
+    require_either(context, "--show", ["--json"], "--show prints TOML")
+    require_either(context, "--resume", ["--out"], f"the run in '{resume}' stays in its folder")
+    is_text = source is not None or target is not None or text is not None
+    if "--vocabulary" in given(context) and not is_text:
+        raise ValueError(
+            "expected --vocabulary beside --source and --target, or --text, got none of them; leave it out, since "
+            "data that is prepared has its vocabulary"
+        )
     load_plugins(plugin)
     named = {"--model": model, "--method": method, "--data": data, "--data-dir": data_dir, "--epochs": epochs}
     named |= {"--lr": lr, "--device": device}
     changes = list(changes or [])
-    if source is not None or target is not None or text is not None:
+    if is_text:
         changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
     settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
     settings += changes
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # as for normfree alone
-    if resume is not None and out is not None:
-        raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
     chosen = _configuration(recipe, settings, config, resume)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
@@ -93,7 +101,7 @@ def train_model(
     from normfree.report.progress import numbers, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
-    given = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
+    typed_in = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
     told = not first
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
@@ -110,7 +118,7 @@ def train_model(
                 out=folder,
                 resume=resume is not None,
                 progress=tell,
-                command=typed("train", *([recipe] if recipe else []), options=given),
+                command=typed("train", *([recipe] if recipe else []), options=typed_in),
             )
     except SharedError:
         if first:

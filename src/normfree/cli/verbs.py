@@ -18,6 +18,7 @@ from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
+from normfree.cli.options import Verb
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
@@ -34,10 +35,10 @@ app = typer.Typer(
 )
 
 
-def _add(verbs: typer.Typer, name: str, function: Callable[..., None]) -> None:
+def _add(verbs: typer.Typer, name: str, function: Callable[..., None], *, alone_is_help: bool = False) -> None:
     """A verb, its help with paragraphs as long as the terminal is wide, not as the docstring's lines are."""
-    text = cleandoc(function.__doc__ or "")
-    verbs.command(name, help="\n\n".join(" ".join(part.split()) for part in text.split("\n\n")))(function)
+    text = "\n\n".join(" ".join(part.split()) for part in cleandoc(function.__doc__ or "").split("\n\n"))
+    verbs.command(name, cls=Verb, help=text, no_args_is_help=alone_is_help)(function)
 
 
 _add(app, "methods", list_methods)
@@ -48,7 +49,7 @@ _add(app, "train", train_model)
 _add(app, "evaluate", evaluate_run)
 _add(app, "translate", translate_lines)
 _add(app, "continue", continue_lines)
-_add(app, "compare", compare_methods)
+_add(app, "compare", compare_methods, alone_is_help=True)
 _add(app, "reproduce", reproduce_claims)
 _add(app, "demo", make_demo)
 data_app = typer.Typer(help="Fetch the data sets, and see which are there.", no_args_is_help=True)
