@@ -267,11 +267,11 @@ def _print_doubts(config: TrainConfig, steps: int, unit: str, console: Console) 
             "does not come to its learning rate; make it shorter with --set warmup=…"
         )
         console.print(doubt, markup=False, style="yellow")
-    if unit == "images" and steps == config.epochs > 0:
-        doubt = (
-            f"a batch of {config.batch_size:,} takes all training images at once, and some twice if they are fewer; "
-            "make it smaller with --set batch_size=…"
-        )
+    if steps == config.epochs > 0:
+        kinds = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}
+        what = kinds.get(config.data.partition(":")[0], " takes all training images")
+        twice = ", and some twice if they are fewer" if unit == "images" else ""
+        doubt = f"a batch of {config.batch_size:,}{what} at once{twice}; make it smaller with --set batch_size=…"
         console.print(doubt, markup=False, style="yellow")
 
 
