@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.diagnose import Example, example_inputs, network, require_one_input
+from normfree.cli.diagnose import Example, example_inputs, network, require_model, require_one_input
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     from normfree.methods import get
     from normfree.models.foreign import is_foreign
 
+    require_model(model, "convert")
     if not is_foreign(model):
         raise ValueError(
             f"expected torchvision:NAME, timm:NAME or package.module:factory, got '{model}'; models by name are built "

@@ -95,7 +95,7 @@ def diagnose_model(
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
     folder = folder_of(model)
     if folder is None:
-        _require_factory(model)
+        require_model(model, "diagnose")
     if folder is not None and (method or checkpoint is not None):
         raise ValueError(
             f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
@@ -165,12 +165,16 @@ def folder_of(model: str) -> Path | None:
     return path if path.is_dir() and (holds_model(path) or path.name != model) else None
 
 
-def _require_factory(model: str) -> None:
-    """Refuse a file of the user's own where a model in it is meant."""
+def require_model(model: str, verb: str) -> None:
+    """Refuse a file of the user's own where a model in it, or one that has its weights, is meant."""
     name = model.removesuffix(".py")
     if name.isidentifier() and Path(f"{name}.py").is_file():
         raise ValueError(
-            f"expected a model, got the file {name}.py; name what makes one in it: normfree diagnose {name}:FACTORY"
+            f"expected a model, got the file {name}.py; name what makes one in it: normfree {verb} {name}:FACTORY"
+        )
+    if Path(model).is_file():
+        raise ValueError(
+            f"expected a model, got the file '{model}'; name what makes the model, and give its weights by --checkpoint"
         )
 
 
@@ -331,7 +335,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             array = np.load(path, allow_pickle=False)
             words = array.dtype.kind in "iu" and array.dtype != np.uint8
             return {"inputs": torch.from_numpy(array.astype(np.int64 if words else np.float32))}
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, EOFError) as error:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":
         raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")

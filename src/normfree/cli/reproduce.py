@@ -78,6 +78,7 @@ def reproduce_claims(
         and (idle := [name for name in given(context) if name not in ("--out", "--write", "--draw")])
     ):
         raise ValueError(f"expected claims to run beside {', '.join(idle)}, got none; name some, or leave it out")
+    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     nothing = not (listing or claims or files or draw)
     if not out.is_dir() and not files:
         from normfree.report import open_console
@@ -89,7 +90,6 @@ def reproduce_claims(
         _list(out, as_json)
     if nothing:
         raise typer.Exit(2)  # as for normfree alone
-    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     if only and (untrained := [claim.id for claim in wanted if not claim.needs_training]):
         raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
     trained = Training((), jobs) if kept else Training(only or None, jobs)
