@@ -121,10 +121,10 @@ def _base(recipe: str, changes: list[str]) -> TrainConfig:
 
 def default_jobs(device: str) -> int:
     """One run a core that this process may use; on a GPU one at a time, since it is shared."""
-    import os
-
     import torch
+
+    from normfree.provenance import own_cores
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return own_cores()

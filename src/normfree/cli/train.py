@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import signal
 from collections.abc import Sequence
@@ -178,10 +179,24 @@ def _configuration(recipe: str | None, changes: list[str], file: Path | None, re
 
         chosen = read_config(resume)
     else:
+        _require_recipe(recipe)
         chosen = TrainConfig() if recipe is None else named(recipe)
     if file is not None:
         chosen = TrainConfig.from_toml(file, base=chosen)
     return chosen.with_changes(**TrainConfig.parse_changes(changes))
+
+
+def _require_recipe(name: str | None) -> None:
+    """Refuse the name of a model in the place of a recipe's, and say where it belongs."""
+    from normfree.train.recipes import recipes
+
+    if name is None or name in recipes():
+        return
+    from normfree.models import catalog
+    from normfree.models.foreign import is_foreign
+
+    if is_foreign(name) or any(re.fullmatch(family.regex, name) for family in catalog()):
+        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
 def _steps_done(run: Path | None) -> int:

@@ -115,4 +115,6 @@ def _usage(error: Any) -> str:
             return f"No such option: {error.option_name}; a setting is given as --set {option}=…"
         if "unexpected extra argument" in sentence and "=" in sentence:
             return f"{sentence}; a setting is given as --set NAME=VALUE"
+        if "unexpected extra argument" in sentence and any("--recipe" in p.opts for p in error.ctx.command.params):
+            return f"{sentence}; a recipe is given as --recipe NAME, a model as --model NAME"
     return f"{sentence}{' See' if sentence.endswith('?') else '; see'} {error.ctx.command_path} -h"
