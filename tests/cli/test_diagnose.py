@@ -385,6 +385,7 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         ),
         (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
         (("./my_factories.py",), "got the file './my_factories.py'; name what makes the model, and give its weights"),
+        (("some_folder",), "expected a run in 'some_folder', found no config.toml there; give the folder that"),
         ((*SMALL, "--device", "cuda:99"), "; auto takes the best there is"),
         ((*SMALL, "--checkpoint", "nofile"), "expected a checkpoint at 'nofile', found none; check the path, or write"),
         (("transformer-1-1-16-32-2", "-m", "batchnorm"), "'sequence'; expected one of: "),
@@ -416,6 +417,8 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:
+    for name in ("some_folder", "resnet8"):  # a folder that merely has the name of a model is none's
+        (folder / name).mkdir()
     refused(run(*arguments), says)
     assert not list(folder.glob("report*"))
 
@@ -497,7 +500,7 @@ def test_folder_of_a_run_is_diagnosed(run: Run, folder: Path) -> None:
     refused(run(*SMALL, "--checkpoint", made), instead)
     refused(run(made, "-m", "fixup"), "expected the folder 'runs/one' alone, got --method too")
     refused(run(made, "--checkpoint", "weights.safetensors"), "got --checkpoint too")
-    refused(run("runs"), "unknown model 'runs'")
+    refused(run("runs"), "expected a run in 'runs', found no config.toml there")
     (folder / "runs/empty").mkdir()
     refused(run("runs/empty"), "expected a run in 'runs/empty'")
 

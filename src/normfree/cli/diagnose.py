@@ -159,10 +159,11 @@ def require_one_input(context: typer.Context) -> None:
 
 def folder_of(model: str) -> Path | None:
     """The folder of a run or a converted model, where an argument names one."""
+    from normfree.models import is_ours
     from normfree.train.loading import holds_model
 
     path = Path(model)
-    return path if path.is_dir() and (holds_model(path) or path.name != model) else None
+    return path if path.is_dir() and (holds_model(path) or not is_ours(model)) else None
 
 
 def require_model(model: str, verb: str) -> None:

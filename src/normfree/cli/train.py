@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shlex
 import signal
 from collections.abc import Sequence
@@ -192,10 +191,10 @@ def _require_recipe(name: str | None) -> None:
 
     if name is None or name in recipes():
         return
-    from normfree.models import catalog
+    from normfree.models import is_ours
     from normfree.models.foreign import is_foreign
 
-    if is_foreign(name) or any(re.fullmatch(family.regex, name) for family in catalog()):
+    if is_foreign(name) or is_ours(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
