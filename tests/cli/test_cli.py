@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 import normfree
-from normfree.cli import main
+from normfree.cli import main, verbs
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -55,6 +56,33 @@ def test_help_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "methods" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_an_interrupt_while_modules_are_imported_is_quiet(module: str) -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "sys.argv[1:] = ['diagnose', 'resnet8']\n"
+        "runpy.run_module('normfree', run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(("cause", "status", "says"), [(KeyboardInterrupt(), 130, ""), (EOFError("ends"), 2, "ends")])
+def test_what_typer_aborts_for_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, cause: BaseException, status: int, says: str
+) -> None:
+    def abort(*_: object, **__: object) -> None:
+        raise typer.Abort from cause  # as for ctrl-C in older versions, and for the end of a file
+
+    monkeypatch.setattr(verbs, "app", abort)
+    assert run("methods") == (status, "", f"error: {says}\n" if says else "")
 
 
 def test_version_is_the_package_version(run: Run) -> None:
@@ -146,6 +174,9 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
         (("convert", "--jsno"), "--json"),
         (("nosuch",), "No such command 'nosuch'; see normfree -h"),
         (("diagnose",), "Missing argument"),
+        (("compare", "fashion"), "(fashion); a recipe is given as --recipe NAME, a model as --model NAME"),
+        (("train", "resnet20"), "expected a recipe, got the model 'resnet20'; give it as --model resnet20, or see"),
+        (("train", "timm:resnet18"), "give it as --model timm:resnet18"),
         (("train", "--set"), "'--set' requires an argument"),
         (("train", "fashion", "epochs=1"), "(epochs=1); a setting is given as --set NAME=VALUE"),
         (("train", "--set", "method=tiny"), "one of your own is known once its module is imported (--plugin MODULE)"),
@@ -170,6 +201,7 @@ def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str
         (("train",), "normfree train RECIPE runs one"),
         (("train", "--out", "run"), "normfree train RECIPE runs one"),
         (("reproduce",), "normfree reproduce ID shows one"),
+        (("compare",), "For example: normfree compare -m fixup -m batchnorm"),
     ],
 )
 def test_nothing_typed_is_answered_with_what_can_be(run: Run, arguments: tuple[str, ...], says: str) -> None:
@@ -178,6 +210,40 @@ def test_nothing_typed_is_answered_with_what_can_be(run: Run, arguments: tuple[s
     assert says in out + err
     assert "error:" not in out + err
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "--lr", "0.1", "--lr", "0.2"), "expected --lr once, got it 2 times; leave all but one out"),
+        (("train", "-m", "fixup", "--method", "wn"), "expected --method once, got it 2 times"),
+        (("reproduce", "--data-dir", "a", "--data", "b"), "expected --data-dir or --data once, got it 2 times"),
+        (("train", "fashion", "--list"), "expected --list alone, got also fashion; leave one of them out"),
+        (("train", "--list", "--epochs", "2"), "expected --list alone, got also --epochs"),
+        (("train", "fashion", "--show", "--json"), "expected --show or --json, got both; --show prints TOML"),
+        (("train", "fashion", "--vocabulary", "9"), "expected --vocabulary beside --source and --target, or --text"),
+        (("compare", "--draw", "x.json", "-m", "fixup", "--json"), "expected --draw alone, got also --method, --json"),
+        (("compare", "--plugin", "mine", "--jobs", "2"), "expected --jobs 1 beside --plugin, got 2"),
+        (("reproduce", "robust/fig2", "robust/fig3", "--list"), "got also robust/fig2, robust/fig3; leave one"),
+        (("reproduce", "--list", "--quick"), "expected --list alone, got also --quick"),
+        (("reproduce", "robust/fig2", "--draw", "--again"), "expected --draw alone, got also --again"),
+        (("reproduce", "fixup/fig3", "--kept", "--only", "x"), "expected --kept or --only, got both"),
+        (
+            ("reproduce", "--write", "x.md", "--again", "--json"),
+            "expected claims to run beside --json, --again, got none",
+        ),
+        (("diagnose", "resnet8", "--data", "x.npy", "--batch", "4"), "expected --data or --batch, got both"),
+        (("diagnose", "resnet8", "--data", "x.npy", "--input", "3x8x8"), "expected --data or --input, got both"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    run: Run, folder: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert is_one_line_error(err)
+    assert says in err
+    assert not list(folder.iterdir())
 
 
 def test_paragraphs_of_the_help_are_as_wide_as_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

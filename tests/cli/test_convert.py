@@ -186,6 +186,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
     ("arguments", "says"),
     [
         (("resnet50",), "expected torchvision:NAME, timm:NAME or package.module:factory, got 'resnet50'"),
+        (("my_zoo.py",), "name what makes one in it: normfree convert my_zoo:FACTORY"),
         (("my_zoo:Imag",), "did you mean 'Image'"),
         (("my_zoo:Image", "-m", "fixupp", "--input", "1x8x8"), "did you mean 'fixup'"),
         (("my_zoo:Image", "-m", "batchnorm", "--input", "1x8x8"), "expected a method without normalization"),
@@ -196,7 +197,8 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
         (("my_zoo:Image", "-m", "dyt", "--input", "1x8x8", "--checkpoint", "w.safetensors"), "found none"),
         (("my_zoo:Net", "--example", "my_zoo:idz"), "did you mean 'ids'"),
         (("my_zoo:Net", "--example", "other_zoo:ids"), "for example 'other_zoo:ids', but it was not found"),
-        (("my_zoo:Net", "--example", "my_zoo:ids", "--input", "5"), "expected --input or --example, got both"),
+        (("my_zoo:Net", "--example", "my_zoo:ids", "--input", "5"), "expected --example or --input, got both"),
+        (("my_zoo:Net", "--example", "my_zoo:ids", "--batch", "5"), "expected --example or --batch, got both"),
         (("my_zoo:Image", "--input", "1x8x8", "-o", "."), "holds 'my_zoo.py'; choose another folder"),
         (("my_zoo:plain", "--input", "1x8x8"), "works on residual branches"),
     ],

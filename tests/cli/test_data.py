@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import normfree
-from normfree.cli import data_app
+from normfree.cli.verbs import data_app
 from normfree.data import names
 
 
@@ -18,7 +18,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_list_names_every_data_set(tmp_path: Path) -> None:
-    result = run("list", "--dir", str(tmp_path))
+    result = run("list", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
     firsts = [line.split()[0] for line in result.stdout.splitlines() if line.split()]
     assert [first for first in firsts if first in names()] == list(names())
@@ -50,7 +50,7 @@ def test_get_fetches_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("normfree.data.get", get)
     monkeypatch.setattr("normfree.cli.data._PATIENCE", 0.0)
-    result = run("get", "cifar10", "mnist", "cifar10", "--dir", str(tmp_path))
+    result = run("get", "cifar10", "mnist", "cifar10", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
     assert asked == [("cifar10", tmp_path, None), ("mnist", tmp_path, None)]
     assert result.stdout.splitlines() == [f"{name}: {tmp_path / name}" for name in ("cifar10", "mnist")]

@@ -298,12 +298,14 @@ def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:
         ("flat.npy", "expected an example of images"),
         ("labels.safetensors", "stopped"),
         ("empty.safetensors", "is damaged"),
+        ("empty.npy", "expected numbers in"),
     ],
 )
 def test_wrong_data_is_refused(run: Run, tmp_path: Path, name: str, says: str) -> None:
     for file in ("text.npy", "text.safetensors", "batch.pt"):
         (tmp_path / file).write_text("this is no array")
-    (tmp_path / "empty.safetensors").touch()
+    for file in ("empty.safetensors", "empty.npy"):
+        (tmp_path / file).touch()
     np.save(tmp_path / "objects.npy", np.array([{}, None], dtype=object), allow_pickle=True)
     np.save(tmp_path / "flat.npy", np.zeros((4, 5), dtype=np.float32))
     save_file({"x": torch.zeros(1)}, tmp_path / "others.safetensors")
@@ -382,6 +384,9 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
             "got the file my_factories.py; name what makes one in it: normfree diagnose my_factories:F",
         ),
         (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
+        (("./my_factories.py",), "got the file './my_factories.py'; name what makes the model, and give its weights"),
+        (("some_folder",), "expected a run in 'some_folder', found no config.toml there; give the folder that"),
+        ((*SMALL, "--device", "cuda:99"), "; auto takes the best there is"),
         ((*SMALL, "--checkpoint", "nofile"), "expected a checkpoint at 'nofile', found none; check the path, or write"),
         (("transformer-1-1-16-32-2", "-m", "batchnorm"), "'sequence'; expected one of: "),
         (("transformer-1-1-16-32-2", "-m", "batchnorm"), "layernorm"),
@@ -396,14 +401,14 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
         (
             ("my_factories:good", "--input", "7"),
-            "check the example's shape, or in Python pass a hand-written ResidualPlan",
+            "check the example's shape, (8, 7) (--input gives another), or in Python pass a hand-written ResidualPlan",
         ),
         (("my_factories:Dropping", "--input", "6"), "use evaluation mode (--eval) where blocks are dropped at random"),
         (
             ("my_factories:failing", "--input", "6"),
             "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
         ),
-        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --input or --example"),
+        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --example or --input"),
         (("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"), "expected --example or --data"),
         (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
         (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),
@@ -412,6 +417,8 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:
+    for name in ("some_folder", "resnet8"):  # a folder that merely has the name of a model is none's
+        (folder / name).mkdir()
     refused(run(*arguments), says)
     assert not list(folder.glob("report*"))
 
@@ -493,7 +500,7 @@ def test_folder_of_a_run_is_diagnosed(run: Run, folder: Path) -> None:
     refused(run(*SMALL, "--checkpoint", made), instead)
     refused(run(made, "-m", "fixup"), "expected the folder 'runs/one' alone, got --method too")
     refused(run(made, "--checkpoint", "weights.safetensors"), "got --checkpoint too")
-    refused(run("runs"), "unknown model 'runs'")
+    refused(run("runs"), "expected a run in 'runs', found no config.toml there")
     (folder / "runs/empty").mkdir()
     refused(run("runs/empty"), "expected a run in 'runs/empty'")
 

@@ -257,6 +257,18 @@ def test_language_model_trains_from_a_file(empty: Run, tmp_path: Path) -> None:
     assert likeliest == empty("continue", "run", "--temperature", "0", "--tokens", "3", "--seed", "5", given=b"a b\n")
 
 
+@pytest.mark.parametrize(("verb", "said"), [("pairs", "tokens takes all"), ("text", "blocks takes the whole")])
+def test_batch_that_takes_all_text_is_told(empty: Run, tmp_path: Path, verb: str, said: str) -> None:
+    pytest.importorskip("sacrebleu")
+    data = (tiny_pairs if verb == "pairs" else tiny_text)(tmp_path)
+    model = TINY["model"] if verb == "pairs" else "decoder-1-16-32-2"
+    settings = {"data": f"{verb}:{data.folder}", "model": model, "block": "4", "epochs": "1", "beam": "1"}
+    for size, told in ((100_000, True), (60, False)):
+        status, out, _ = empty("train", *changed(settings, batch_size=str(size)), "--out", f"run{size}")
+        assert status == 0
+        assert (f"a batch of {size:,} {said} training" in " ".join(out.split())) == told
+
+
 @pytest.mark.parametrize("verb", ["translate", "continue"])
 def test_run_by_a_method_of_a_plugin_is_read_with_it(
     empty: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str

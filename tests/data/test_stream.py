@@ -179,6 +179,15 @@ def copied(root: Path, place: Path) -> Path:
     return place
 
 
+def test_workers_are_no_more_than_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normfree.data.stream.own_cores", lambda: 1)
+    made = stream(root, workers=3)
+    made.batch(0)
+    assert made._loader is not None
+    assert made._loader.num_workers == 1
+    made.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", [b"", b"no image at all", None], ids=["empty", "text", "truncated"])
 def test_corrupt_image_is_refused_by_name(root: Path, tmp_path: Path, damage: bytes | None, workers: int) -> None:
@@ -187,7 +196,7 @@ def test_corrupt_image_is_refused_by_name(root: Path, tmp_path: Path, damage: by
     victim.write_bytes(victim.read_bytes()[:200] if damage is None else damage)
     made = stream(place, 11, workers=workers)
     with pytest.raises(
-        ValueError, match=r"^expected an image in 'dog/08.JPEG', got .*; replace or remove the file$"
+        ValueError, match=r"^expected an image in 'dog/08.JPEG', which cannot be read: .*; replace or remove the file$"
     ) as refusal:
         made.batch(0)
     assert str(tmp_path) not in str(refusal.value)
@@ -199,7 +208,7 @@ def test_unreadable_image_is_refused_by_name(root: Path, tmp_path: Path) -> None
     place = copied(root, tmp_path)
     made = stream(place, 11)
     os.remove(place / "train" / "cat" / "01.png")
-    with pytest.raises(ValueError, match=r"expected an image in 'cat/01.png', got .*No such file"):
+    with pytest.raises(ValueError, match=r"expected an image in 'cat/01.png', which cannot be read: .*No such file"):
         made.batch(0)
 
 

@@ -268,6 +268,7 @@ def test_usage_errors_are_one_line(run, arguments, says, tmp_path, monkeypatch):
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert says in errors[0]
+    assert "unknown" not in says or err.count("\n") == 1  # a name that is not known says all
     assert "Traceback" not in err
     assert names(tmp_path) == []
 

@@ -103,7 +103,7 @@ def test_weights_of_a_backbone_are_not_fetched(monkeypatch: pytest.MonkeyPatch) 
     [
         ("torchvision:resnet81", r"unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
         ("timm:resnet10y", r"unknown model of timm 'resnet10y'; did you mean 'resnet10t'"),
-        ("made_up_zoo:factry", r"unknown name in module 'made_up_zoo' 'factry'; did you mean 'factory'\?"),
+        ("made_up_zoo:factry", r"unknown name 'factry' in 'made_up_zoo'; did you mean 'factory'\?"),
         ("made_up_zoo:Holder.bild", "did you mean 'build'"),
         ("made_up_zoo:number.denominater", "did you mean 'denominator'"),
     ],

@@ -102,6 +102,17 @@ def test_print_table_in_a_pipe_prints_one_row_a_line(
     assert not any(line.endswith("  ") and len(line) > 500 for line in lines)
 
 
+def test_the_rule_in_a_pipe_is_no_longer_than_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    print_table(Table("", (Column("id"), Column("statement")), (("one", "word " * 60 + "end"),)))
+    heading, rule, row = capsys.readouterr().out.splitlines()
+    assert (heading, rule) == ("id   statement", "─" * 100)
+    assert row.endswith("end")
+
+
 def test_print_table_with_no_color_is_plain(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

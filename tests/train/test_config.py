@@ -247,7 +247,7 @@ def test_unknown_field_is_refused() -> None:
     ("text", "sentence"),
     [
         ("lr = ", r"expected TOML in '.*bad.toml', got text that is none \(Invalid value .*\); correct it there"),
-        ("lrr = 1", r"unknown setting in '.*bad.toml' 'lrr'; did you mean 'lr'\?"),
+        ("lrr = 1", r"unknown setting 'lrr' in '.*bad.toml'; did you mean 'lr'\?"),
         ("[lr]\nx = 1", r"expected a number for 'lr', got \{'x': 1\}; correct it in '.*bad.toml'"),
         ("lr = '0.1'", r"expected a number for 'lr', got '0.1'; correct it in '.*bad.toml'"),
         ("lr = -1", r"expected 'lr' above 0, got -1.0; correct it in '.*bad.toml'"),

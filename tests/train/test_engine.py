@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.batches import Batches, in_order
 from normfree.data.images import Split, image_set
-from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine
+from normfree.train import RunFolder, RunResult, Snapshot, checkpoint, engine, standing
 from normfree.train.evaluation import Score, score
 from normfree.train.judging import Judge
 from normfree.train.step import Step
@@ -536,11 +536,11 @@ def test_large_checkpoints_come_rarely(tmp_path: Path, monkeypatch: pytest.Monke
     fit(out=tmp_path / "small", epochs=20)
     assert saved == [5 * (1 + epoch) for epoch in range(20)]
     saved.clear()
-    monkeypatch.setattr(engine, "_SMALL", 0)
+    monkeypatch.setattr(standing, "_SMALL", 0)
     takes = 0.2
     result = fit(out=tmp_path / "large", epochs=20)
     assert (saved[0], saved[-1]) == (5, 100)
-    assert takes * (len(saved) - 2) <= engine._SHARE * result.seconds
+    assert takes * (len(saved) - 2) <= standing._SHARE * result.seconds
     assert len(saved) < 20
 
 

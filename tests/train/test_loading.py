@@ -83,6 +83,9 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     for call in (nf.load, nf.evaluate, read_config):
         with pytest.raises(ValueError, match=r"expected a run in .* found no config.toml"):
             call(tmp_path / "none")
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ValueError, match=r"expected the configuration of a run in '.*', got an empty file; start"):
+        read_config(tmp_path)
     (tmp_path / "config.toml").write_text("lr = 0.1\n")
     with pytest.raises(ValueError, match=r"expected a checkpoint in .* found none"):
         nf.load(tmp_path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normfree.cli.options import require_alone
 from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.typed import typed
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def compare_methods(
+    context: typer.Context,
     method: Annotated[
         list[str] | None, typer.Option("--method", "-m", help="A method; may come again (default: fixup, batchnorm).")
     ] = None,
@@ -60,10 +62,15 @@ def compare_methods(
     from normfree.report import open_console, print_table
 
     messages = open_console(stderr=True)
+    require_alone(context, "--draw")
     if draw is not None:
         for path in redraw(draw):
             messages.print(f"wrote {path}", markup=False)
         return
+    if plugin and jobs is not None and jobs > 1:
+        raise ValueError(
+            f"expected --jobs 1 beside --plugin, got {jobs}; other processes know only methods that are installed"
+        )
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.experiments.compare import compare
@@ -78,7 +85,6 @@ def compare_methods(
             seeds=range(seeds),
             lrs=lr or None,
             out=out,
-            # Other processes know only the methods that are installed, not those of a plugin.
             jobs=1 if plugin else jobs or default_jobs(base.device),
             progress=update,
         )
@@ -115,10 +121,10 @@ def _base(recipe: str, changes: list[str]) -> TrainConfig:
 
 def default_jobs(device: str) -> int:
     """One run a core that this process may use; on a GPU one at a time, since it is shared."""
-    import os
-
     import torch
+
+    from normfree.provenance import own_cores
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return own_cores()

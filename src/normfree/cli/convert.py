@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.diagnose import Example, example_inputs, network
+from normfree.cli.diagnose import Example, example_inputs, network, require_model, require_one_input
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def convert_model(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="torchvision:NAME, timm:NAME or package.module:factory.")
     ],
@@ -53,6 +54,7 @@ def convert_model(
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
 
+    require_one_input(context)
     load_plugins(plugin)
     chosen = _method(model, method, checkpoint, fold)
     if out is not None:
@@ -105,6 +107,7 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     from normfree.methods import get
     from normfree.models.foreign import is_foreign
 
+    require_model(model, "convert")
     if not is_foreign(model):
         raise ValueError(
             f"expected torchvision:NAME, timm:NAME or package.module:factory, got '{model}'; models by name are built "

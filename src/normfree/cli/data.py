@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 _PATIENCE = 2.0  # seconds without a sign of life
-_Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the data sets.")]
+_Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
 def get_data(

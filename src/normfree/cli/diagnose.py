@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import DEVICE
+from normfree.cli.options import DEVICE, require_either
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ Example = Annotated[
 
 
 def diagnose_model(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -94,7 +95,7 @@ def diagnose_model(
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
     folder = folder_of(model)
     if folder is None:
-        _require_factory(model)
+        require_model(model, "diagnose")
     if folder is not None and (method or checkpoint is not None):
         raise ValueError(
             f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
@@ -108,8 +109,7 @@ def diagnose_model(
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
     place = device_of(device)
-    if example and data is not None:
-        raise ValueError(f"expected --example or --data, got both; '{example}' gives the whole input")
+    require_one_input(context)
     targets: Tensor | None = None
     name = model if folder is None else _name_in(folder)
     if data is not None:
@@ -151,20 +151,31 @@ def diagnose_model(
         raise typer.Exit(1)
 
 
+def require_one_input(context: typer.Context) -> None:
+    """Refuse noise of a shape beside an input that is whole."""
+    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
+    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
+
+
 def folder_of(model: str) -> Path | None:
     """The folder of a run or a converted model, where an argument names one."""
+    from normfree.models import is_ours
     from normfree.train.loading import holds_model
 
     path = Path(model)
-    return path if path.is_dir() and (holds_model(path) or path.name != model) else None
+    return path if path.is_dir() and (holds_model(path) or not is_ours(model)) else None
 
 
-def _require_factory(model: str) -> None:
-    """Refuse a file of the user's own where a model in it is meant."""
+def require_model(model: str, verb: str) -> None:
+    """Refuse a file of the user's own where a model in it, or one that has its weights, is meant."""
     name = model.removesuffix(".py")
     if name.isidentifier() and Path(f"{name}.py").is_file():
         raise ValueError(
-            f"expected a model, got the file {name}.py; name what makes one in it: normfree diagnose {name}:FACTORY"
+            f"expected a model, got the file {name}.py; name what makes one in it: normfree {verb} {name}:FACTORY"
+        )
+    if Path(model).is_file():
+        raise ValueError(
+            f"expected a model, got the file '{model}'; name what makes the model, and give its weights by --checkpoint"
         )
 
 
@@ -226,8 +237,6 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
 
     if not example:
         return noise(model, shape, batch, seed)
-    if shape:
-        raise ValueError(f"expected --input or --example, got both; '{example}' gives the whole input")
     if not is_foreign(model):
         raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
     import torch
@@ -327,7 +336,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             array = np.load(path, allow_pickle=False)
             words = array.dtype.kind in "iu" and array.dtype != np.uint8
             return {"inputs": torch.from_numpy(array.astype(np.int64 if words else np.float32))}
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, EOFError) as error:
             raise ValueError(f"expected numbers in '{path}': {error}") from error
     if path.suffix != ".safetensors":
         raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from normfree.cli.options import given, require_alone, require_either
+
 if TYPE_CHECKING:
     from normfree.experiments.claims import Claim, Judgement, Scale, Settings
 
@@ -26,6 +28,7 @@ _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim
 
 
 def reproduce_claims(
+    context: typer.Context,
     claims: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Claims such as robust/fig2.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the claims with what was measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -66,8 +69,16 @@ def reproduce_claims(
     from normfree.experiments.ledger import require_kind
 
     files = [require_kind(path) for path in write or ()]
-    if listing and claims:
-        raise ValueError(f"expected --list alone, got also {', '.join(claims)}; leave one of them out")
+    require_alone(context, "--list", beside=("--json", "--out"))
+    require_alone(context, "--draw", beside=("--out", "--write", *(claims or ())))
+    require_either(context, "--kept", ["--only", "--jobs"], "--kept trains nothing")
+    if (
+        files
+        and not claims
+        and (idle := [name for name in given(context) if name not in ("--out", "--write", "--draw")])
+    ):
+        raise ValueError(f"expected claims to run beside {', '.join(idle)}, got none; name some, or leave it out")
+    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     nothing = not (listing or claims or files or draw)
     if not out.is_dir() and not files:
         from normfree.report import open_console
@@ -79,7 +90,6 @@ def reproduce_claims(
         _list(out, as_json)
     if nothing:
         raise typer.Exit(2)  # as for normfree alone
-    wanted = [get(claim_id) for claim_id in dict.fromkeys(claims or ())]  # all names are checked before any is run
     if only and (untrained := [claim.id for claim in wanted if not claim.needs_training]):
         raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
     trained = Training((), jobs) if kept else Training(only or None, jobs)

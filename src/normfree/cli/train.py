@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import DEVICE
+from normfree.cli.options import DEVICE, given, require_alone, require_either
 from normfree.cli.plugins import Plugins, load_plugins
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 from normfree.cli.typed import typed
@@ -28,6 +28,7 @@ DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
 
 
 def train_model(
+    context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A named configuration; see --list.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="See normfree models.")] = None,
     method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help="See normfree methods.")] = None,
@@ -68,19 +69,26 @@ def train_model(
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
     """
+    require_alone(context, "--list", beside=("--json", "--plugin"))
+    require_either(context, "--show", ["--json"], "--show prints TOML")
+    require_either(context, "--resume", ["--out"], f"the run in '{resume}' stays in its folder")
+    is_text = source is not None or target is not None or text is not None
+    if "--vocabulary" in given(context) and not is_text:
+        raise ValueError(
+            "expected --vocabulary beside --source and --target, or --text, got none of them; leave it out, since "
+            "data that is prepared has its vocabulary"
+        )
     load_plugins(plugin)
     named = {"--model": model, "--method": method, "--data": data, "--data-dir": data_dir, "--epochs": epochs}
     named |= {"--lr": lr, "--device": device}
     changes = list(changes or [])
-    if source is not None or target is not None or text is not None:
+    if is_text:
         changes.append(f"data={prepared_name(source, target, text, vocabulary, prepare=not show)}")
     settings = [f"{name[2:].replace('-', '_')}={value}" for name, value in named.items() if value is not None]
     settings += changes
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # as for normfree alone
-    if resume is not None and out is not None:
-        raise ValueError(f"expected --resume or --out, got both; the run in '{resume}' stays in its folder")
     chosen = _configuration(recipe, settings, config, resume)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
@@ -93,7 +101,7 @@ def train_model(
     from normfree.report.progress import numbers, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
-    given = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
+    typed_in = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
     told = not first
     try:
         with progress(chosen.model, done=_steps_done(resume), show=first) as update:
@@ -110,7 +118,7 @@ def train_model(
                 out=folder,
                 resume=resume is not None,
                 progress=tell,
-                command=typed("train", *([recipe] if recipe else []), options=given),
+                command=typed("train", *([recipe] if recipe else []), options=typed_in),
             )
     except SharedError:
         if first:
@@ -170,10 +178,24 @@ def _configuration(recipe: str | None, changes: list[str], file: Path | None, re
 
         chosen = read_config(resume)
     else:
+        _require_recipe(recipe)
         chosen = TrainConfig() if recipe is None else named(recipe)
     if file is not None:
         chosen = TrainConfig.from_toml(file, base=chosen)
     return chosen.with_changes(**TrainConfig.parse_changes(changes))
+
+
+def _require_recipe(name: str | None) -> None:
+    """Refuse the name of a model in the place of a recipe's, and say where it belongs."""
+    from normfree.train.recipes import recipes
+
+    if name is None or name in recipes():
+        return
+    from normfree.models import is_ours
+    from normfree.models.foreign import is_foreign
+
+    if is_foreign(name) or is_ours(name):
+        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
 def _steps_done(run: Path | None) -> int:
@@ -259,11 +281,11 @@ def _print_doubts(config: TrainConfig, steps: int, unit: str, console: Console) 
             "does not come to its learning rate; make it shorter with --set warmup=…"
         )
         console.print(doubt, markup=False, style="yellow")
-    if unit == "images" and steps == config.epochs > 0:
-        doubt = (
-            f"a batch of {config.batch_size:,} takes all training images at once, and some twice if they are fewer; "
-            "make it smaller with --set batch_size=…"
-        )
+    if steps == config.epochs > 0:
+        kinds = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}
+        what = kinds.get(config.data.partition(":")[0], " takes all training images")
+        twice = ", and some twice if they are fewer" if unit == "images" else ""
+        doubt = f"a batch of {config.batch_size:,}{what} at once{twice}; make it smaller with --set batch_size=…"
         console.print(doubt, markup=False, style="yellow")
 
 

@@ -118,7 +118,8 @@ class Pictures(Dataset[Tensor | str]):
                 picture = file.convert("RGB")
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             reason = str(error).replace(str(path), path.name)
-            return f"expected an image in '{path.parent.name}/{path.name}', got {reason}; replace or remove the file"
+            place = f"{path.parent.name}/{path.name}"
+            return f"expected an image in '{place}', which cannot be read: {reason}; replace or remove the file"
         if self.seed is None:
             picture = self._middle(picture)
         else:

@@ -17,6 +17,7 @@ from normfree.data.batches import Batch, check_ranks, check_split, laid_out
 from normfree.data.draws import order, sample_keys
 from normfree.data.folder import Folder, Pictures, Request
 from normfree.data.mixup import mix, share_table, shares, shifts
+from normfree.provenance import own_cores
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,12 +36,11 @@ def _ignore_signals(_worker: int) -> None:
 
 
 def _loader(pictures: Pictures, requests: Any, workers: int, device: torch.device) -> DataLoader[Tensor | str]:
-    """What decodes the requests; without workers in a daemonic process, such as one of many runs at once.
+    """What decodes the requests, with no more workers than cores, and none in a daemonic process.
 
-    Such a process may have no children, and the other runs keep the cores busy.
+    Such a process, one of many runs at once, may have no children, and the other runs keep the cores busy.
     """
-    if multiprocessing.current_process().daemon:
-        workers = 0
+    workers = 0 if multiprocessing.current_process().daemon else min(workers, own_cores())
     return DataLoader(
         pictures,
         batch_sampler=requests,

@@ -29,8 +29,9 @@ class TextBatches:
     """The training batches of a text: the lines, each ended by END, in one row, cut into blocks of `block` tokens.
 
     Block i predicts tokens i·T … (i+1)·T - 1 of the row from the one before each, which is START for the first; PAD
-    fills the last block. `batch_size` counts the blocks of all ranks together. An epoch visits the blocks in an order
-    of its own, and its last batch goes on at the start of that order, so every token is predicted at least once.
+    fills the last block. `batch_size` counts the blocks of all ranks together, no more than there are. An epoch visits
+    the blocks in an order of its own, and its last batch goes on at the start of that order, so every token is
+    predicted at least once.
 
     Raises `ValueError` for no text, a block without tokens, or a batch that the ranks cannot share evenly.
     """
@@ -51,9 +52,10 @@ class TextBatches:
         check_ranks(batch_size, rank, world)
         if len(lines) == 0 or block < 1:
             raise ValueError(f"expected lines of text and blocks of a token or more, got {len(lines)} and {block}")
-        self.block, self.batch_size, self.seed, self.rank, self.world = block, batch_size, seed, rank, world
+        self.block, self.seed, self.rank, self.world = block, seed, rank, world
         row = lines.stream()
         self.blocks = -(-len(row) // block)
+        self.batch_size = batch_size = min(batch_size, -(-self.blocks // world) * world)
         self.steps = -(-self.blocks // batch_size)
         start, fill = row.new_full((1,), START), row.new_full((self.blocks * block - len(row),), PAD)
         self._row = torch.cat([start, row, fill]).to(device)

@@ -161,10 +161,11 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             return _record_values(model, args, kwargs)
         except Exception as error:
             # On an example without values the second run says nothing new.
+            shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
             raise ValueError(
                 f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
-                "example's shape, or in Python pass a hand-written ResidualPlan"
+                f"example's shape{shapes} (--input gives another), or in Python pass a hand-written ResidualPlan"
             ) from cause
 
 

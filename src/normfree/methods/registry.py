@@ -49,7 +49,7 @@ def description(name: str) -> str:
     return inspect.getdoc(_FACTORIES[name]) or ""
 
 
-def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
+def unknown(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:
     """The error for a name that nobody knows: the closest ones, and all known ones where they are few or none is close.
 
     >>> print(unknown("colour", "gren", ["red", "green", "blue"]))
@@ -61,7 +61,7 @@ def unknown(what: str, got: str, known: Iterable[str]) -> ValueError:
     if len(known) <= _FEW or not close:
         rest = f", … ({len(known)} in all)" if len(known) > _MANY else ""
         parts.append(f"expected one of: {', '.join(known[:_MANY]) or 'none'}{rest}")
-    return ValueError(f"unknown {what} '{got}'; {' '.join(parts)}")
+    return ValueError(f"unknown {what} '{got}'{where}; {' '.join(parts)}")
 
 
 def get(spec: str | Method) -> Method:

@@ -1,6 +1,6 @@
 """The models that the papers were tested on, by name."""
 
-from normfree.models.families import Family, catalog, find
+from normfree.models.families import Family, catalog, find, is_ours
 from normfree.models.layers import Cache, Memory
 from normfree.models.network import Network
 from normfree.models.registry import admits, build
@@ -20,4 +20,5 @@ __all__ = [
     "build",
     "catalog",
     "find",
+    "is_ours",
 ]

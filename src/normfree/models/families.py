@@ -251,6 +251,15 @@ def catalog() -> tuple[Family, ...]:
     return FAMILIES
 
 
+def is_ours(name: str) -> bool:
+    """Whether a name belongs to a family, whatever its numbers.
+
+    >>> is_ours("resnet20"), is_ours("photos")
+    (True, False)
+    """
+    return any(re.fullmatch(family.regex, name) for family in FAMILIES)
+
+
 def find(name: str) -> tuple[Family, Builder]:
     """The family that a name belongs to, and the builder of that model."""
     for family in FAMILIES:

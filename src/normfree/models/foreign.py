@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -73,7 +74,8 @@ def named_object(name: str, what: str = "model") -> Any:
                 "pass model= to load a run of it, or a factory to load what it was converted to"
             )
         if not hasattr(found, part):
-            raise unknown(f"name in module '{source}'", part, [n for n in dir(found) if not n.startswith("_")])
+            own = [n for n in dir(found) if not n.startswith("_") and not isinstance(getattr(found, n), ModuleType)]
+            raise unknown("name", part, own, where=f" in '{source}'")
         found = getattr(found, part)
     return found
 

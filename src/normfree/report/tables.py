@@ -19,6 +19,7 @@ MARKS: dict[str, Status] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "
 _STYLES: dict[Status, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
 
 _COMFORT = 20  # a column of a split table gets this much, if its content is that wide
+_RULE = 100  # the longest rule below headings in a pipe, where a row is one line however long
 _GAP = 2  # blanks between two columns: the padding of a cell and the divider
 
 
@@ -117,7 +118,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
             continue
         with console.capture() as plain:
             console.print(grid)
-        console.file.write("".join(f"{line.rstrip()}\n" for line in plain.get().splitlines()))
+        lines = [line.rstrip() for line in plain.get().splitlines()]
+        console.file.write("".join(f"{line if line.strip('─') else line[:_RULE]}\n" for line in lines))
 
 
 def to_markdown(table: Table) -> str:

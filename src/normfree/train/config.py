@@ -92,7 +92,7 @@ class TrainConfig:
     device: str = "auto"  # a torch device; auto takes a GPU where there is one
     checkpoint_minutes: float = 10.0  # minutes between checkpoints; 0 for none by the clock
     checkpoint_epochs: int = 1  # epochs between checkpoints, more if they are large; 0 for none by the epoch
-    workers: int = 4  # processes that read an image folder
+    workers: int = 4  # processes that read an image folder, at most one a core
     tensorboard: bool = False  # write a TensorBoard log beside the metrics
 
     def __post_init__(self) -> None:

@@ -1,23 +1,21 @@
 """`fit`: a configuration becomes a trained model and a folder that holds everything about it.
 
 The loop below only counts steps, looks at the run now and then, and saves. What it trains with is put together in
-`rig`, what a step does is in `step`, what is fed to it in `inputs`, how it is scored in `judging`, where things are
-kept in `runs` and `checkpoint`.
+`rig`, what a step does is in `step`, what is fed to it in `inputs`, how it is scored in `judging`, where it stands in
+`standing`, where things are kept in `runs` and `checkpoint`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
@@ -26,7 +24,7 @@ from normfree.data.prepared import VOCABULARY, Prepared
 from normfree.files import explained, replacing, write_json
 from normfree.models.foreign import is_foreign
 from normfree.plan import ResidualPlan
-from normfree.train.config import FREE, TrainConfig
+from normfree.train.config import TrainConfig
 from normfree.train.curves import EventLog, write_curves
 from normfree.train.distributed import joined
 from normfree.train.evaluation import Score
@@ -36,25 +34,21 @@ from normfree.train.judging import Judge
 from normfree.train.randomness import seeded_draws
 from normfree.train.result import RunResult, Snapshot
 from normfree.train.rig import Rig
-from normfree.train.runs import RunFolder, Status, require_same
+from normfree.train.runs import RunFolder, Status
 from normfree.train.signals import Stop
+from normfree.train.standing import Standing
 from normfree.train.subject import (
     as_given,
     branch_count,
-    built_from,
     class_count,
     model_of,
     require_effect,
-    require_images,
     require_scores,
 )
-from normfree.train.tokens import require_data, require_token_scores
+from normfree.train.tokens import require_token_scores
 from normfree.train.translating import Bleu
 
-Kept = tuple[dict[str, Tensor], dict[str, Any]]
-"""The tensors and the plain state of a checkpoint."""
 _LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
-_SHARE, _SMALL = 0.1, 2**25  # of the time, for large checkpoints after epochs; bytes of one that may come after each
 _DEAD = 255  # what a process says that found the run dead; above the numbers of signals
 
 
@@ -118,7 +112,7 @@ def fit(
 
 
 class _Run:
-    """A run on its way: what it trains with, the counters, and the folder it is kept in."""
+    """A run on its way: what it trains with, where it stands, and the folder it is kept in."""
 
     def __init__(
         self, rig: Rig, folder: RunFolder | None, stop: Stop, seed_draws: Callable[..., None], began: float
@@ -126,16 +120,10 @@ class _Run:
         self.rig, self.folder, self._stop, self._seed_draws, self._begun = rig, folder, stop, seed_draws, began
         self.config, self.model, self.step, self.processes = rig.config, rig.model, rig.step, rig.processes
         self._judge = Judge(rig, stop, folder)
-        self._built_from = built_from(rig.config, rig.data) if folder is not None else {}
+        self.standing = Standing(rig, folder, began)
         self.total = rig.steps * rig.config.epochs
-        self.done = 0
-        self.before = 0.0  # seconds that earlier processes trained
-        self.validation: Score | None = None
-        self._owed = False  # whether an earlier process saved the last step of an epoch, and ended before its metrics
         self.signal: int | None = None
         self._log: EventLog | None = None
-        self._cost = 0.0  # seconds that the last checkpoint took
-        self._kept: deque[Kept] = deque(maxlen=2)  # the last two states that were saved, or the one that it began with
 
     # The loop
 
@@ -150,15 +138,15 @@ class _Run:
         """Go on until the end, a signal or a divergence, and say how it ended."""
         self._start(resume)
         status = self._loop(progress)
-        train_loss, train_accuracy, _ = self._look() if self.done else (None, None, True)
+        train_loss, train_accuracy, _ = self._look() if self.standing.done else (None, None, True)
         self._train_seconds = time.perf_counter() - self._train_start
         if status == "interrupted" or not self.config.epochs:
-            self._save()
+            self.standing.save()
         test = bleu = None
         if status == "finished":
             status, test = self._test()
         if status == "diverged":
-            self._go_back()
+            self.standing.go_back()
         with self.step.averaged():
             self.rig.release()
         if status == "finished":
@@ -176,33 +164,32 @@ class _Run:
             self.step.capture()
         with self.processes.together():
             self._open(resume)
-        self._share()
-        self._kept.append(self._state())
-        self._train_start = self._saved = self._looked = time.perf_counter()
+        self.standing.begin()
+        self._train_start = self._looked = time.perf_counter()
         self._setup_seconds = self._train_start - self._begun
-        self._done_at_start = self.done
+        self._done_at_start = self.standing.done
 
     def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
         config, flying = self.config, InFlight(self.rig.device)
-        if self._owed and (status := self._end_epoch(self.done // self.rig.steps - 1)) is not None:
+        if self.standing.owed and (status := self._end_epoch(self.standing.done // self.rig.steps - 1)) is not None:
             return status
-        while self.done < self.total:
-            epoch, first = divmod(self.done, self.rig.steps)
+        while self.standing.done < self.total:
+            epoch, first = divmod(self.standing.done, self.rig.steps)
             self.step.start_epoch(epoch, self._factors(epoch), first)
             if first == 0:
                 self.step.clear_metrics()
             for _ in range(first, self.rig.steps):
-                self._seed_draws(config.seed, self.done, self.processes.rank)
+                self._seed_draws(config.seed, self.standing.done, self.processes.rank)
                 self.step()
-                self.done += 1
+                self.standing.done += 1
                 flying.launched()
                 now = time.perf_counter()
-                due = bool(config.checkpoint_minutes) and now - self._saved >= 60 * config.checkpoint_minutes
+                due = bool(config.checkpoint_minutes) and now - self.standing.saved >= 60 * config.checkpoint_minutes
                 alive = True
                 if due or now - self._looked >= _LOOK:
                     loss, accuracy, alive = self._look()
                     if alive and progress is not None:
-                        seen = self.done, self.total, self.done / self.rig.steps
+                        seen = self.standing.done, self.total, self.standing.done / self.rig.steps
                         progress(Snapshot(*seen, loss, accuracy, self._speed(), self.rig.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((self._stop.requested or 0) if alive else _DEAD)
@@ -213,7 +200,7 @@ class _Run:
                     return "interrupted" if self._look()[2] else "diverged"
                 if due:
                     with self._aside():
-                        self._save()
+                        self.standing.save()
             if (status := self._end_epoch(epoch)) is not None:
                 return status
         return "finished"
@@ -240,32 +227,25 @@ class _Run:
                 found = self._judge.score(self.rig.inputs.validation)
             if self._judge.signal is not None:
                 return "interrupted"  # the epoch is owed: the next process scores it
-            self.validation = found
+            self.standing.validation = found
         record: dict[str, Any] = {
-            "step": self.done,
+            "step": self.standing.done,
             "epoch": epoch + 1,
             "train_loss": loss,
             "train_accuracy": accuracy,
             "lr": self.config.lr * self._factors(epoch)[-1],
-            "seconds": round(self.before + time.perf_counter() - self._begun, 3),
+            "seconds": round(self.standing.seconds, 3),
             f"{self.rig.inputs.unit}_per_second": round(speed, 1),
         }
-        if self.validation is not None:
-            record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
+        if (score := self.standing.validation) is not None:
+            record |= {"validation_loss": score.loss, "validation_accuracy": score.accuracy}
         if self.folder is not None:
             self.folder.append(record)
             if self._log is not None:
                 self._log(record)
-        if self.done >= self.total or self._is_due(epoch):
-            self._save()
+        if self.standing.done >= self.total or self.standing.is_due(epoch):
+            self.standing.save()
         return None
-
-    def _is_due(self, epoch: int) -> bool:
-        """Whether there is to be a checkpoint after this epoch; large ones take a small share of the time at most."""
-        every = self.config.checkpoint_epochs
-        small = sum(tensor.nbytes for tensor in self._kept[-1][0].values()) <= _SMALL
-        worth = small or time.perf_counter() - self._saved >= self._cost / _SHARE
-        return bool(every) and (epoch + 1) % every == 0 and self.processes.tell(worth)
 
     def _test(self) -> tuple[Status, Score | None]:
         """The score in test, and how the run ends by it."""
@@ -280,7 +260,7 @@ class _Run:
     def _look(self) -> tuple[float, float, bool]:
         """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
         self._looked = time.perf_counter()
-        steps = self.done % self.rig.steps or self.rig.steps
+        steps = self.standing.done % self.rig.steps or self.rig.steps
         return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
 
     def _factors(self, epoch: int) -> list[float]:
@@ -292,7 +272,7 @@ class _Run:
     def _speed(self) -> float:
         """Images or tokens a second since this process began to train."""
         seconds = time.perf_counter() - self._train_start
-        return (self.done - self._done_at_start) * self.rig.inputs.per_step / max(seconds, 1e-9)
+        return (self.standing.done - self._done_at_start) * self.rig.inputs.per_step / max(seconds, 1e-9)
 
     # The folder
 
@@ -301,9 +281,9 @@ class _Run:
         if self.folder is None:
             return
         if resume:
-            self._resume(self.folder)
+            self.standing.resume(self.folder)
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-            self._log = EventLog(self.folder.path, done=self.done)
+            self._log = EventLog(self.folder.path, done=self.standing.done)
             self.rig.undo.callback(self._log.close)
         path = self.folder.config_path
         with explained("the configuration", path), replacing(path) as temporary:
@@ -316,74 +296,6 @@ class _Run:
             path = self.folder.path / VOCABULARY
             with explained("the vocabulary", path), replacing(path) as temporary:
                 temporary.write_bytes(self.rig.data.vocabulary().model)
-
-    def _resume(self, folder: RunFolder) -> None:
-        if folder.config_path.exists():
-            free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which one process may have had
-            require_same(asdict(TrainConfig.from_toml(folder.config_path)), asdict(self.config), folder.path, free=free)
-        if folder.status == "diverged":
-            raise ValueError(
-                f"expected a run that can go on, but the one in '{folder.path}' diverged; "
-                "start another one with a lower learning rate, or another method"
-            )
-        found = folder.resume()
-        if found is not None:
-            tensors, state = found
-            if isinstance(self.rig.data, Prepared):
-                require_data(self.rig.data, state, folder.path)
-            else:
-                require_images(self._built_from, state, folder.path)
-            self.step.restore_(tensors)
-            self.done, self.before = state["step"], state["seconds"]
-            self.validation = Score(*state["validation"]) if state["validation"] else None
-            logged = next((record for record in folder.read_metrics() if record["step"] == self.done), None)
-            self._owed = logged is None and self.done > 0 and self.done % self.rig.steps == 0
-            if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
-                self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
-
-    def _share(self) -> None:
-        """Let every process stand where the first does: at its weights, or at the checkpoint that it read."""
-        if self.processes.world > 1:
-            state = self.step.state()
-            self.processes.share_(state.values())
-            self.step.restore_(state)
-            told = self.processes.tell((self.done, self.before, self.validation, self._owed))
-            self.done, self.before, self.validation, self._owed = told
-
-    def _save(self) -> None:
-        began = time.perf_counter()
-        if self._kept[-1][1]["step"] == self.done:
-            self._kept.pop()  # the same state again
-        self._kept.append(self._state())
-        if self.folder is not None:
-            self.folder.save(*self._kept[-1])
-        self._saved = time.perf_counter()
-        self._cost = self._saved - began
-
-    def _state(self) -> Kept:
-        """A copy of all that a run consists of, and where it is."""
-        state = {
-            "step": self.done,
-            "seconds": self.before + time.perf_counter() - self._begun,
-            "validation": self.validation and list(self.validation),
-            **self._built_from,
-        }
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}, state
-
-    def _go_back(self) -> None:
-        """Leave a diverged run, and its folder, in the last saved state that is known to be good.
-
-        A state is known to be good when the step after it found its loss finite and below the limit. Where none is, the
-        one is left that this process began with. Clocks decide what is saved, so that all processes take the first's.
-        """
-        self.done = int(self.step.count)  # where it diverged
-        good = next((kept for kept in reversed(self._kept) if kept[1]["step"] < self.done), self._kept[0])
-        tensors, state = good
-        self.step.restore_(tensors)
-        self.validation = Score(*state["validation"]) if state["validation"] else None
-        self._share()
-        if self.folder is not None and self.folder.saved_step != state["step"]:
-            self.folder.save(tensors, state)
 
     def _close(self, result: RunResult, picture: bool) -> None:
         again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
@@ -403,21 +315,21 @@ class _Run:
         command: str | None,
     ) -> RunResult:
         cuda = self.rig.device.type == "cuda"
-        steps = self.done - self._done_at_start
+        steps = self.standing.done - self._done_at_start
         return RunResult(
             status=status,
             config=self.config,
             model=self.model,
-            steps=self.done,
-            epochs=self.done / self.rig.steps,
+            steps=self.standing.done,
+            epochs=self.standing.done / self.rig.steps,
             train_loss=loss,
             train_accuracy=accuracy,
-            validation=self.validation,
+            validation=self.standing.validation,
             test=test,
             linear_accuracy=LINEAR_ACCURACY if getattr(self.rig.data, "name", None) == "fashion14" else None,
             parameters=self.rig.parameters,
             classes=class_count(self.rig.data),
-            seconds=self.before + time.perf_counter() - self._begun,
+            seconds=self.standing.seconds,
             setup_seconds=self._setup_seconds,
             throughput=steps * self.rig.inputs.per_step / max(self._train_seconds, 1e-9),
             unit=self.rig.inputs.unit,

@@ -26,7 +26,9 @@ def device_of(name: str) -> torch.device:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = f": {str(error).splitlines()[0]}" if name.partition(":")[0] in ("cuda", "mps", "xpu") else ""
-        raise ValueError(f"expected a device such as cpu or cuda, got '{name}'{reason}") from error
+        raise ValueError(
+            f"expected a device such as cpu or cuda, got '{name}'{reason}; auto takes the best there is"
+        ) from error
     return device
 
 

@@ -174,7 +174,7 @@ def _token_inputs(config: TrainConfig, data: Prepared, device: torch.device, pro
         validation=judged("valid"),
         test=judged("test"),
         unit="tokens",
-        per_step=feed.mean_tokens if isinstance(feed, TokenBatches) else config.batch_size * config.block,
+        per_step=feed.mean_tokens if isinstance(feed, TokenBatches) else feed.batch_size * config.block,
         loss=partial(token_loss, world=processes.world),
         score=partial(token_score, world=processes.world),
     )

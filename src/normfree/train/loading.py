@@ -47,6 +47,8 @@ def read_config(run: str | Path) -> TrainConfig:
     path = RunFolder(run).config_path
     if not path.exists():
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
+    if not path.stat().st_size:  # all defaults, which is not what was trained
+        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run anew")
     return TrainConfig.from_toml(path)
 
 

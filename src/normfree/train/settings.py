@@ -30,7 +30,7 @@ def require_known(name: str, known: Iterable[str], where: str = "") -> None:
     if name not in known:
         from normfree.methods.registry import unknown  # here, because it loads torch
 
-        raise unknown(f"setting{where}", name, known)
+        raise unknown("setting", name, known, where)
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs on tokens: translation from pairs and language models from text, in the place of images and their classes.
 
 The data of such a run is a prepared folder: 'pairs:FOLDER' or 'text:FOLDER'. Its batches have a few shapes, and a batch
-size counts target tokens (pairs) or blocks (text).
+size counts target tokens (pairs) or blocks (text), and no more than there are make a batch.
 """
 
 from __future__ import annotations

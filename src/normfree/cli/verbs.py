@@ -1,0 +1,120 @@
+"""The verbs of the command line put together, and their errors in one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from inspect import cleandoc
+from typing import Annotated, Any
+
+import typer
+
+from normfree import __version__
+from normfree.cli.compare import compare_methods
+from normfree.cli.convert import convert_model
+from normfree.cli.data import get_data, list_data
+from normfree.cli.demo import make_demo
+from normfree.cli.diagnose import diagnose_model
+from normfree.cli.methods import list_methods
+from normfree.cli.models import list_models
+from normfree.cli.options import Verb
+from normfree.cli.reproduce import reproduce_claims
+from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
+from normfree.cli.train import evaluate_run, train_model
+
+app = typer.Typer(
+    name="normfree",
+    help="Train deep residual networks without normalization layers, and see why it works.",
+    epilog="An error is one line; set NORMFREE_TRACEBACK=1 to see where it came from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _add(verbs: typer.Typer, name: str, function: Callable[..., None], *, alone_is_help: bool = False) -> None:
+    """A verb, its help with paragraphs as long as the terminal is wide, not as the docstring's lines are."""
+    text = "\n\n".join(" ".join(part.split()) for part in cleandoc(function.__doc__ or "").split("\n\n"))
+    verbs.command(name, cls=Verb, help=text, no_args_is_help=alone_is_help)(function)
+
+
+_add(app, "methods", list_methods)
+_add(app, "models", list_models)
+_add(app, "diagnose", diagnose_model)
+_add(app, "convert", convert_model)
+_add(app, "train", train_model)
+_add(app, "evaluate", evaluate_run)
+_add(app, "translate", translate_lines)
+_add(app, "continue", continue_lines)
+_add(app, "compare", compare_methods, alone_is_help=True)
+_add(app, "reproduce", reproduce_claims)
+_add(app, "demo", make_demo)
+data_app = typer.Typer(help="Fetch the data sets, and see which are there.", no_args_is_help=True)
+_add(data_app, "get", get_data)
+_add(data_app, "list", list_data)
+_add(data_app, "prepare", prepare_text_files)
+app.add_typer(data_app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"normfree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run a verb; an error, of the library or of what was typed, is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")  # √ and α on a terminal that lacks them
+    try:
+        sys.exit(app(arguments, prog_name="normfree", standalone_mode=False))
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was typed, so that the help is the answer
+            if error.format_message():  # not shown yet
+                error.show()
+            sys.exit(error.exit_code)
+        sentence = _usage(error)
+    except typer.Abort as error:  # what typer makes of a file that ends too early and, in older versions, of ctrl-C
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        sentence = str(error.__cause__ or "stopped")
+    except (ValueError, OSError) as error:
+        if os.environ.get("NORMFREE_TRACEBACK"):
+            raise
+        sentence = " ".join(str(error).split())
+    print("error:", sentence, file=sys.stderr)
+    sys.exit(2)
+
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with what was typed, and where to read on."""
+    sentence = str(error.format_message()).rstrip(".")
+    if error.ctx is None:
+        return sentence
+    option = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if any("--set" in parameter.opts for parameter in error.ctx.command.params):
+        from normfree.train.config import TrainConfig
+
+        if option in TrainConfig.__dataclass_fields__:
+            return f"No such option: {error.option_name}; a setting is given as --set {option}=…"
+        if "unexpected extra argument" in sentence and "=" in sentence:
+            return f"{sentence}; a setting is given as --set NAME=VALUE"
+        if "unexpected extra argument" in sentence and any("--recipe" in p.opts for p in error.ctx.command.params):
+            return f"{sentence}; a recipe is given as --recipe NAME, a model as --model NAME"
+    return f"{sentence}{' See' if sentence.endswith('?') else '; see'} {error.ctx.command_path} -h"
