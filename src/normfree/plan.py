@@ -36,7 +36,8 @@ class Layer:
 
     The weight is the attribute `parameter` of the module `name`. It holds `parts` equal matrices, stacked along the
     outputs (3 for a fused query, key and value), and is stored as (in, out) when `transposed`. A `gate` reaches the sum
-    only as a bounded factor (squeeze and excitation). The weight of a `tied` layer is an embedding's too.
+    only as a bounded factor (squeeze and excitation), or the output where it is in no branch. The weight of a `tied`
+    layer is an embedding's too.
     """
 
     name: str

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -477,11 +478,48 @@ def test_layers_outside_branches_put_out_unit_variance() -> None:
     model, plan = convert(torchvision.models.mobilenet_v3_small(num_classes=4), "skipinit", images)
     seen = {}
     modules = dict(model.named_modules())
-    for layer in plan.body:
+    straight = [layer for layer in plan.body if not layer.gate]
+    for layer in straight:
         modules[layer.name].register_forward_hook(lambda m, a, out, n=layer.name: seen.update({n: out.std().item()}))
     model.eval()(images)
-    assert seen
+    assert len(seen) == 11
     assert all(std == pytest.approx(1.0, rel=0.02) for std in seen.values())
+
+
+class Gated(nn.Module):
+    """Squeeze and excitation in a block without a shortcut, between layers with batch norm, and a residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn1 = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.down, self.bn2 = nn.Conv2d(32, 256, 3, padding=1, stride=2), nn.BatchNorm2d(256)
+        self.squeeze, self.excite = nn.Conv2d(256, 64, 1), nn.Conv2d(64, 256, 1)
+        self.project, self.bn3 = nn.Conv2d(256, 32, 1), nn.BatchNorm2d(32)
+        self.branch, self.head = nn.Conv2d(32, 32, 1), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn2(self.down(torch.relu(self.bn1(self.stem(x))))))
+        x = x * torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        x = self.bn3(self.project(x))
+        return self.head((x + self.branch(torch.relu(x))).mean((2, 3)))
+
+
+def test_gates_outside_branches_stay_as_the_method_draws_them() -> None:
+    """He's weights in closed form, Var[W] = 2/fan_in, for what reads a ReLU, pooled or not."""
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    original = Gated()
+    model, plan = convert(original, "skipinit", images, generator=torch.Generator().manual_seed(0))
+    assert [layer.name for layer in plan.stem if layer.gate] == ["squeeze", "excite"]
+    assert {s.name for s in plan.changes.scaled} == {"down.weight", "project.weight"}
+    for gate in (model.squeeze, model.excite):
+        fan_in = gate.weight.shape[1]
+        assert gate.weight.var().item() == pytest.approx(2 / fan_in, rel=0.05)
+    # Control: what is pooled hardly varies, so that at unit variance a gate would magnify it.
+    ungated = replace(plan, stem=tuple(replace(layer, gate=False) for layer in plan.stem), changes=None)
+    model, plan = convert(original, "skipinit", images, plan=ungated, generator=torch.Generator().manual_seed(0))
+    factors = {s.name: s.factor for s in plan.changes.scaled}
+    assert factors["squeeze.weight"] > 1.4
 
 
 def test_embedding_starts_the_stream_at_unit_variance() -> None:

@@ -218,6 +218,35 @@ def test_squeeze_and_excitation_belongs_to_the_branch() -> None:
     assert not plan_of(OnlyExcitation()).branches
 
 
+class GatedTwice(Toy):
+    """The sigmoid of `third` is a factor of another signal, that of `second` one of its own."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = self.second(self.first(x) * torch.sigmoid(self.third(x)))
+        return y * torch.sigmoid(y)
+
+
+@pytest.mark.parametrize("toy", [OnlyExcitation, GatedTwice])
+def test_gates_outside_branches_are_the_layers_whose_size_the_output_does_not_follow(toy: type[Toy]) -> None:
+    """By brute force: with a weight 10⁶ and 10⁹ times as large, the output grows, or is bounded."""
+    torch.manual_seed(0)
+    model, x = toy().double(), torch.randn(16, 4, dtype=torch.float64)
+    plan = discover(model, x)
+    assert not plan.branches
+    bounded = {}
+    for layer in plan.layers():
+        sizes = []
+        for factor in (1e6, 1e9):
+            large = copy.deepcopy(model)
+            with torch.no_grad():
+                large.get_parameter(layer.path).mul_(factor)
+                sizes.append(large(x).std().item())
+        bounded[layer.name] = sizes[1] < 10 * sizes[0]
+    assert {layer.name: layer.gate for layer in plan.layers()} == bounded
+    assert True in bounded.values()
+    assert False in bounded.values()
+
+
 class HighwayToy(Toy):
     def middle(self, x: Tensor) -> Tensor:
         gate = torch.sigmoid(self.first(x))

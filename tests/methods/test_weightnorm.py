@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normfree import discover
 from normfree.methods import initialize_
 from normfree.methods.site import Site
 from normfree.models import Network, build
@@ -68,6 +69,36 @@ def test_wn_directions_are_orthogonal(name):
         v = module.weight.detach().double().flatten(1)
         small = v @ v.T if v.shape[0] <= v.shape[1] else v.T @ v
         torch.testing.assert_close(small, torch.eye(len(small), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def grouped(groups: int, out: int = 64) -> tuple[nn.Conv2d, Site]:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, out, 3, groups=groups, bias=False), nn.Conv2d(out, 2, 1))
+    site = Site(model, discover(model, torch.zeros(1, 3, 8, 8)), seeded(0))
+    with torch.no_grad():
+        site.set_(site.plan.body[0], site.orthogonal(site.plan.body[0]))
+    return model[1], site
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16, 64])
+def test_grouped_directions_are_orthogonal_group_by_group(groups: int) -> None:
+    """The matrix of each group read off the convolution itself, in float64: what it makes of each unit impulse."""
+    convolution, _ = grouped(groups)
+    convolution.double()
+    impulses = torch.eye(64 * 9, dtype=torch.float64).view(-1, 64, 3, 3)
+    whole = convolution(impulses).detach().flatten(1).T  # (outputs, inputs): zero but for the groups' own
+    for rows, columns in zip(whole.chunk(groups), torch.arange(64 * 9).chunk(groups), strict=True):
+        block = rows[:, columns]
+        assert block.norm() == pytest.approx(rows.norm().item())
+        torch.testing.assert_close(block @ block.T, torch.eye(len(block), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_one_orthogonal_matrix_for_all_groups_has_short_rows() -> None:
+    """The control of the one before, and what `wn` learned from: 9 columns of length 1 make 64 rows of √(9/64)."""
+    convolution, site = grouped(64)
+    whole = nn.init.orthogonal_(torch.empty(64, 9))
+    assert whole.square().sum(1).mean().item() == pytest.approx(9 / 64)
+    torch.testing.assert_close(convolution.weight.flatten(1).norm(dim=1), torch.ones(64))
+    assert site.plan.body[0].parts == 1
 
 
 def test_wn_keeps_the_classifier_plain_and_of_default_scale():

@@ -115,7 +115,9 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
     Also gives the names of the weights that no module of their own puts a signal out for: they stay as they are.
 
     A network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at each gate and
-    each activation that is no ReLU. The first layer and the classifier stay.
+    each activation that is no ReLU. The first layer and the classifier stay. So do gates, as in branches: the next
+    layer makes up for what they take. What they read is pooled and hardly varies; magnified to unit variance, it makes
+    them learn so fast that EfficientNet diverges at rates at which it trains otherwise.
     """
     modules = dict(model.named_modules())
     scaled: dict[str, Scaled] = {}
@@ -136,7 +138,7 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
 
         return rescale
 
-    outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied]
+    outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied and not layer.gate]
     called = [layer for layer in outside if _is_a_module(layer, modules[layer.name])]
     handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in called]
     try:

@@ -37,6 +37,12 @@ def growing_factors(node: Node) -> tuple[Node, ...]:
     return tuple(factor for factor in node.factors if not is_bounded(factor)) or node.factors
 
 
+def carried(node: Node) -> tuple[Node, ...]:
+    """What a node depends on other than as a bounded factor, which changes its size by no more than that."""
+    dropped = set(node.factors) - set(growing_factors(node))
+    return tuple(source for source in node.inputs if source not in dropped)
+
+
 def is_bounded(node: Node) -> bool:
     """Whether a value is a bounded function of the signal, such as a sigmoid, but for constants and its shape."""
     while node.function not in BOUNDED:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from normfree.graph.degree import carried
 from normfree.graph.flow import Flow, Node
 from normfree.graph.fused import parts
 from normfree.graph.record import record
@@ -49,7 +50,8 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     )
     inside = {node for m in sums for node in (*m.branch, *m.shortcut)}
     outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
-    stem, body, classifier = (layers(nodes, frozenset()) for nodes in _split(outside, sums))
+    gates = only_as_bounded_factors(flow.nodes)
+    stem, body, classifier = (layers(nodes, gates) for nodes in _split(outside, sums))
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     return ResidualPlan(branches, stem, body, classifier, aside)
 
@@ -137,6 +139,15 @@ def read_through_activation(flow: Sequence[Node]) -> dict[Node, bool]:
     for node in reversed(flow):
         out[node] = bool(node.users) and all(by(user) for user in node.users)
     return out
+
+
+def only_as_bounded_factors(flow: Sequence[Node]) -> set[Node]:
+    """The nodes that reach what the network puts out only as bounded factors: gates, outside of branches, too."""
+    found: set[Node] = set()
+    for node in reversed(flow):
+        if node.users and all(user in found or node not in carried(user) for user in node.users):
+            found.add(node)
+    return found
 
 
 def _names(sums: Sequence[Meeting]) -> list[str]:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from normfree.graph.degree import degree, growing_factors
+from normfree.graph.degree import carried, degree
 from normfree.graph.flow import Node
 from normfree.plan import ShortcutKind
 
@@ -123,8 +123,7 @@ def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> se
             continue
         seen.add(node)
         if node not in stops:
-            dropped = set(node.factors) - set(growing_factors(node))
-            stack += [source for source in node.inputs if source not in dropped]
+            stack += carried(node)
     return seen
 
 

@@ -72,9 +72,15 @@ class Site:
         return self.normal(layer, 2.0 / sum(self.fans(layer)))
 
     def orthogonal(self, layer: Layer) -> Tensor:
-        """A weight whose (rows, rest) matrix is orthogonal, part by part, from the Haar measure (sign-corrected QR)."""
+        """A weight whose (rows, rest) matrix is orthogonal, part by part, from the Haar measure (sign-corrected QR).
+
+        So it is group by group: what a grouped convolution multiplies by is a matrix a group. One matrix for all would
+        give a depthwise layer of c channels rows of length k/√c, whose directions learn c/k² times as fast.
+        """
         out, *rest = self.shape(layer)
-        draws = [self._empty((out // layer.parts, *rest)) for _ in range(layer.parts)]
+        groups = 1 if layer.transposed else getattr(self.module(layer), "groups", 1)
+        pieces = math.lcm(layer.parts, groups)
+        draws = [self._empty((out // pieces, *rest)) for _ in range(pieces)]
         return torch.cat([nn.init.orthogonal_(draw, generator=self.generator) for draw in draws])
 
     def set_(self, layer: Layer, weight: Tensor) -> None:

@@ -66,7 +66,7 @@ class HighwayNetwork(Network):
     def plan(self) -> ResidualPlan:
         """The plan: a gated sum is not a residual sum, since its shortcut depends on the data."""
         body = tuple(
-            Layer(name, activated_in=name.startswith("body.0."), activated_out=True)
+            Layer(name, activated_in=name.startswith("body.0."), activated_out=True, gate=name.endswith(".gate"))
             for name in weight_layer_names("body", self.body)
         )
         return self._outside(body, stem_activated_out=True, activated=False)
