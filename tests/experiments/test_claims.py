@@ -8,7 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from normfree.experiments.claims import PAPERS, Check, Claim, Cost, Settings, all_claims, get, judge, register
+from normfree.experiments.claims import (
+    PAPERS,
+    Check,
+    Claim,
+    Cost,
+    Measurement,
+    Settings,
+    all_claims,
+    get,
+    judge,
+    register,
+)
 
 MAIN = Check(name="main", statement="between 1 and 2", paper=1.5, low=1.0, high=2.0, why="the text")
 ASIDE = Check(name="aside", statement="at least 3", low=3.0, why="the plot", main=False)
@@ -25,7 +36,7 @@ def claim(*checks: Check) -> Claim:
         how="By hand.",
         cost=Cost(quick_seconds=0, full_seconds=0),
         checks=checks,
-        measure=None,
+        measure=lambda settings: Measurement(values={}),
     )
 
 
@@ -142,6 +153,6 @@ def test_claims_stand_in_one_order_whatever_is_imported_first():
     code = "import normfree.experiments.{}, normfree.experiments as e; print([one.id for one in e.all_claims()])"
     printed = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
-        for name in ("fixup.absent", "normdead.pieces")
+        for name in ("fixup.imagenet", "normdead.pieces")
     ]
     assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2

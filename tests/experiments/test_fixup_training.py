@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.experiments.claims import Claim, Judgement, Measurement, get, judge
+from normfree.experiments.claims import Judgement, Measurement, get
 from normfree.experiments.fixup import training
 from normfree.experiments.runs import gpu_seconds
 from normfree.experiments.trainings import Trained
@@ -237,15 +237,33 @@ def test_large_scale_that_trains_fails_figure_4():
     assert failed == {"training accuracy, 10 × scale, no bias"}
 
 
-# What is not at hand, and the recipes
+# ImageNet, and the recipes
 
 
-@pytest.mark.parametrize("claim_id", ["fixup/table2", "fixup/table3"])
-def test_claims_without_data_say_what_is_missing(claim_id):
-    claim: Claim = get(claim_id)
-    assert claim.measure is None
-    assert claim.how.startswith("Not run, as ")
-    assert judge(claim, None).status == "not run"
+def test_imagenet_is_judged_by_what_is_printed():
+    claim = get("fixup/table2")
+    printed = {check.name: check.paper for check in claim.checks if isinstance(check.paper, float)}
+
+    def ends_at(error: Callable[[str], float], fitted: float) -> tuple[Measurement, Judgement, MadeUpRuns]:
+        def make(name: str, _: TrainConfig) -> Trained:
+            row = name.rpartition(", seed")[0]
+            train = fitted if row == "ResNet-50, Fixup" else 0.75
+            return Trained(
+                {"status": "finished", "test": {"accuracy": 1 - error(row) / 100}}, [{"train_accuracy": train}]
+            )
+
+        return measure(claim, make, scale="full", seeds=(0,))
+
+    measurement, judgement, runs = ends_at(lambda row: printed[f"test error, {row}"], 0.8)
+    assert {row.verdict for row in judgement.rows if row.check.scale == "full"} == {"holds"}
+    assert measurement.values["ResNet-50, Fixup + mixup - group norm + mixup"] == pytest.approx([0.1])
+    assert measurement.values["ResNet-50, training error, batch norm - Fixup"] == pytest.approx([5.0])
+    assert {(c.epochs, c.data) for c in runs.asked.values()} == {(n, "folder:.data/imagenet") for n in (100, 200)}
+    coefficients = {config.method: config.mixup for config in runs.asked.values() if config.mixup}
+    assert coefficients == {"batchnorm": 0.2, "groupnorm": 0.1, "fixup": 0.7}
+    _, judgement, _ = ends_at(lambda row: 24.0, 0.75)
+    overfits, deep = "ResNet-50, training error, batch norm - Fixup", "test error, ResNet-101, Fixup + mixup"
+    assert {overfits, deep} <= checks_that(judgement, "fails")
 
 
 def test_wide_network_has_the_defaults_of_its_paper():

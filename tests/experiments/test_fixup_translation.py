@@ -67,6 +67,32 @@ def test_without_runs_nothing_is_measured() -> None:
     assert all(80 < gpu_seconds(config) < 600 for config in runs.missing.values())
 
 
+def test_files_of_a_text_are_named_with_what_identifies_them() -> None:
+    file = {"name": "a.de", "bytes": 12_000, "sha256": "ab"}
+    runs = by_method({"layernorm": 38.0, "fixup": 38.0})
+
+    def told(name: str, config: TrainConfig) -> Trained | None:
+        run = runs(name, config)
+        return run and Trained({**run.result, "inputs": {"train": [file]}}, run.metrics)
+
+    (table,) = measure(get(EUROPARL), told, seeds=(0,))[0].tables
+    assert table.rows == (("train", "a.de", "12,000", "ab"),)
+    assert measure(get(EUROPARL), runs, seeds=(0,))[0].tables == ()  # a run from before they were told
+
+
+def test_both_data_sets_of_the_table_are_compared_on_their_own() -> None:
+    def make(name: str, config: TrainConfig) -> Trained:
+        return ended({"IWSLT": 34.2, "WMT": 29.3}[name.split()[0]] + (0.3 if config.method == "fixup" else 0.0))
+
+    measurement, judgement, runs = measure(get("fixup/table3"), make, seeds=(0,))
+    assert {row.verdict for row in judgement.rows if row.check.scale == "full"} == {"holds"}
+    assert measurement.values["WMT en-de: Fixup - layer norm"] == pytest.approx([0.3])
+    assert {c.dropout for n, c in runs.asked.items() if n.startswith("WMT")} == {0.4}
+    assert {c.dropout for n, c in runs.asked.items() if n.startswith("IWSLT")} == {0.5}
+    worse = measure(get("fixup/table3"), lambda n, c: ended(30.0 if c.method == "layernorm" else 29.6), seeds=(0,))[1]
+    assert len(checks_that(worse, "fails")) == 2
+
+
 def test_made_up_sentences_are_prepared_once_and_backwards(tmp_path: Path) -> None:
     name = _made_up(tmp_path)
     data = open_prepared(name.removeprefix("pairs:"))

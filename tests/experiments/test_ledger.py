@@ -281,10 +281,12 @@ def test_claim_that_was_not_run_has_its_command_and_hours(tmp_path: Path) -> Non
 
 
 def test_claim_whose_data_is_missing_names_it(tmp_path: Path) -> None:
-    text = text_of(tmp_path, made_up(measure=None, needs_data="ImageNet", how="The recipe would run."))
-    assert Reader(text).tables[-1][1] == ["fixup/fake", "all, for lack of ImageNet", "", ""]
-    assert "Measured: The recipe would run." in Reader(text).text
-    assert "reproduce fixup/fake" not in text
+    seen = Reader(text_of(tmp_path, made_up(lacks="ImageNet")))
+    command = "normfree reproduce fixup/fake --device cuda"
+    assert seen.tables[-1][1] == ["fixup/fake", "all, for lack of ImageNet", "2 h on one H200", command]
+    store(tmp_path, made_up(lacks="ImageNet"), "quick")
+    seen = Reader(text_of(tmp_path, made_up(lacks="ImageNet")))
+    assert seen.tables[-1][1][1] == "the full scale, for lack of ImageNet"
 
 
 def test_quick_result_is_marked_as_a_stand_in(tmp_path: Path) -> None:

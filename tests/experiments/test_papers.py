@@ -71,15 +71,14 @@ def test_needs_training_or_data_is_said():
         "wninit/fig2_right": "MNIST",
     }
     assert data == {**dict.fromkeys(data, "CIFAR-10"), **others}
-    assert {claim.id for claim in CLAIMS if claim.measure is None} == {"fixup/table2", "fixup/table3"}
+    assert {claim.id for claim in CLAIMS if claim.lacks} == {"fixup/table2", "fixup/table3"}
     assert trained == {claim.id for claim in CLAIMS if claim.cost.device == "gpu"} - {"wninit/table2"}
 
 
-@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.needs_training and c.measure is not None], ids=ids)
+@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.needs_training], ids=ids)
 def test_claim_that_trains_asks_for_runs_and_measures_nothing_without(claim, tmp_path):
     for scale in ("quick", "full"):
         runs = MadeUpRuns(lambda name, config: None)
-        assert claim.measure is not None
         settings = Settings(scale=scale, seeds=claim.seeds_at(scale), data=tmp_path, trainings=runs)  # type: ignore[arg-type]
         measurement = claim.measure(settings)
         assert runs.asked == runs.missing
@@ -98,7 +97,6 @@ def assert_measures(claim: Claim, settings: Settings) -> None:
         data=settings.data,
         progress=lambda done, total, what: steps.append((done, total)),
     )
-    assert claim.measure is not None
     measurement = claim.measure(settings)
     result = collect(claim, settings, measurement, 1.0)
     judgement = judge(claim, result)

@@ -213,12 +213,6 @@ def test_every_stored_result_of_this_repository_can_be_drawn(monkeypatch, tmp_pa
     assert sorted(p.relative_to(tmp_path) for p in drawn) == sorted(p.relative_to(results) for p in there)
 
 
-def test_claim_that_cannot_be_run_says_why(make, tmp_path):
-    make(measure=None, how="It needs ImageNet, which is not at hand.")
-    with pytest.raises(ValueError, match="'fixup/fake' cannot be run here: It needs ImageNet"):
-        reproduce("fixup/fake", FULL, tmp_path)
-
-
 # The command line
 
 

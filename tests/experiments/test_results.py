@@ -19,6 +19,7 @@ from normfree.experiments.results import (
     summarize,
     tables_of,
 )
+from normfree.experiments.trainings import Trainings
 from normfree.files import plain_json, write_json
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.tables import Column, Table
@@ -130,6 +131,15 @@ def test_stored_result_is_of_this_measurement(fake, result, tmp_path):
 )
 def test_command_runs_the_claim_again(fake, settings, expected):
     assert command(replace(fake, needs_data="CIFAR-10"), settings) == expected
+
+
+def test_command_of_runs_that_were_found_makes_them(fake, tmp_path):
+    trained = replace(fake, needs_training=True)
+    for only, device in (((), " --device cuda"), (None, ""), (("a run",), "")):
+        settings = Settings(seeds=(0, 1, 2), trainings=Trainings(tmp_path, tmp_path, only=only))
+        assert command(trained, settings) == f"normfree reproduce fixup/fake{device}"
+    quick = Settings(scale="quick", trainings=Trainings(tmp_path, tmp_path, only=()))
+    assert command(trained, quick) == "normfree reproduce fixup/fake --quick"
 
 
 def test_result_names_no_folder_user_or_host(result):

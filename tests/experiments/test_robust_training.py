@@ -232,7 +232,6 @@ def test_brock_stand_in_diverges_where_it_is_deep_only(claim_id, brock, tmp_path
 def test_quick_run_holds(claim_id: str, tmp_path: Path):
     claim = get(claim_id)
     settings = Settings(scale="quick", trainings=Trainings(tmp_path / "kept", tmp_path / "work"))
-    assert claim.measure is not None
     judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
     tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
     assert all(row.verdict == "holds" for row in tested), tested

@@ -42,7 +42,7 @@ MODULES = (  # where the claims are written, in the order of each paper
     "fixup.attention",
     "fixup.depth",
     "fixup.training",
-    "fixup.absent",
+    "fixup.imagenet",
     "fixup.translation",
     "wninit.theorems",
     "wninit.start",
@@ -172,8 +172,8 @@ class Claim:
     """A quantitative statement of a paper: a figure, a table, a theorem.
 
     `statement` and `how` are one sentence each; `paper_value` is what the paper gives, in words. `seeds` are how many
-    a full run takes and `quick_seeds` a quick one. `measure` is None where something that a run needs is not at hand,
-    and `how` says what. Raise `version` when the measurement changes, so that stored results are taken no longer.
+    a full run takes and `quick_seeds` a quick one. `lacks` names data that were not at hand for the full scale. Raise
+    `version` when the measurement changes, so that stored results are taken no longer.
     """
 
     id: str
@@ -183,10 +183,11 @@ class Claim:
     how: str
     cost: Cost
     checks: tuple[Check, ...]
-    measure: Callable[[Settings], Measurement] | None
+    measure: Callable[[Settings], Measurement]
     seeds: int = 3
     quick_seeds: int = 1
     needs_data: str = ""
+    lacks: str = ""
     needs_training: bool = False
     version: int = 1
 

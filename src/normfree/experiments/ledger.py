@@ -234,8 +234,6 @@ class _Writer:
         return Table("", CHECK_COLUMNS, tuple(tuple(map(escape, cells(row))) for row in rows))
 
     def _remedy(self, entry: Entry, what: str, time: str) -> str:
-        if not time:
-            return f"*Not run:* {escape(what)}."
         return f"*Not run:* {escape(what)}, about {time}: {code(command_of(entry.claim))}"
 
     def _runs(self, entry: Entry) -> Iterable[str]:
@@ -260,7 +258,7 @@ class _Writer:
         for entry in found:
             if (left := left_of(entry)) is not None:
                 name = f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
-                rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim)) if left[1] else ""))
+                rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim))))
         if not rows:
             return "Everything was run."
         return to_markdown(Table("", tuple(map(Column, ("claim", "not run", "about", "command"))), tuple(rows)))
@@ -294,7 +292,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
             sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
             sections += [_section(entry, Path(out), Path(folder)) for entry in of]
     left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
-    rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim) if what[1] else "") for e, what in left)
+    rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim)) for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
     if rows:
         sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
@@ -317,7 +315,7 @@ def _section(entry: Entry, out: Path, folder: Path) -> Section:
     title = f"{claim.id}, {claim.where}: {entry.standing}"
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
     if left := left_of(entry):
-        text.append(f"Not run: {left[0]}" + (f", about {left[1]}: {command_of(claim)}" if left[1] else "."))
+        text.append(f"Not run: {left[0]}, about {left[1]}: {command_of(claim)}")
     if result is None:
         return Section(title, tuple(filter(None, text)), name=claim.id)
     text += [f"Error in the paper: {erratum}" for erratum in errata_of(entry)]

@@ -141,13 +141,12 @@ def errata_of(entry: Entry) -> tuple[str, ...]:
 
 
 def left_of(entry: Entry) -> tuple[str, str] | None:
-    """What was not run of a claim, and about how long it takes; '' where it cannot be run."""
+    """What was not run of a claim, and about how long it takes."""
     claim = entry.claim
-    if claim.measure is None:
-        return f"all, for lack of {claim.needs_data}" if claim.needs_data else "all", ""
     if entry.full is None:
         where = "one H200" if claim.cost.device == "gpu" else "one core"
-        return "the full scale" if entry.is_quick else "all", f"{duration(claim.cost.full_seconds)} on {where}"
+        what = ("the full scale" if entry.is_quick else "all") + (f", for lack of {claim.lacks}" if claim.lacks else "")
+        return what, f"{duration(claim.cost.full_seconds)} on {where}"
     if entry.unmade:
         count = f"{len(entry.unmade)} of {len(entry.full['runs'])} training runs"
         return count, f"{duration(sum(entry.unmade.values()))} on one H200"

@@ -56,8 +56,6 @@ def _numbers(result: Result) -> Any:
 
 def run(claim: Claim, settings: Settings) -> Result:
     """Measure a claim, without touching any file."""
-    if claim.measure is None:
-        raise ValueError(f"claim '{claim.id}' cannot be run here: {claim.how}")
     start = time.perf_counter()
     measurement = claim.measure(settings)
     return collect(claim, settings, measurement, time.perf_counter() - start)

@@ -164,12 +164,17 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
 
 
 def command(claim: Claim, settings: Settings) -> str:
-    """The command line that runs a claim with these settings; a folder outside the current one is not named."""
+    """The command line that runs a claim with these settings; a folder outside the current one is not named.
+
+    Of runs that were found and not made it is what makes them, on the GPU that the full scale needs.
+    """
     words = ["normfree", "reproduce", claim.id]
     words += ["--quick"] if settings.quick else []
     if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
         words += ["--seeds", str(len(settings.seeds))]
-    words += ["--device", settings.device] if settings.device != "cpu" else []
+    found = claim.needs_training and settings.trainings is not None and not settings.trainings.trains
+    device = "cuda" if found and not settings.quick else settings.device
+    words += ["--device", device] if device != "cpu" else []
     if claim.needs_data and settings.data is not None:
         inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
         words += ["--data-dir", str(settings.data) if inside else "DIR"]

@@ -88,6 +88,11 @@ class Trainings:
         self.missing |= {name: wanted[name] for name, trained in found.items() if trained is None}
         return found
 
+    @property
+    def trains(self) -> bool:
+        """Whether any run may be trained."""
+        return self._only is None or bool(self._only)
+
     def folder(self, config: TrainConfig) -> Path:
         """Where a run is kept."""
         return self.kept / folder_name(config)

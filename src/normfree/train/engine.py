@@ -334,6 +334,7 @@ class _Run:
             throughput=steps * self.rig.inputs.per_step / max(self._train_seconds, 1e-9),
             unit=self.rig.inputs.unit,
             bleu=bleu,
+            inputs=self.rig.data.manifest["inputs"] if isinstance(self.rig.data, Prepared) else None,
             peak_gib=torch.cuda.max_memory_allocated(self.rig.device) / 2**30 if cuda else None,
             signal=self.signal or self._judge.signal,
             command=command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ class RunResult:
     """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode.
 
     `throughput` counts a `unit` a second of the steps: images, or target tokens. `classes` counts what a score is given
-    to, tokens of a vocabulary included. `bleu` is of the test sentences of a translation.
+    to, tokens of a vocabulary included. `bleu` is of the test sentences of a translation, and `inputs` are the text
+    files that prepared data were made from, with their sha256.
     """
 
     status: Status
@@ -56,6 +58,7 @@ class RunResult:
     throughput: float
     unit: str = "images"
     bleu: Bleu | None = None
+    inputs: Mapping[str, Any] | None = None
     peak_gib: float | None = None
     signal: int | None = None
     command: str | None = None
@@ -96,7 +99,8 @@ class RunResult:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in told}
         for name in ("validation", "test", "bleu"):
             plain[name] = plain[name] and plain[name]._asdict()
-        if self.bleu is None:
-            del plain["bleu"]
+        for name in ("bleu", "inputs"):
+            if plain[name] is None:
+                del plain[name]
         plain[f"{self.unit}_per_second"] = self.throughput
         return {**plain, "seed": self.config.seed, "config": asdict(self.config)}
