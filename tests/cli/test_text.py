@@ -120,10 +120,17 @@ def test_prepare_finds_the_splits_and_reports_what_is_left_out(empty: Run, tmp_p
     with (tmp_path / "made.train.a").open("a") as source, (tmp_path / "made.train.b").open("a") as target:
         source.write("\na b\n" + "a " * 300 + "\n")
         target.write("a\nc d\nb\n")
+    with (tmp_path / "made.test.a").open("a") as source, (tmp_path / "made.test.b").open("a") as target:
+        source.write("a\n")
+        target.write("\n")
+    last = len((tmp_path / "made.test.b").read_text().splitlines())
     status, out, err = empty("data", "prepare", *FILES, "--out", "made")
     assert (status, out) == (0, "pairs:made\n")
     assert "train: 41 lines" in err
-    assert "left out 1 empty (line 41) and 1 of more than 250 words (line 43)" in " ".join(err.split())
+    told = " ".join(err.split())
+    left_out = "1 empty in 'made.train.a' (line 41) and 1 of more than 250 words in 'made.train.a' (line 43)"
+    assert f"left out {left_out}" in told
+    assert f"kept 1 empty in 'made.test.b' (line {last}), as a score is of all lines" in told
     assert open_prepared("made").splits == ("train", "valid", "test")
     written = Path("made", MANIFEST).stat().st_mtime_ns
     assert empty("data", "prepare", *FILES, "--out", "made")[:2] == (0, "pairs:made\n")
@@ -151,7 +158,7 @@ def write(name: str, content: bytes) -> None:
         ({"a": b"a b\n"}, (), "expected a text file 'b', found none"),
         ({"b": b"a b\n"}, (), "expected a text file 'a', found none"),
         ({"a": b"", "b": b""}, (), "expected pairs of sentences in 'a' and 'b', got 0 lines"),
-        ({"a": b"\n\n", "b": b"\nx\n"}, (), "2 empty (lines 1, 2)"),
+        ({"a": b"\n\n", "b": b"\nx\n"}, (), "2 empty in 'a' (lines 1, 2) and 1 empty in 'b' (line 1)"),
         ({"a": b"a b\n", "b": b"a b\n"}, (), "expected a vocabulary of at most"),
         ({"a": b"a b\n", "b": b"a b\n"}, ("--vocabulary", "6"), "expected a vocabulary of more than"),
         ({"a": b"a b\n", "b": b"a b\n"}, ("--text", "a"), "expected --source and --target, or --text alone, got"),

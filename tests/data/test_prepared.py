@@ -63,8 +63,11 @@ def test_folder_holds_the_tokens_of_the_files(made: Prepared) -> None:
     first = made.report()[0]
     assert first.startswith("train: 12 lines,")
     assert first.endswith(
-        "of 'a.train.de' and 'a.train.en'; left out 1 empty (line 13) and 1 of more than 30 tokens (line 14)"
+        "of 'a.train.de' and 'a.train.en'; left out 1 empty in 'a.train.de' (line 13) and 1 of more than 30 "
+        "tokens (line 14)"
     )
+    assert made.report()[2].endswith("; kept 1 empty in 'a.test.de' (line 3), as a score is of all lines")
+    assert "kept" not in made.report()[1]
 
 
 def test_folder_opens_without_sentencepiece(made: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

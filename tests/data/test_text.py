@@ -76,18 +76,22 @@ def test_parallel_leaves_out_empty_and_overlong_lines_and_says_which(tmp_path: P
     parallel = read_parallel(source, target, longest=3)
     assert list(parallel) == [("eins", "one"), ("sieben", "seven")]
     assert parallel.lines == [1, 7]
-    assert [(out.reason, out.lines) for out in parallel.left_out] == [
-        ("empty", (2, 3, 6)),
-        ("of more than 3 words", (4, 5)),
+    assert [(odd.reason, odd.lines) for odd in parallel.left_out] == [
+        ("empty in 'a.de'", (2, 6)),
+        ("empty in 'a.en'", (3,)),
+        ("of more than 3 words in 'a.de'", (4,)),
+        ("of more than 3 words in 'a.en'", (5,)),
     ]
-    assert list(map(str, parallel.left_out)) == ["3 empty (lines 2, 3, 6)", "2 of more than 3 words (lines 4, 5)"]
-    assert len(read_parallel(source, target, longest=3, whole=True)) == 7
+    assert str(parallel.left_out[0]) == "2 empty in 'a.de' (lines 2, 6)"
+    whole = read_parallel(source, target, longest=3, whole=True)
+    assert (len(whole), whole.left_out, whole.kept) == (7, (), parallel.left_out)
+    assert parallel.kept == ()
 
 
 def test_parallel_tells_the_first_of_many_lines(tmp_path: Path) -> None:
     source = write(tmp_path / "a.de", *[""] * 30, "x")
     (left_out,) = read_parallel(source, write(tmp_path / "a.en", *["y"] * 31)).left_out
-    assert str(left_out) == "30 empty (lines 1, 2, 3, 4, 5, …)"
+    assert str(left_out) == "30 empty in 'a.de' (lines 1, 2, 3, 4, 5, …)"
 
 
 @pytest.mark.parametrize("lines", [(3, 5), (5, 3)])
@@ -102,7 +106,7 @@ def test_parallel_without_pairs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 0 lines;"):
         read_parallel(empty, empty)
     blank = write(tmp_path / "b", "", "")
-    with pytest.raises(ValueError, match=r"got 2 lines, of which 2 empty \(lines 1, 2\)"):
+    with pytest.raises(ValueError, match=r"got 2 lines, of which 2 empty in 'b' \(lines 1, 2\)"):
         read_parallel(blank, blank)
 
 

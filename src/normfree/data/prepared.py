@@ -71,13 +71,14 @@ class Prepared:
         return self._read(f"{split}.target.txt").decode("utf-8").split("\n")[:-1]
 
     def report(self) -> list[str]:
-        """One sentence a split: what it holds, and what was left out of it."""
+        """One sentence a split: what it holds, and the odd lines that were left out of it or kept."""
         sentences = []
         for split, record in self.manifest["splits"].items():
             names = " and ".join(f"'{read['name']}'" for read in self.manifest["inputs"][split])
-            out = f"; left out {' and '.join(record['left_out'])}" if record["left_out"] else ""
+            odd = f"; left out {' and '.join(record['left_out'])}" if record["left_out"] else ""
+            odd += f"; kept {' and '.join(kept)}, as a score is of all lines" if (kept := record.get("kept")) else ""
             tokens = " and ".join(f"{count:,}" for count in record["tokens"])
-            sentences.append(f"{split}: {record['count']:,} lines, {tokens} tokens of {names}{out}")
+            sentences.append(f"{split}: {record['count']:,} lines, {tokens} tokens of {names}{odd}")
         return sentences
 
     def _lines(self, split: str, sides: tuple[str, ...]) -> list[TokenLines]:

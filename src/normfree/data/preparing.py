@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.data.prepared import PAIRS, TEXT, VOCABULARY, Prepared, fingerprint, open_prepared, write_prepared
-from normfree.data.text import LONGEST, SPLITS, LeftOut, Parallel, read_lines, read_parallel
+from normfree.data.text import LONGEST, SPLITS, Odd, Parallel, read_lines, read_parallel
 from normfree.data.token_pairs import TokenLines, pack_lines
 from normfree.data.vocabulary import Vocabulary
 
@@ -55,7 +55,7 @@ def prepare_pairs(
             contents[f"{split}.target.txt"] = "".join(f"{target}\n" for _, target in parallel).encode()
         sides = [TokenLines.of(side[at] for at in keep) for side in (source, target)]
         contents[f"{split}.safetensors"] = pack_lines(dict(zip(PAIRS, sides, strict=True)))
-        records[split] = _record(sides, left_out)
+        records[split] = _record(sides, left_out, parallel.kept)
     return write_prepared(folder, contents, PAIRS, vocabulary.size, settings, inputs, records)
 
 
@@ -92,7 +92,7 @@ def prepare_text(
         empty = tuple(number for number, line in enumerate(lines, start=1) if not line)
         sides = [TokenLines.of(vocabulary.encode_all([line for line in lines if line]))]
         contents[f"{split}.safetensors"] = pack_lines(dict(zip(TEXT, sides, strict=True)))
-        records[split] = _record(sides, [LeftOut(reason="empty", lines=empty)] if empty else [])
+        records[split] = _record(sides, [Odd(reason="empty", lines=empty)] if empty else [])
     return write_prepared(folder, contents, TEXT, vocabulary.size, settings, inputs, records)
 
 
@@ -118,19 +118,20 @@ def _inputs(files: Mapping[str, Sequence[str | Path]], count: int) -> dict[str, 
     return inputs
 
 
-def _overlong(parallel: Parallel, keep: Sequence[int], longest: int) -> list[LeftOut]:
+def _overlong(parallel: Parallel, keep: Sequence[int], longest: int) -> list[Odd]:
     """The pairs that are not among those to keep, none or one reason."""
     if not keep:
         raise ValueError(f"expected training pairs of at most {longest} tokens, got none; raise longest_tokens")
     lines = sorted(set(parallel.lines) - {parallel.lines[at] for at in keep})
-    return [LeftOut(reason=f"of more than {longest} tokens", lines=tuple(lines))] if lines else []
+    return [Odd(reason=f"of more than {longest} tokens", lines=tuple(lines))] if lines else []
 
 
-def _record(sides: Sequence[TokenLines], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+def _record(sides: Sequence[TokenLines], left_out: Sequence[Odd], kept: Sequence[Odd] = ()) -> dict[str, Any]:
     return {
         "count": len(sides[0]),
         "tokens": [len(side.ids) for side in sides],
-        "left_out": [str(reason) for reason in left_out],
+        "left_out": list(map(str, left_out)),
+        **({"kept": list(map(str, kept))} if kept else {}),
     }
 
 

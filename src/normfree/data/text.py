@@ -19,25 +19,26 @@ _SHOWN = 5  # line numbers in a report; the rest are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """Lines that were read and not taken, for one reason; lines are counted from 1."""
+class Odd:
+    """Lines that are odd for one reason, be they left out or kept; they are counted from 1."""
 
     reason: str
     lines: tuple[int, ...]
 
     def __str__(self) -> str:
-        """A part of a sentence, such as "3 empty (lines 2, 17, 40)"."""
+        """A part of a sentence, such as "3 empty in 'a.de' (lines 2, 17, 40)"."""
         shown = ", ".join(map(str, self.lines[:_SHOWN])) + (", …" if len(self.lines) > _SHOWN else "")
         return f"{len(self.lines):,} {self.reason} (line{'s' if len(self.lines) > 1 else ''} {shown})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """Pairs of sentences in the order of the files, the line of each, and what was left out of them."""
+    """Pairs of sentences in the order of the files, the line of each, and odd lines that were left out, or kept."""
 
     pairs: list[tuple[str, str]]
     lines: list[int]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Odd, ...] = ()
+    kept: tuple[Odd, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -91,9 +92,9 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONGEST, whole: bool = False) -> Parallel:
-    """The pairs of two files; a pair with an empty side, or one of more than `longest` words, is left out and counted.
+    """The pairs of two files; a pair with an empty side, or one of more than `longest` words, is left out and told.
 
-    `whole` leaves out nothing: a score is of all lines of a test file.
+    `whole` tells of such pairs and keeps them: a score is of all lines of a test file.
 
     Raises:
         ValueError: for unequal numbers of lines, for files without any pair, and as `read_lines` does.
@@ -101,18 +102,19 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
     source, target = Path(source), Path(target)
     if longest < 1:
         raise ValueError(f"expected sentences of at least one word, got longest={longest}; raise it")
-    pairs, lines, empty, overlong = [], [], [], []
+    pairs, lines = [], []
+    found: dict[str, list[int]] = {}
     counts = [0, 0]
     for number, (one, other) in enumerate(zip_longest(read_lines(source), read_lines(target)), start=1):
         counts = [count + (line is not None) for count, line in zip(counts, (one, other), strict=True)]
         if one is None or other is None:
             continue  # both are read to their ends, so that the error can give both counts
-        words = [len(side.split()) for side in (one, other)]
-        if not whole and min(words) == 0:
-            empty.append(number)
-        elif not whole and max(words) > longest:
-            overlong.append(number)
-        else:
+        words = {source.name: len(one.split()), target.name: len(other.split())}
+        reasons = [f"empty in '{name}'" for name, count in words.items() if not count]
+        reasons = reasons or [f"of more than {longest} words in '{name}'" for name, n in words.items() if n > longest]
+        for reason in reasons:
+            found.setdefault(reason, []).append(number)
+        if whole or not reasons:
             pairs.append((one.strip(), other.strip()))
             lines.append(number)
     if counts[0] != counts[1]:
@@ -120,14 +122,13 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
             f"expected as many lines in '{source}' as in '{target}', got {counts[0]:,} and {counts[1]:,}: line "
             f"{min(counts) + 1} has no partner; give files that were aligned line by line"
         )
-    reasons = (("empty", empty), (f"of more than {longest} words", overlong))
-    left_out = tuple(LeftOut(reason=reason, lines=tuple(found)) for reason, found in reasons if found)
+    odd = tuple(Odd(reason=reason, lines=tuple(numbers)) for reason, numbers in sorted(found.items()))
     if not pairs:
-        why = f", of which {' and '.join(map(str, left_out))}" if left_out else ""
+        why = f", of which {' and '.join(map(str, odd))}" if odd else ""
         raise ValueError(
             f"expected pairs of sentences in '{source}' and '{target}', got {counts[0]} lines{why}; give other files"
         )
-    return Parallel(pairs=pairs, lines=lines, left_out=left_out)
+    return Parallel(pairs=pairs, lines=lines, left_out=() if whole else odd, kept=odd if whole else ())
 
 
 def find_parallel(source: str | Path, target: str | Path) -> dict[str, tuple[Path, Path]]:
