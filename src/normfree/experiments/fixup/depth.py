@@ -105,7 +105,8 @@ def fig3(settings: Settings) -> Measurement:
     for method in dict.fromkeys(method for method, _ in rows):
         curves += points(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
-    look: dict[str, Any] = {"log_y": False, "log_x": True, "note": bars(curves), "levels": (Level("chance", CHANCE),)}
+    note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars(curves)) else ""
+    look: dict[str, Any] = {"log_y": False, "log_x": True, "note": note, "levels": (Level("chance", CHANCE),)}
     return Measurement(
         values=values_of(columns),
         panels=(Panel(title, tuple(curves), "%", "layers", **look),) if curves else (),

@@ -125,7 +125,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     where="Section 4.2",
     statement="Centred weight norm gives every output mean 0 and constant weight variance, and rescaled keeps the "
     "variance of a ReLU layer; the pre-activation between sub-nets is what lowers the variance there.",
-    paper_value="sentences",
+    paper_value="sentences without numbers; their words stand beside the checks",
     how="Exact means and weight statistics of centred layers, variance over chains of layers and blocks of width 512 "
     "in float64, and a ResNet-18 with batch norm whose projections read the signal before or after the pre-activation.",
     cost=Cost(quick_seconds=2, full_seconds=10),

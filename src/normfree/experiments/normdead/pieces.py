@@ -183,7 +183,7 @@ def _same(name: str, statement: str, paper: str) -> Check:
     where="Section 5.2",
     statement="α stands for batch norm's division, centred weight norm for its mean, scale invariance and affine part; "
     "nothing stands for its centring of the gradient.",
-    paper_value="sentences",
+    paper_value="sentences without numbers; their words stand beside the checks",
     how="Outputs and gradients of single layers with batch norm and with centred weight norm, and of networks with "
     "both, under changes of inputs, weights, gains and biases.",
     cost=Cost(quick_seconds=2, full_seconds=6),

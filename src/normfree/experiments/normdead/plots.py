@@ -196,7 +196,7 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
         Check(
             name="squared mean against batch norm, nf_he",
             statement="largest factor between their squared means",
-            paper="nothing alike",
+            paper="looks nothing like",
             low=3.0,
             why="a plot only: we read it as a factor of three somewhere",
         ),
@@ -238,7 +238,7 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
         Check(
             name="squared mean over variance, nf_he",
             statement="under He's weights the squared mean outweighs the variance (the control)",
-            paper="nothing alike",
+            paper="looks nothing like",
             low=1.0,
             why="weights that are not centred carry the mean of ReLU along, 1/π of each layer's second moment and more",
         ),

@@ -116,7 +116,7 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
     id="normdead/sec4_1",
     where="Sections 3.2 (equation 5) and 4.1",
     statement="Scaled sums keep the variance, or bound it: √½, small β, Hanin's b^l, 1/L, Shao's, SkipInit and Fixup.",
-    paper_value="sentences",
+    paper_value="sentences without numbers; their words stand beside the checks",
     how="Mean, mean square and channels' squared mean over residual MLPs of 16 branches (full: 40) under each rule, "
     "held against the products of the formulas.",
     cost=Cost(quick_seconds=6, full_seconds=30),

@@ -100,7 +100,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
     where="Section 3.2 (kinds of skip connection)",
     statement="Sums let variance and a positive mean drift; gates shift the mean much less, and concatenation leaves "
     "both where the branch puts out what it takes in.",
-    paper_value="sentences",
+    paper_value="sentences without numbers; their words stand beside the checks",
     how="Mean and mean square over 12 blocks of one transform ReLU(Wx) in a sum, a concatenation and a highway gate, "
     "held against their closed forms, and the first stage of a DenseNet.",
     cost=Cost(quick_seconds=3, full_seconds=10),
