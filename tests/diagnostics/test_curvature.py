@@ -334,3 +334,9 @@ def test_gpu_memory_is_bounded_by_vectors_and_one_micro_batch() -> None:
     torch.cuda.reset_peak_memory_stats()
     top_eigenvalue(model, x, y, max_products=8, vectors=4, micro_batch=32)
     assert torch.cuda.max_memory_allocated() <= one + 4 * size
+
+
+def test_function_without_a_second_derivative_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Hardsigmoid(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="differentiated twice, got one with aten::hardsigmoid_backward"):
+        top_eigenvalue(model, torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 0]))

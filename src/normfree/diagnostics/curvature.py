@@ -93,7 +93,8 @@ def top_eigenvalue(
     >>> top_eigenvalue(model, torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1), loss=square).eigenvalue
     10.0
 
-    Raises `ValueError` for settings that cannot work, and when the model has no parameter that learns.
+    Raises `ValueError` for settings that cannot work, a model without a parameter that learns, and one with a function
+    that torch does not differentiate twice (hard sigmoid).
     """
     if algorithm not in ("lanczos", "power") or which not in ("magnitude", "largest"):
         raise ValueError(
@@ -173,12 +174,23 @@ class Hessian:
                 dot = torch.stack([(g * v).sum().to(self.dtype) for g, v in zip(gradient, parts, strict=True)]).sum()
                 if not dot.requires_grad:  # a loss that is linear in the parameters
                     continue
-                product = torch.autograd.grad(
-                    dot, self.parameters, retain_graph=self._kept is not None, materialize_grads=True
-                )
+                product = self._derivative(dot)
                 del gradient, dot
                 total += share * torch.cat([part.flatten().to(self.dtype) for part in product])
         return total
+
+    def _derivative(self, dot: Tensor) -> tuple[Tensor, ...]:
+        keep = self._kept is not None
+        try:
+            return torch.autograd.grad(dot, self.parameters, retain_graph=keep, materialize_grads=True)
+        except RuntimeError as error:
+            if "derivative for" not in str(error):
+                raise
+            what = str(error).partition("derivative for ")[2].split()[0]
+            raise ValueError(
+                f"expected a model that can be differentiated twice, got one with {what}, which torch cannot; put "
+                "another function in its place, such as a sigmoid for a hard one"
+            ) from error
 
     def _gradient(self, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
         if self._kept is not None:
