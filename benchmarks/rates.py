@@ -1,0 +1,178 @@
+"""The largest learning rates: other people's models, converted by each method, trained at several rates.
+
+    python benchmarks/rates.py --json results/benchmarks/rates.json
+    python benchmarks/rates.py resnet18=0.1,0.05 --methods fixup,nf
+
+For each model of torchvision, method and rate: 150 steps of SGD with momentum 0.9 on batches of 16 of `fashion14`,
+enlarged to 32 pixels a side, with the dropout and stochastic depth that the model comes with; one seed, so that all
+see the same batches in the same order. A run has diverged at the first step, counted from 1, whose loss is not finite
+or above the limit, and ends there. The limit is far above what a run may jump to and come back from, which is kept
+beside it as the highest loss. A run that is in the JSON file already is not made again; --fresh makes all anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import normfree as nf
+from normfree.conversion import convert
+from normfree.data import embedded
+from normfree.files import write_json
+from normfree.models.foreign import create
+from normfree.provenance import commit, hardware, versions
+from normfree.report import Column, Table, print_table
+from normfree.report.progress import progress
+
+ORIGINAL = "original"
+METHODS = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")
+SWEEPS = ("mobilenet_v3_small=0.05,0.02,0.01,0.003", "efficientnet_b0=0.05,0.02,0.005")
+SETTINGS = {"steps": 150, "last": 30, "batch": 16, "momentum": 0.9, "size": 32, "seed": 0, "limit": 1000.0}
+Run = tuple[str, str, float]  # model, method, rate
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """The batches of every run: training images in a random order, standardized, enlarged, of three equal colours."""
+    split = embedded.load().train
+    images = split.images.float()
+    images = (images - images.mean()) / images.std()
+    count, size = SETTINGS["batch"], SETTINGS["size"]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SETTINGS["seed"]))
+    parts = order[: SETTINGS["steps"] * count].split(count)
+    return [
+        (F.interpolate(images[i], size=(size, size), mode="bilinear").expand(-1, 3, -1, -1), split.labels[i].long())
+        for i in parts
+    ]
+
+
+def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """One run: the step at which it diverged, or the mean loss of the last steps."""
+    began = time.perf_counter()
+    name, method, rate = run
+    torch.manual_seed(SETTINGS["seed"])
+    model = create(f"torchvision:{name}", classes=10)
+    groups = [{"params": list(model.parameters())}]
+    if method != ORIGINAL:
+        generator = torch.Generator().manual_seed(SETTINGS["seed"])
+        model, plan = convert(model, method, data[0][0], generator=generator)
+        groups = nf.param_groups(model, lr=rate, method=method, plan=plan)
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=SETTINGS["momentum"])
+    torch.manual_seed(SETTINGS["seed"])  # for dropout, whatever was drawn before
+    model.train()
+    losses: list[float] = []
+    diverged = None
+    for images, labels in data:
+        loss = F.cross_entropy(model(images), labels)
+        losses.append(loss.item())
+        if not losses[-1] <= SETTINGS["limit"]:  # nor where it is not a number
+            diverged = len(losses)
+            break
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    return {
+        "model": name,
+        "method": method,
+        "rate": rate,
+        "diverged": diverged,
+        "loss": None if diverged else sum(losses[-SETTINGS["last"] :]) / SETTINGS["last"],
+        "highest": max(filter(math.isfinite, losses)),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def largest(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any] | None]:
+    """For each model and method the run at the largest rate at which, as at all smaller ones, it did not diverge."""
+    found: dict[tuple[str, str], dict[str, Any] | None] = {}
+    for row in sorted(rows, key=lambda row: -row["rate"]):
+        pair = row["model"], row["method"]
+        if row["diverged"]:
+            found[pair] = None
+        elif found.get(pair) is None:
+            found[pair] = row
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row a method, three columns a model."""
+    found = largest(rows)
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    heads = [Column("method")]
+    for name in models:
+        heads += [Column(f"{name}, largest rate", "right"), Column("loss", "right"), Column("highest", "right")]
+    cells = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of_method = ["as built" if method == ORIGINAL else method]
+        for name in models:
+            best = found.get((name, method))
+            of_method += [f"{best['rate']:g}", f"{best['loss']:.2f}", f"{best['highest']:.1f}"] if best else ["–"] * 3
+        cells.append(tuple(of_method))
+    return Table("the largest rate that did not diverge", tuple(heads), tuple(cells))
+
+
+def _sweep(text: str) -> tuple[str, list[float]]:
+    name, _, rates = text.partition("=")
+    try:
+        return name, [float(rate) for rate in rates.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a model and rates such as '{SWEEPS[0]}', got '{text}'") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [_sweep(text) for text in SWEEPS]
+    parser.add_argument("sweeps", nargs="*", type=_sweep, default=default, metavar="MODEL=RATE,RATE")
+    parser.add_argument("--methods", help="some of them, with commas between", default=",".join(METHODS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the runs, and go on from those that are there")
+    parser.add_argument("--fresh", action="store_true", help="make the chosen ones again")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    runs = [(name, m, rate) for name, rates in given.sweeps for m in given.methods.split(",") for rate in rates]
+    words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv[1:] if word != "--fresh"]
+    origin = {
+        "command": "python " + shlex.join(["benchmarks/rates.py", *words]),
+        "commit": commit(),
+        "versions": {**versions(), "torchvision": version("torchvision")},
+        "hardware": hardware(),
+        "settings": SETTINGS,
+    }
+    rows: dict[Run, dict[str, Any]] = {}
+    if given.json is not None and given.json.exists():
+        stored = json.loads(given.json.read_text(encoding="utf-8"))
+        rows = {(row["model"], row["method"], row["rate"]): row for row in stored["rows"]}
+        if not given.fresh and any(stored[key] != origin[key] for key in ("versions", "settings")):
+            raise SystemExit(f"expected the versions and settings that '{given.json}' was made with; use --fresh")
+    left = [run for run in runs if given.fresh or run not in rows]
+    create("torchvision:resnet18")  # importing it for the first time draws random numbers
+    data = batches()
+    with progress("rates", len(runs), done=len(runs) - len(left)) as update:
+        for done, run in enumerate(left, len(runs) - len(left) + 1):
+            row = train(run, data)
+            rows[run] = row | {"commit": origin["commit"]}
+            told = f"diverged at {row['diverged']}" if row["diverged"] else f"loss {row['loss']:.3f}"
+            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}: {told}")
+            if given.json is not None:
+                write_json(given.json, {**origin, "rows": [rows[key] for key in _in_order(rows, runs)]})
+    print_table(table([rows[run] for run in runs]))
+
+
+def _in_order(rows: dict[Run, dict[str, Any]], runs: list[Run]) -> list[Run]:
+    """The runs of this command first, as they come in it, then others."""
+    return [run for run in runs if run in rows] + [run for run in rows if run not in runs]
+
+
+if __name__ == "__main__":
+    main()
