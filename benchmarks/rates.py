@@ -1,4 +1,4 @@
-"""The largest learning rates: other people's models, converted by each method, trained at several rates.
+"""Which learning rates converted models bear: other people's, by each method, trained at several rates.
 
     python benchmarks/rates.py --json results/benchmarks/rates.json
     python benchmarks/rates.py resnet18=0.1,0.05 --methods fixup,nf
@@ -34,7 +34,7 @@ from normfree.data import embedded
 from normfree.files import write_json
 from normfree.models.foreign import create
 from normfree.provenance import commit, hardware, versions
-from normfree.report import Column, Table, print_table
+from normfree.report import Column, Table, print_table, to_markdown
 from normfree.report.progress import progress
 
 ORIGINAL = "original"
@@ -89,38 +89,63 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         "rate": rate,
         "diverged": diverged,
         "loss": None if diverged else sum(losses[-SETTINGS["last"] :]) / SETTINGS["last"],
-        "highest": max(filter(math.isfinite, losses)),
+        "highest": max(filter(math.isfinite, losses), default=math.nan),
         "seconds": round(time.perf_counter() - began, 1),
     }
 
 
-def largest(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any] | None]:
-    """For each model and method the run at the largest rate at which, as at all smaller ones, it did not diverge."""
-    found: dict[tuple[str, str], dict[str, Any] | None] = {}
-    for row in sorted(rows, key=lambda row: -row["rate"]):
-        pair = row["model"], row["method"]
-        if row["diverged"]:
-            found[pair] = None
-        elif found.get(pair) is None:
-            found[pair] = row
-    return found
-
-
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row a method, three columns a model."""
-    found = largest(rows)
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    heads = [Column("method")]
-    for name in models:
-        heads += [Column(f"{name}, largest rate", "right"), Column("loss", "right"), Column("highest", "right")]
-    cells = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        of_method = ["as built" if method == ORIGINAL else method]
-        for name in models:
-            best = found.get((name, method))
-            of_method += [f"{best['rate']:g}", f"{best['loss']:.2f}", f"{best['highest']:.1f}"] if best else ["–"] * 3
-        cells.append(tuple(of_method))
-    return Table("the largest rate that did not diverge", tuple(heads), tuple(cells))
+    """A row a model and rate, a column a method."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    told = {(row["model"], row["rate"], row["method"]): _told(row) for row in rows}
+    cells = [
+        (model, f"{rate:g}", *(told.get((model, rate, method), "") for method in methods))
+        for model, rate in dict.fromkeys((row["model"], row["rate"]) for row in rows)
+    ]
+    names = ("as built" if method == ORIGINAL else method for method in methods)
+    heads = (Column("model"), Column("rate", "right"), *(Column(name, "right") for name in names))
+    return Table(f"mean loss of the last {SETTINGS['last']} steps", heads, tuple(cells))
+
+
+def _told(row: dict[str, Any]) -> str:
+    return f"diverged at {row['diverged']}" if row["diverged"] else f"{row['loss']:.2f}"
+
+
+def markdown(stored: dict[str, Any]) -> list[str]:
+    """What a JSON file has, as lines of a page: what was done, the table, and what is to be seen in it."""
+    rows, done = stored["rows"], stored["settings"]
+    top = max(row["rate"] for row in rows)
+    at_top = [row for row in rows if row["rate"] == top]
+    built = [row["diverged"] for row in at_top if row["method"] == ORIGINAL]
+    converted = [row["diverged"] for row in at_top if row["method"] != ORIGINAL]
+    back = max((row for row in rows if not row["diverged"]), key=lambda row: row["highest"])
+    odd = [
+        f"`{low['model']}` by {low['method']} diverged at {low['rate']:g} and not at {high['rate']:g}"
+        for low in rows
+        for high in rows
+        if low["diverged"] and not high["diverged"] and low["rate"] < high["rate"]
+        if (low["model"], low["method"]) == (high["model"], high["method"])
+    ]
+    return [
+        f"Models of torchvision with random weights, as built and converted, trained for {done['steps']} steps of SGD "
+        f"(momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
+        f"{done['size']} pixels a side, with the dropout and stochastic depth that they come with, one seed: the mean "
+        f"loss of the last {done['last']} steps, or the first step whose loss was above {done['limit']:g} or not "
+        f"finite. Chance is {math.log(10):.2f}.",
+        "",
+        *to_markdown(table(rows)).splitlines()[2:],  # without its title
+        "",
+        f"At a rate of {top:g}, {sum(map(bool, converted))} of {len(converted)} converted models diverged, and "
+        f"{sum(map(bool, built))} of {len(built)} as built. The highest loss of a run that did not diverge is "
+        f"{back['highest']:.1f}, of `{back['model']}` "
+        f"{'as built' if back['method'] == ORIGINAL else 'by ' + back['method']} at {back['rate']:g}."
+        + (f" One seed does not tell a limit exactly: {'; '.join(odd)}." if odd else ""),
+        "",
+        f"Made by `{stored['command']}` with "
+        + ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
+        + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}; "
+        "[every run](../results/benchmarks/rates.json).",
+    ]
 
 
 def _sweep(text: str) -> tuple[str, list[float]]:
@@ -162,8 +187,7 @@ def main() -> None:
         for done, run in enumerate(left, len(runs) - len(left) + 1):
             row = train(run, data)
             rows[run] = row | {"commit": origin["commit"]}
-            told = f"diverged at {row['diverged']}" if row["diverged"] else f"loss {row['loss']:.3f}"
-            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}: {told}")
+            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}: {_told(row)}")
             if given.json is not None:
                 write_json(given.json, {**origin, "rows": [rows[key] for key in _in_order(rows, runs)]})
     print_table(table([rows[run] for run in runs]))
