@@ -4,7 +4,8 @@
 
 For each model and method: the residual branches found, the normalizers removed, the verdict on the signal before and
 after, and the loss in 50 steps of AdamW on one fixed batch of noise with random labels, which says whether the model
-trains at all. A pair that is in the JSON file already is not run again; --fresh runs all that are chosen.
+trains at all. A pair that is in the JSON file already is not run again; --fresh runs all that are chosen. The page ends
+with what rates.py has found.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import rates
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ from normfree.report.progress import progress
 
 METHODS = ("fixup", "skipinit", "rezero", "small_branch", "hanin", "wn", "nf", "dyt")
 ORIGINAL = "original"
+RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
 STEPS, CLASSES, IMAGES, TEXTS, WORDS = 50, 10, 4, 8, 50
 RATE, NARROW_RATE = 3e-4, 1e-3  # for the models as they come, and for those of width 64
 
@@ -204,13 +207,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "The verdict is that of `normfree diagnose` on the same batch, before (first line of a model) and after; "
         "*preserved* and *growing* are good.",
         "",
-        "Models with many layers outside residual sums want a smaller rate than batch norm admits: nothing keeps "
-        "their level while they learn. With SGD, "
-        "momentum 0.9 and batches of 16, the largest rate at which 150 steps on `fashion14` did not diverge (one seed; "
-        "of 0.003, 0.01, 0.02, 0.05 for `mobilenet_v3_small` without dropout, of 0.005, 0.02, 0.05 for "
-        "`efficientnet_b0` with it) was 0.003 and 0.005 by fixup, 0.003 and 0.02 by rezero, 0.02 and 0.005 by wn, "
-        "0.02 and 0.02 by nf, 0.02 and 0.05 by skipinit; as built, both stay finite up to 0.1. Begin with 0.003. "
-        "The first layer limits it by much: with that frozen, `mobilenet_v3_small` by fixup trains at 0.02.",
+        "Which learning rates converted models bear is [below](#learning-rates).",
         "",
         f"Made by `{origin['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
@@ -239,6 +236,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
             lines.append(f"| {label} | {method} | " + " | ".join(map(str, cells)) + " |")
     if notes:
         lines += ["", "Refused:", "", *[f"{key}. {text}" for text, key in notes.items()]]
+    lines += ["", "## Learning rates", "", *rates.markdown(json.loads(RATES.read_text(encoding="utf-8")))]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,195 @@
+"""Which learning rates converted models bear: other people's, by each method, trained at several rates.
+
+    python benchmarks/rates.py --json results/benchmarks/rates.json
+    python benchmarks/rates.py resnet18=0.1,0.05 --methods fixup,nf
+
+For each model of torchvision, method, rate and seed: 150 steps of SGD with momentum 0.9 on batches of 16 of
+`fashion14`, enlarged to 32 pixels a side, with the dropout and stochastic depth that the model comes with. A seed gives
+all methods and rates the same batches in the same order. A run has diverged at the first step, counted from 1, whose
+loss is not finite or above the limit, and ends there. The limit is far above what a run may jump to and come back from,
+which is kept beside it as the highest loss. A run that is in the JSON file already is not made again; --fresh makes all
+anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import normfree as nf
+from normfree.conversion import convert
+from normfree.data import embedded
+from normfree.files import write_json
+from normfree.models.foreign import create
+from normfree.provenance import commit, hardware, versions
+from normfree.report import Column, Table, print_table, to_markdown
+from normfree.report.progress import progress
+
+ORIGINAL = "original"
+METHODS = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")
+SWEEPS = ("mobilenet_v3_small=0.05,0.02,0.01,0.003", "efficientnet_b0=0.05,0.02,0.005")
+SETTINGS = {"steps": 150, "last": 30, "batch": 16, "momentum": 0.9, "size": 32, "limit": 1000.0}
+SEEDS = "0,1,2"
+Run = tuple[str, str, float, int]  # model, method, rate, seed
+
+
+def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+    """The batches of a seed: training images in a random order, standardized, enlarged, of three equal colours."""
+    split = embedded.load().train
+    images = split.images.float()
+    images = (images - images.mean()) / images.std()
+    count, size = SETTINGS["batch"], SETTINGS["size"]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    parts = order[: SETTINGS["steps"] * count].split(count)
+    return [
+        (F.interpolate(images[i], size=(size, size), mode="bilinear").expand(-1, 3, -1, -1), split.labels[i].long())
+        for i in parts
+    ]
+
+
+def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """One run: the step at which it diverged, or the mean loss of the last steps."""
+    began = time.perf_counter()
+    name, method, rate, seed = run
+    torch.manual_seed(seed)
+    model = create(f"torchvision:{name}", classes=10)
+    groups = [{"params": list(model.parameters())}]
+    if method != ORIGINAL:
+        generator = torch.Generator().manual_seed(seed)
+        model, plan = convert(model, method, data[0][0], generator=generator)
+        groups = nf.param_groups(model, lr=rate, method=method, plan=plan)
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=SETTINGS["momentum"])
+    torch.manual_seed(seed)  # for dropout, whatever was drawn before
+    model.train()
+    losses: list[float] = []
+    diverged = None
+    for images, labels in data:
+        loss = F.cross_entropy(model(images), labels)
+        losses.append(loss.item())
+        if not losses[-1] <= SETTINGS["limit"]:  # nor where it is not a number
+            diverged = len(losses)
+            break
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    return {
+        "model": name,
+        "method": method,
+        "rate": rate,
+        "seed": seed,
+        "diverged": diverged,
+        "loss": None if diverged else sum(losses[-SETTINGS["last"] :]) / SETTINGS["last"],
+        "highest": max(filter(math.isfinite, losses), default=math.nan),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A row a model and rate, a column a method, and in a cell the mean loss over seeds, or how many diverged."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    cells = []
+    for model, rate in dict.fromkeys((row["model"], row["rate"]) for row in rows):
+        here = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
+        told = (_told([row for row in here if row["method"] == method]) for method in methods)
+        cells.append((model, f"{rate:g}", *told))
+    names = ("as built" if method == ORIGINAL else method for method in methods)
+    heads = (Column("model"), Column("rate", "right"), *(Column(name, "right") for name in names))
+    return Table(f"mean loss of the last {SETTINGS['last']} steps", heads, tuple(cells))
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> str:
+    if lost := sum(row["diverged"] is not None for row in rows):
+        return f"{lost} of {len(rows)} diverged"
+    return f"{sum(row['loss'] for row in rows) / len(rows):.2f}" if rows else ""
+
+
+def markdown(stored: dict[str, Any]) -> list[str]:
+    """What a JSON file has, as lines of a page: what was done, the table, and the highest loss that it tolerates."""
+    rows, done = stored["rows"], stored["settings"]
+    seeds = len({row["seed"] for row in rows})
+    back = max((row for row in rows if not row["diverged"]), key=lambda row: row["highest"])
+    return [
+        f"Models of torchvision with random weights, as built and converted, trained for {done['steps']} steps of SGD "
+        f"(momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
+        f"{done['size']} pixels a side, with the dropout and stochastic depth that they come with, from {seeds} seeds: "
+        f"the mean loss of the last {done['last']} steps where none diverged, else how many did, by a loss above "
+        f"{done['limit']:g} or not finite. Chance is {math.log(10):.2f}. The highest loss of a run that did not "
+        f"diverge is {back['highest']:.1f}, of `{back['model']}` "
+        f"{'as built' if back['method'] == ORIGINAL else 'by ' + back['method']} at {back['rate']:g}.",
+        "",
+        *to_markdown(table(rows)).splitlines()[2:],  # without its title
+        "",
+        f"Made by `{stored['command']}` with "
+        + ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
+        + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}; "
+        "[every run](../results/benchmarks/rates.json).",
+    ]
+
+
+def _sweep(text: str) -> tuple[str, list[float]]:
+    name, _, rates = text.partition("=")
+    try:
+        return name, [float(rate) for rate in rates.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a model and rates such as '{SWEEPS[0]}', got '{text}'") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [_sweep(text) for text in SWEEPS]
+    parser.add_argument("sweeps", nargs="*", type=_sweep, default=default, metavar="MODEL=RATE,RATE")
+    parser.add_argument("--methods", help="some of them, with commas between", default=",".join(METHODS))
+    parser.add_argument("--seeds", help="with commas between", default=SEEDS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the runs, and go on from those that are there")
+    parser.add_argument("--fresh", action="store_true", help="make the chosen ones again")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds, methods = [int(seed) for seed in given.seeds.split(",")], given.methods.split(",")
+    runs = [(name, m, rate, seed) for seed in seeds for name, rates in given.sweeps for m in methods for rate in rates]
+    words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv[1:] if word != "--fresh"]
+    origin = {
+        "command": "python " + shlex.join(["benchmarks/rates.py", *words]),
+        "commit": commit(),
+        "versions": {**versions(), "torchvision": version("torchvision")},
+        "hardware": hardware(),
+        "settings": SETTINGS,
+    }
+    rows: dict[Run, dict[str, Any]] = {}
+    if given.json is not None and given.json.exists():
+        stored = json.loads(given.json.read_text(encoding="utf-8"))
+        rows = {(row["model"], row["method"], row["rate"], row["seed"]): row for row in stored["rows"]}
+        if not given.fresh and any(stored[key] != origin[key] for key in ("versions", "settings")):
+            raise SystemExit(f"expected the versions and settings that '{given.json}' was made with; use --fresh")
+    left = [run for run in runs if given.fresh or run not in rows]
+    create("torchvision:resnet18")  # importing it for the first time draws random numbers
+    data = {seed: batches(seed) for seed in seeds}
+    with progress("rates", len(runs), done=len(runs) - len(left)) as update:
+        for done, run in enumerate(left, len(runs) - len(left) + 1):
+            row = train(run, data[run[3]])
+            rows[run] = row | {"commit": origin["commit"]}
+            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}, seed {run[3]}: {_told([row])}")
+            if given.json is not None:
+                write_json(given.json, {**origin, "rows": [rows[key] for key in _in_order(rows, runs)]})
+    print_table(table([rows[run] for run in runs]))
+
+
+def _in_order(rows: dict[Run, dict[str, Any]], runs: list[Run]) -> list[Run]:
+    """The runs of this command first, as they come in it, then others."""
+    return [run for run in runs if run in rows] + [run for run in rows if run not in runs]
+
+
+if __name__ == "__main__":
+    main()
