@@ -7,8 +7,9 @@ For each model of torchvision, method, rate and seed: 150 steps of SGD with mome
 `fashion14`, enlarged to 32 pixels a side, with the dropout and stochastic depth that the model comes with. A seed gives
 all methods and rates the same batches in the same order. A run has diverged at the first step, counted from 1, whose
 loss is not finite or above the limit, and ends there. The limit is far above what a run may jump to and come back from,
-which is kept beside it as the highest loss. A run that is in the JSON file already is not made again; --fresh makes all
-anew.
+which is kept beside it as the highest loss. A method with "+agc" clips gradients adaptively, by
+`nf.optim.clip_grad_agc_`, which leaves out the classifier. A run that is in the JSON file already is not made again;
+--fresh makes all anew.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from normfree.report import Column, Table, print_table, to_markdown
 from normfree.report.progress import progress
 
 ORIGINAL = "original"
-METHODS = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")
+CONVERTED = ("fixup", "rezero", "skipinit", "nf", "wn")
+CLIPPED, CLIP = "+agc", 0.02  # the bound on ‖gradient‖ / ‖weight‖ of a unit
+METHODS = (ORIGINAL, *CONVERTED, *(method + CLIPPED for method in CONVERTED))
 SWEEPS = ("mobilenet_v3_small=0.05,0.02,0.01,0.003", "efficientnet_b0=0.05,0.02,0.005")
 SETTINGS = {"steps": 150, "last": 30, "batch": 16, "momentum": 0.9, "size": 32, "limit": 1000.0}
 SEEDS = "0,1,2"
@@ -64,6 +67,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """One run: the step at which it diverged, or the mean loss of the last steps."""
     began = time.perf_counter()
     name, method, rate, seed = run
+    clipped, method = method.endswith(CLIPPED), method.removesuffix(CLIPPED)
     torch.manual_seed(seed)
     model = create(f"torchvision:{name}", classes=10)
     groups = [{"params": list(model.parameters())}]
@@ -74,6 +78,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=SETTINGS["momentum"])
     torch.manual_seed(seed)  # for dropout, whatever was drawn before
     model.train()
+    bounded = nf.optim.agc_parameters(model) if clipped else []
     losses: list[float] = []
     diverged = None
     for images, labels in data:
@@ -84,10 +89,12 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
             break
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if clipped:
+            nf.optim.clip_grad_agc_(bounded, CLIP)
         optimizer.step()
     return {
         "model": name,
-        "method": method,
+        "method": run[1],
         "rate": rate,
         "seed": seed,
         "diverged": diverged,
@@ -105,7 +112,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         here = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
         told = (_told([row for row in here if row["method"] == method]) for method in methods)
         cells.append((model, f"{rate:g}", *told))
-    names = ("as built" if method == ORIGINAL else method for method in methods)
+    names = ("as built" if method == ORIGINAL else method.removesuffix(CLIPPED) for method in methods)
     heads = (Column("model"), Column("rate", "right"), *(Column(name, "right") for name in names))
     return Table(f"mean loss of the last {SETTINGS['last']} steps", heads, tuple(cells))
 
@@ -130,13 +137,20 @@ def markdown(stored: dict[str, Any]) -> list[str]:
         f"diverge is {back['highest']:.1f}, of `{back['model']}` "
         f"{'as built' if back['method'] == ORIGINAL else 'by ' + back['method']} at {back['rate']:g}.",
         "",
-        *to_markdown(table(rows)).splitlines()[2:],  # without its title
+        *_lines([row for row in rows if not row["method"].endswith(CLIPPED)]),
+        f"With adaptive clipping, `nf.optim.clip_grad_agc_(model, {CLIP:g})` before every step (`--set clip=agc --set "
+        f"clip_at={CLIP:g}` of `normfree train`):",
         "",
+        *_lines([row for row in rows if row["method"].endswith(CLIPPED)]),
         f"Made by `{stored['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
         + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}; "
         "[every run](../results/benchmarks/rates.json).",
     ]
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [*to_markdown(table(rows)).splitlines()[2:], ""]  # without its title
 
 
 def _sweep(text: str) -> tuple[str, list[float]]:
@@ -183,7 +197,9 @@ def main() -> None:
             update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}, seed {run[3]}: {_told([row])}")
             if given.json is not None:
                 write_json(given.json, {**origin, "rows": [rows[key] for key in _in_order(rows, runs)]})
-    print_table(table([rows[run] for run in runs]))
+    for part in (False, True):
+        if of := [rows[run] for run in runs if run[1].endswith(CLIPPED) == part]:
+            print_table(table(of))
 
 
 def _in_order(rows: dict[Run, dict[str, Any]], runs: list[Run]) -> list[Run]:
