@@ -8,7 +8,7 @@ For each model of torchvision, method, rate and seed: 150 steps of SGD with mome
 all methods and rates the same batches in the same order. A run has diverged at the first step, counted from 1, whose
 loss is not finite or above the limit, and ends there. The limit is far above what a run may jump to and come back from,
 which is kept beside it as the highest loss. A method with "+agc" clips gradients adaptively, by
-`nf.optim.clip_grad_agc_`, which leaves out the classifier. A run that is in the JSON file already is not made again;
+`nf.clip_grad_agc_`, which leaves out the classifier. A run that is in the JSON file already is not made again;
 --fresh makes all anew.
 """
 
@@ -35,6 +35,7 @@ from normfree.conversion import convert
 from normfree.data import embedded
 from normfree.files import write_json
 from normfree.models.foreign import create
+from normfree.optim import agc_parameters
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table, to_markdown
 from normfree.report.progress import progress
@@ -78,7 +79,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=SETTINGS["momentum"])
     torch.manual_seed(seed)  # for dropout, whatever was drawn before
     model.train()
-    bounded = nf.optim.agc_parameters(model) if clipped else []
+    bounded = agc_parameters(model) if clipped else []
     losses: list[float] = []
     diverged = None
     for images, labels in data:
@@ -90,7 +91,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if clipped:
-            nf.optim.clip_grad_agc_(bounded, CLIP)
+            nf.clip_grad_agc_(bounded, CLIP)
         optimizer.step()
     return {
         "model": name,
@@ -138,7 +139,7 @@ def markdown(stored: dict[str, Any]) -> list[str]:
         f"{'as built' if back['method'] == ORIGINAL else 'by ' + back['method']} at {back['rate']:g}.",
         "",
         *_lines([row for row in rows if not row["method"].endswith(CLIPPED)]),
-        f"With adaptive clipping, `nf.optim.clip_grad_agc_(model, {CLIP:g})` before every step (`--set clip=agc --set "
+        f"With adaptive clipping, `nf.clip_grad_agc_(model, {CLIP:g})` before every step (`--set clip=agc --set "
         f"clip_at={CLIP:g}` of `normfree train`):",
         "",
         *_lines([row for row in rows if row["method"].endswith(CLIPPED)]),
