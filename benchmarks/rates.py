@@ -41,9 +41,9 @@ from normfree.report import Column, Table, print_table, to_markdown
 from normfree.report.progress import progress
 
 ORIGINAL = "original"
-CONVERTED = ("fixup", "rezero", "skipinit", "nf", "wn")
+UNCLIPPED = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")
 CLIPPED, CLIP = "+agc", 0.02  # the bound on ‖gradient‖ / ‖weight‖ of a unit
-METHODS = (ORIGINAL, *CONVERTED, *(method + CLIPPED for method in CONVERTED))
+METHODS = (*UNCLIPPED, *(method + CLIPPED for method in UNCLIPPED))
 SWEEPS = ("mobilenet_v3_small=0.05,0.02,0.01,0.003", "efficientnet_b0=0.05,0.02,0.005")
 SETTINGS = {"steps": 150, "last": 30, "batch": 16, "momentum": 0.9, "size": 32, "limit": 1000.0}
 SEEDS = "0,1,2"
@@ -113,7 +113,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         here = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
         told = (_told([row for row in here if row["method"] == method]) for method in methods)
         cells.append((model, f"{rate:g}", *told))
-    names = ("as built" if method == ORIGINAL else method.removesuffix(CLIPPED) for method in methods)
+    names = (method.removesuffix(CLIPPED).replace(ORIGINAL, "as built") for method in methods)
     heads = (Column("model"), Column("rate", "right"), *(Column(name, "right") for name in names))
     return Table(f"mean loss of the last {SETTINGS['last']} steps", heads, tuple(cells))
 
@@ -128,7 +128,8 @@ def markdown(stored: dict[str, Any]) -> list[str]:
     """What a JSON file has, as lines of a page: what was done, the table, and the highest loss that it tolerates."""
     rows, done = stored["rows"], stored["settings"]
     seeds = len({row["seed"] for row in rows})
-    back = max((row for row in rows if not row["diverged"]), key=lambda row: row["highest"])
+    plain, clipped = ([row for row in rows if row["method"].endswith(CLIPPED) == part] for part in (False, True))
+    back = max((row for row in plain if not row["diverged"]), key=lambda row: row["highest"])
     return [
         f"Models of torchvision with random weights, as built and converted, trained for {done['steps']} steps of SGD "
         f"(momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
@@ -136,13 +137,13 @@ def markdown(stored: dict[str, Any]) -> list[str]:
         f"the mean loss of the last {done['last']} steps where none diverged, else how many did, by a loss above "
         f"{done['limit']:g} or not finite. Chance is {math.log(10):.2f}. The highest loss of a run that did not "
         f"diverge is {back['highest']:.1f}, of `{back['model']}` "
-        f"{'as built' if back['method'] == ORIGINAL else 'by ' + back['method']} at {back['rate']:g}.",
+        f"{('by ' + back['method']).replace('by ' + ORIGINAL, 'as built')} at {back['rate']:g}.",
         "",
-        *_lines([row for row in rows if not row["method"].endswith(CLIPPED)]),
+        *_lines(plain),
         f"With adaptive clipping, `nf.clip_grad_agc_(model, {CLIP:g})` before every step (`--set clip=agc --set "
         f"clip_at={CLIP:g}` of `normfree train`):",
         "",
-        *_lines([row for row in rows if row["method"].endswith(CLIPPED)]),
+        *_lines(clipped),
         f"Made by `{stored['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
         + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}; "
