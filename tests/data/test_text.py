@@ -88,6 +88,19 @@ def test_parallel_leaves_out_empty_and_overlong_lines_and_says_which(tmp_path: P
     assert parallel.kept == ()
 
 
+def test_parallel_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("de", "en"):
+        (tmp_path / folder).mkdir()
+    source = write(tmp_path / "de" / "train.txt", "", "zwei", "drei")
+    target = write(tmp_path / "en" / "train.txt", "one", "", "three")
+    parallel = read_parallel(source, target)
+    assert list(parallel) == [("drei", "three")]
+    assert [(odd.reason, odd.lines) for odd in parallel.left_out] == [
+        ("empty in 'de/train.txt'", (1,)),
+        ("empty in 'en/train.txt'", (2,)),
+    ]
+
+
 def test_parallel_tells_the_first_of_many_lines(tmp_path: Path) -> None:
     source = write(tmp_path / "a.de", *[""] * 30, "x")
     (left_out,) = read_parallel(source, write(tmp_path / "a.en", *["y"] * 31)).left_out

@@ -102,6 +102,8 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
     source, target = Path(source), Path(target)
     if longest < 1:
         raise ValueError(f"expected sentences of at least one word, got longest={longest}; raise it")
+    alike = source.name == target.name and source != target  # de/train.txt and en/train.txt
+    names = ["/".join(path.parts[-2:]) if alike else path.name for path in (source, target)]
     pairs, lines = [], []
     found: dict[str, list[int]] = {}
     counts = [0, 0]
@@ -109,9 +111,9 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
         counts = [count + (line is not None) for count, line in zip(counts, (one, other), strict=True)]
         if one is None or other is None:
             continue  # both are read to their ends, so that the error can give both counts
-        words = {source.name: len(one.split()), target.name: len(other.split())}
-        reasons = [f"empty in '{name}'" for name, count in words.items() if not count]
-        reasons = reasons or [f"of more than {longest} words in '{name}'" for name, n in words.items() if n > longest]
+        words = list(zip(names, (len(one.split()), len(other.split())), strict=True))
+        reasons = {f"empty in '{name}'" for name, count in words if not count}
+        reasons = reasons or {f"of more than {longest} words in '{name}'" for name, count in words if count > longest}
         for reason in reasons:
             found.setdefault(reason, []).append(number)
         if whole or not reasons:

@@ -5,8 +5,6 @@ Reference: Zhang, Dauphin, Ma 2019, section 4.1, Figure 3. All accuracies are in
 
 from __future__ import annotations
 
-from typing import Any
-
 from normfree.experiments.claims import Check, Cost, Measurement, Scale, Settings, claim
 from normfree.experiments.rows import CHANCE, DEAD, EMBEDDED, accuracy, bars, each, minus, points, train_rows, values_of
 from normfree.report.panels import Curve, Level, Panel
@@ -106,10 +104,13 @@ def fig3(settings: Settings) -> Measurement:
         curves += points(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
     note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars(curves)) else ""
-    look: dict[str, Any] = {"log_y": False, "log_x": True, "note": note, "levels": (Level("chance", CHANCE),)}
+    chance = (Level("chance", CHANCE),)
+    panels: tuple[Panel, ...] = ()
+    if curves:
+        panels = (Panel(title, tuple(curves), "%", "layers", log_y=False, log_x=True, note=note, levels=chance),)
     return Measurement(
         values=values_of(columns),
-        panels=(Panel(title, tuple(curves), "%", "layers", **look),) if curves else (),
+        panels=panels,
         notes=(
             "a diverged run counts as chance; the paper prints no numbers for this figure",
             "the paper gives no rate for the scalars here; a tenth is that of the authors' code, and of the text where "
