@@ -259,7 +259,7 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
             paper_value="c ∈ [√2, √e] = [1.414, 1.649]",
             how=f"Root mean square ratio of norms of {_what} over residual MLPs of 10, 100 and 1,000 weight-normalized "
             "blocks, 64 inputs a seed.",
-            cost=Cost(quick_seconds=22, full_seconds=25),
+            cost=Cost(quick_seconds=21, full_seconds=40),
             seeds=20,
             quick_seeds=10,
             measure=partial(_stage_theorem, _direction),  # type: ignore[arg-type]
