@@ -67,7 +67,7 @@ test: $(STAMP) ## run the tests
 
 .PHONY: browser
 browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/experiments/test_ledger.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/papers/claims/test_ledger.py
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting and types

@@ -32,7 +32,7 @@ from torch import Tensor
 
 import normfree as nf
 from normfree.conversion import convert
-from normfree.data import embedded
+from normfree.data.images import embedded
 from normfree.files import write_json
 from normfree.models.foreign import create
 from normfree.optim import agc_parameters

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 import normfree as nf
-from normfree.data.prepared import Prepared
-from normfree.data.token_batches import TokenBatches
+from normfree.data.text.prepared_folder import Prepared
+from normfree.data.text.token_batches import TokenBatches
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
-from normfree.train.tokens import open_tokens
+from normfree.train.text.token_runs import open_tokens
 
 
 def only_training(data: Prepared) -> Prepared:

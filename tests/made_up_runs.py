@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from normfree.experiments.claims import Claim, Judgement, Measurement, Settings, judge
-from normfree.experiments.results import collect, panels_of
-from normfree.experiments.trainings import Trained
 from normfree.train import TrainConfig
+from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
+from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.storage import collect, panels_of
 
 Make = Callable[[str, TrainConfig], Trained | None]
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from normfree.train.step import Step
+from normfree.train.engine.step import Step
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:

@@ -14,7 +14,7 @@ import normfree
 PACKAGE = Path(normfree.__file__).parent
 ORDER = (
     "theory", "report", "files", "provenance", "plan", "nn", "methods", "models", "graph", "diagnostics",
-    "conversion", "optim", "data", "train", "experiments", "cli",
+    "conversion", "optim", "data", "train", "comparison", "cli",
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share the first place, and neither sees the other
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -77,8 +77,8 @@ def test_room_imports_only_rooms_to_its_left(path: Path) -> None:
     ("source", "module", "is_package"),
     [
         ("from normfree.models import build", "normfree.methods.fixup", False),
-        ("import normfree.cli", "normfree.train.engine", False),
-        ("def f():\n    from normfree.train import fit", "normfree.data.images", False),
+        ("import normfree.cli", "normfree.train.engine.loop", False),
+        ("def f():\n    from normfree.train import fit", "normfree.data.images.image_set", False),
         ("from ..models import build", "normfree.methods.fixup", False),
         ("from ..models.resnet import ResNet", "normfree.nn", True),
         ("from .. import models", "normfree.methods.fixup", False),

@@ -5,8 +5,8 @@ from functools import cache
 import torch
 
 from normfree.data import ImageSet
-from normfree.data.embedded import load
-from normfree.data.images import image_set
+from normfree.data.images.embedded import load
+from normfree.data.images.image_set import image_set
 
 
 @cache

@@ -15,7 +15,7 @@ _PUBLIC = {
     "TrainConfig": "normfree.train",
     "build": "normfree.models",
     "clip_grad_agc_": "normfree.optim",
-    "compare": "normfree.experiments.compare",
+    "compare": "normfree.comparison",
     "convert": "normfree.conversion",
     "convert_": "normfree.conversion",
     "diagnose": "normfree.diagnostics",
@@ -55,9 +55,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from normfree.comparison import compare
     from normfree.conversion import convert, convert_, fold_, fold_batchnorm
     from normfree.diagnostics import Monitor, diagnose
-    from normfree.experiments.compare import compare
     from normfree.graph import discover
     from normfree.methods import initialize_, register
     from normfree.models import build

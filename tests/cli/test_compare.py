@@ -10,8 +10,8 @@ import typer
 
 from normfree.cli.compare import compare_methods
 from normfree.cli.demo import make_demo
-from normfree.experiments import demo as room
-from normfree.train import engine
+from normfree.comparison import demo as room
+from normfree.train.engine import loop as engine
 
 SHORT = ("--set", "epochs=1", "--set", "batch_size=1000", "--set", "validation=0.5", "--jobs", "1")
 PAIR = ("-m", "fixup", "-m", "he_in", "--model", "resmlp-1-8", "--model", "resmlp-60-8")

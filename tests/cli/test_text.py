@@ -16,10 +16,11 @@ import pytest
 import normfree
 from normfree.cli import main
 from normfree.cli.plugins import load_plugins
-from normfree.data.prepared import MANIFEST, open_prepared
-from normfree.data.text import decoded
+from normfree.data.text.parallel_text import decoded
+from normfree.data.text.prepared_folder import MANIFEST, open_prepared
 from normfree.methods import unregister
-from normfree.train import RunFolder, TrainConfig, engine, fit, read_config
+from normfree.train import RunFolder, TrainConfig, fit, read_config
+from normfree.train.engine import loop as engine
 from tiny_text import LETTERS, SIZE, tiny_pairs, tiny_text, write_pairs, write_text
 
 Run = Callable[..., tuple[int, str, str]]
@@ -370,7 +371,7 @@ def test_every_line_has_one_translation(here: Run, given: bytes, count: int) -> 
 
 
 def test_standard_input_is_read_as_files_are(tmp_path: Path) -> None:
-    from normfree.data.text import read_lines
+    from normfree.data.text.parallel_text import read_lines
 
     given = b"\xef\xbb\xbfa\r\nb\rc\n\n \xe2\x80\xa8d \n\r\ne"
     (tmp_path / "file").write_bytes(given)
@@ -513,7 +514,7 @@ def test_evaluate_needs_a_test_split(altered: Run) -> None:
 
 
 def test_compare_gives_depths_as_layers(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("normfree.experiments.comparison.save", lambda *_, **__: ())  # pictures take seconds
+    monkeypatch.setattr("normfree.comparison.comparison.save", lambda *_, **__: ())  # pictures take seconds
     models = [part for n in (1, 2) for part in ("--model", f"transformer-{n}-{n}-16-32-2")]
     settings = ("--recipe", "translation", "--set", f"data=pairs:.data/made-{SIZE}", "--set", "epochs=1")
     options = (*settings, "--set", "batch_size=400", "--set", "device=cpu", "--set", "beam=1")

@@ -13,10 +13,11 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.train import RunFolder, engine, read_config
-from normfree.train.evaluation import Score
+from normfree.train import RunFolder, read_config
+from normfree.train.engine import loop as engine
+from normfree.train.engine.evaluation import Score
+from normfree.train.engine.step import Step
 from normfree.train.recipes import recipes
-from normfree.train.step import Step
 from tiny_images import tiny_images
 
 Run = Callable[..., tuple[int, str, str]]
@@ -29,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normfree.train.inputs.load", lambda name, root: tiny_images(name=name))
+    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: tiny_images(name=name))
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -141,7 +142,7 @@ def test_options_stand_for_settings(run: Run) -> None:
 def test_mistakes_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str) -> None:
     from normfree.data import load
 
-    monkeypatch.setattr("normfree.train.inputs.load", load)
+    monkeypatch.setattr("normfree.train.engine.inputs.load", load)
     status, out, err = run("train", *arguments)
     assert (status, out) == (2, "")
     assert is_one_line_error(err)

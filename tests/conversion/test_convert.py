@@ -18,7 +18,7 @@ from normfree.conversion import convert, convert_
 from normfree.conversion.norms import norms
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.normalizers import NORM_TYPES
-from normfree.nn.scaled import scalars_of
+from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import Position
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
@@ -301,7 +301,7 @@ def test_model_is_put_back_when_conversion_fails_half_way(monkeypatch: pytest.Mo
     model[1].eval()
     handle = model[1].register_forward_hook(lambda *_: None)
     before = copy.deepcopy(model)
-    monkeypatch.setattr("normfree.conversion.converting._check_result", lambda *_: 1 / 0)
+    monkeypatch.setattr("normfree.conversion.pipeline._check_result", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         convert_(model, "nf", X)
     assert [type(m) for m in model.modules()] == [type(m) for m in before.modules()]

@@ -1085,8 +1085,8 @@ def test_signal_is_the_same_on_the_way_of_a_gpu(own_model: bool, at_once: int, m
         settle(every)
 
     dear(monkeypatch)
-    monkeypatch.setattr("normfree.diagnostics.taps.BYTES_UNSETTLED", at_once)
-    monkeypatch.setattr("normfree.diagnostics.taps.settle", count)
+    monkeypatch.setattr("normfree.diagnostics.sum_hooks.BYTES_UNSETTLED", at_once)
+    monkeypatch.setattr("normfree.diagnostics.sum_hooks.settle", count)
     found = propagate(model, x, labels(2))
     assert whole(found) == pytest.approx(whole(expected), rel=1e-9, abs=1e-15)
     assert (len(settled) > 1) == (at_once == 0)  # the last time is when all is measured
@@ -1106,7 +1106,7 @@ def test_tensor_is_reduced_once_for_all_that_it_is(monkeypatch: pytest.MonkeyPat
         hooked.append(tensor)
         return register(tensor, call)
 
-    monkeypatch.setattr("normfree.diagnostics.taps.reduce", count)
+    monkeypatch.setattr("normfree.diagnostics.sum_hooks.reduce", count)
     monkeypatch.setattr(Tensor, "register_hook", hook)
     x = seeded(4, 3, 16, 16)
     propagate(own("resnet20", "he_in", x, form="linear"), x)

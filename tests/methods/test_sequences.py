@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from normfree.graph import discover
 from normfree.methods import get, initialize_
 from normfree.methods.deepnorm import decoder_scales, encoder_scales
-from normfree.methods.stacks import stacks
 from normfree.methods.tfixup import decoder_scale, encoder_scale
+from normfree.methods.transformer_branches import stacks
 from normfree.models import build
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual

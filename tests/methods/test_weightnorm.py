@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from normfree import discover
 from normfree.methods import initialize_
-from normfree.methods.site import Site
+from normfree.methods.init_context import Site
 from normfree.models import Network, build
-from normfree.nn.weight import WeightNormConv2d, WeightNormLinear
+from normfree.nn.weight_layers import WeightNormConv2d, WeightNormLinear
 from normfree.theory import weightnorm_norm_ratio
 from oracles import frozen, root_mean_square
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.conversion.fold import fold_
+from normfree.conversion.folding.inference import fold_
 from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
 from normfree.models import Decoder, Encoder, Network, Stated, Transformer, build
 from normfree.models.registry import find
-from normfree.models.tokens import PAD, real_positions
-from normfree.models.weights import load_weights, save_weights
+from normfree.models.special_tokens import PAD, real_positions
+from normfree.models.weight_files import load_weights, save_weights
 from normfree.nn.attention import Attention
 from normfree.nn.residual import Residual, set_precision_
-from normfree.nn.weight import lower_
+from normfree.nn.weight_layers import lower_
 
 WORDS, CLASSES = 30, 5
 NAMES = ("transformer-2-3-16-32-4", "encoder-3-16-32-4", "decoder-3-16-32-4")

@@ -19,7 +19,7 @@ from normfree.nn.normalizers import (
     activation,
     normalizer,
 )
-from normfree.nn.weight import CONVOLUTIONS
+from normfree.nn.weight_layers import CONVOLUTIONS
 
 SAMPLES = 1_000_000
 EPS = 1e-5  # torch's default in all four normalizers

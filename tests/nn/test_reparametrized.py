@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.reparametrized import cannot_reparametrize, reparametrize_
-from normfree.nn.scaled import add_scalar_
-from normfree.nn.weight import WeightKind
+from normfree.nn.scalar_wrapping import add_scalar_
+from normfree.nn.weight_layers import WeightKind
 
 every_kind = pytest.mark.parametrize("kind", ["weight_norm", "standardized"])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.weight import StandardizedConv2d, WeightNormLinear
+from normfree.nn.weight_layers import StandardizedConv2d, WeightNormLinear
 from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
 
 CLIP, EPS = 0.05, 1e-3

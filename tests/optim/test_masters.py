@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.nn.absorbing import absorbing_layers, carried_biases
 from normfree.nn.residual import Residual, reset_precision_
+from normfree.nn.scalar_folding import absorbing_layers, carried_biases
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.absorbed import Absorption, Placed, kind, padded
+from normfree.optim.folded_scalars import Absorption, Placed, kind, padded
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
-from normfree.train.forward import apply_precision_
+from normfree.train.engine.forward import apply_precision_
 
 PRECISIONS: tuple[...] = ("float32", "bf16", "mixed")
 RESIDUAL = [name for name in names() if "residual" in get(name).skips]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import normfree
-from normfree.data.augment import Augmentation
+from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig

@@ -13,9 +13,10 @@ from torch import nn
 
 import normfree as nf
 from normfree.conversion.saving import read_plan, save_converted
-from normfree.train import RunFolder, engine
-from normfree.train.step import Step
-from normfree.train.subject import AS_BUILT, as_given, classifier_of, groups_of, model_of
+from normfree.train import RunFolder
+from normfree.train.engine import loop as engine
+from normfree.train.engine.model_setup import AS_BUILT, as_given, classifier_of, groups_of, model_of
+from normfree.train.engine.step import Step
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 
@@ -25,7 +26,7 @@ THIN = "thin_resnet:ThinResNet"
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
-    monkeypatch.setattr("normfree.train.inputs.load", lambda name, root: tiny_images())
+    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: tiny_images())
 
 
 def config(method: str, **changes: Any) -> nf.TrainConfig:

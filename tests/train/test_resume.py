@@ -19,9 +19,13 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
-from normfree.data.images import ImageSet, Split
-from normfree.train import RunFolder, RunResult, checkpoint, curves, engine, rig
-from normfree.train.inputs import Inputs
+from normfree.data.images.image_set import ImageSet, Split
+from normfree.train import RunFolder, RunResult
+from normfree.train.engine import loop as engine
+from normfree.train.engine import setup as rig
+from normfree.train.engine.inputs import Inputs
+from normfree.train.run import checkpoint
+from normfree.train.run import logging as curves
 from stopped_steps import stop_at
 from tiny_images import tiny_images
 
@@ -142,10 +146,10 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, t
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
-        ("normfree.train.engine:RunFolder.save", 4),  # saved, and nothing after it
-        ("normfree.train.checkpoint:sync", 8),  # in the middle of writing a checkpoint
-        ("normfree.train.engine:write_curves", 1),  # after everything
+        ("normfree.train.engine.loop:RunFolder.append", 2),  # logged, but not saved
+        ("normfree.train.engine.loop:RunFolder.save", 4),  # saved, and nothing after it
+        ("normfree.train.run.checkpoint:sync", 8),  # in the middle of writing a checkpoint
+        ("normfree.train.engine.loop:write_curves", 1),  # after everything
     ],
 )
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(
@@ -314,9 +318,9 @@ def fail(code: int) -> Any:
     ("where", "says"),
     [
         ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
-        ("normfree.train.lock.FileIO", "could not write the lock"),
-        ("normfree.train.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
-        ("normfree.train.runs.FileIO", "could not write the metrics"),
+        ("normfree.train.run.lock.FileIO", "could not write the lock"),
+        ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
+        ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
 )
 def test_read_only_folder_is_one_sentence(
@@ -355,7 +359,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 
             patch.setattr(RunFolder, "append", limited)
         elif where == "result":
-            patch.setattr("normfree.train.runs.write_json", fail(errno.ENOSPC))
+            patch.setattr("normfree.train.run.run_folder.write_json", fail(errno.ENOSPC))
         else:
             patch.setattr(engine, "write_curves", curves.write_curves)
             patch.setattr(curves, "draw_learning", fail(errno.ENOSPC))

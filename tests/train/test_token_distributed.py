@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import normfree
-from normfree.data.prepared import open_prepared
-from normfree.train import RunResult, TrainConfig, engine, fit
-from normfree.train.distributed import joined
-from normfree.train.runs import RunFolder
-from normfree.train.step import Step
+from normfree.data.text.prepared_folder import open_prepared
+from normfree.train import RunResult, TrainConfig, fit
+from normfree.train.engine import loop as engine
+from normfree.train.engine.distributed import joined
+from normfree.train.engine.step import Step
+from normfree.train.run.run_folder import RunFolder
 from tiny_text import tiny_pairs, tiny_text
 
 ADAM = {"optimizer": "adam", "betas": (0.9, 0.98), "weight_decay": 0.0, "lr": 1e-3, "epochs": 2, "device": "cpu"}

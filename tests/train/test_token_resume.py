@@ -15,9 +15,13 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
-from normfree.data.prepared import Prepared
-from normfree.train import RunFolder, RunResult, checkpoint, engine, judging, translating
-from normfree.train.tokens import token_batches
+from normfree.data.text.prepared_folder import Prepared
+from normfree.train import RunFolder, RunResult
+from normfree.train.engine import judging
+from normfree.train.engine import loop as engine
+from normfree.train.run import checkpoint
+from normfree.train.text import translation as translating
+from normfree.train.text.token_runs import token_batches
 from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text
 
@@ -269,9 +273,9 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("normfree.train.engine:RunFolder.append", 2),  # logged, but not saved
-        ("normfree.train.step:Step.__call__", 7),  # in an epoch, with nothing saved in it
-        ("normfree.train.judging:translate_test", 1),  # translated, but not written
+        ("normfree.train.engine.loop:RunFolder.append", 2),  # logged, but not saved
+        ("normfree.train.engine.step:Step.__call__", 7),  # in an epoch, with nothing saved in it
+        ("normfree.train.engine.judging:translate_test", 1),  # translated, but not written
     ],
 )
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(

@@ -58,7 +58,7 @@ def compare_methods(
     """
     import json
 
-    from normfree.experiments.comparison import redraw, save, table
+    from normfree.comparison.comparison import redraw, save, table
     from normfree.report import open_console, print_table
 
     messages = open_console(stderr=True)
@@ -73,7 +73,7 @@ def compare_methods(
         )
     load_plugins(plugin)
     base = _base(recipe, changes or [])
-    from normfree.experiments.compare import compare
+    from normfree.comparison.running import compare
     from normfree.files import plain_json
     from normfree.report.progress import progress
 

@@ -19,8 +19,8 @@ def make_demo(
     A signal through a thousand layers, accuracy against depth, and a batch of two. What is done is not run again.
     """
     from normfree.cli.compare import default_jobs
-    from normfree.experiments.comparison import table
-    from normfree.experiments.demo import SAYS, run_demo, save
+    from normfree.comparison.comparison import table
+    from normfree.comparison.demo import SAYS, run_demo, save
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
     from normfree.report.terminal import line_plot

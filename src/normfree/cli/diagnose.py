@@ -83,7 +83,7 @@ def diagnose_model(
     from normfree.report.progress import progress
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
-    from normfree.train.hardware import device_of
+    from normfree.train.engine.hardware import device_of
 
     load_plugins(plugin)
     if fail_on and fail_on not in STATUSES:
@@ -115,7 +115,7 @@ def diagnose_model(
     if data is not None:
         inputs, targets = _read(data, name)
     elif folder is not None and not example and (not shape or _reads_words(name)):
-        from normfree.train.loading import noise_for
+        from normfree.train.run.loading import noise_for
 
         inputs = noise_for(folder, batch=batch, length=_length(shape) if shape else None, seed=seed)
     else:
@@ -160,7 +160,7 @@ def require_one_input(context: typer.Context) -> None:
 def folder_of(model: str) -> Path | None:
     """The folder of a run or a converted model, where an argument names one."""
     from normfree.models import is_ours
-    from normfree.train.loading import holds_model
+    from normfree.train.run.loading import holds_model
 
     path = Path(model)
     return path if path.is_dir() and (holds_model(path) or not is_ours(model)) else None
@@ -182,8 +182,8 @@ def require_model(model: str, verb: str) -> None:
 def _folder_around(weights: Path) -> Path | None:
     """The folder of a run or a converted model that a file is part of: one that merely lies near is none's."""
     from normfree.conversion.saving import is_converted
-    from normfree.train import checkpoint
-    from normfree.train.loading import holds_model
+    from normfree.train.run import checkpoint
+    from normfree.train.run.loading import holds_model
 
     if is_converted(weights.parent):
         return weights.parent
@@ -194,13 +194,13 @@ def _folder_around(weights: Path) -> Path | None:
 def _name_in(folder: Path) -> str:
     """The name of the model in a folder; of a converted one, that it is somebody else's."""
     from normfree.conversion.saving import is_converted
-    from normfree.train.loading import read_config
+    from normfree.train.run.loading import read_config
 
     return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
 
 
 def _loaded(folder: Path) -> nn.Module:
-    from normfree.train.loading import load
+    from normfree.train.run.loading import load
 
     return load(folder)
 
@@ -211,7 +211,7 @@ def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | No
 
     from normfree.models import build
     from normfree.models.foreign import create, is_foreign
-    from normfree.models.weights import load_weights
+    from normfree.models.weight_files import load_weights
 
     if is_foreign(model):
         with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
@@ -256,7 +256,7 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
 
     from normfree.models import find
     from normfree.models.foreign import is_foreign
-    from normfree.models.tokens import random_words
+    from normfree.models.special_tokens import random_words
 
     generator = torch.Generator().manual_seed(seed)
     if _reads_words(model):

@@ -12,7 +12,7 @@ import typer
 from normfree.cli.options import given, require_alone, require_either
 
 if TYPE_CHECKING:
-    from normfree.experiments.claims import Claim, Judgement, Scale, Settings
+    from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings
 
 
 class Training(NamedTuple):
@@ -65,8 +65,8 @@ def reproduce_claims(
 
     For example: normfree reproduce robust/fig2 normdead/fig4
     """
-    from normfree.experiments.claims import get
-    from normfree.experiments.ledger import require_kind
+    from normfree_papers.claims.claim import get
+    from normfree_papers.claims.ledger import require_kind
 
     files = [require_kind(path) for path in write or ()]
     require_alone(context, "--list", beside=("--json", "--out"))
@@ -115,8 +115,8 @@ def reproduce_claims(
 
 
 def _redraw(out: Path, claims: Sequence[Claim]) -> None:
-    from normfree.experiments.reproduction import redraw
     from normfree.report import open_console
+    from normfree_papers.claims.reproduction import redraw
 
     try:
         drawn = redraw(out, claims or None)
@@ -126,8 +126,8 @@ def _redraw(out: Path, claims: Sequence[Claim]) -> None:
 
 
 def _write(path: Path, out: Path, claims: Sequence[Claim]) -> None:
-    from normfree.experiments.ledger import write_ledger
     from normfree.report import open_console
+    from normfree_papers.claims.ledger import write_ledger
 
     write_ledger(path, out, claims or None)
     open_console(stderr=True).print(f"wrote {path}", markup=False)
@@ -146,13 +146,13 @@ def _run(
 ) -> tuple[Claim, dict[str, Any], Judgement]:
     """Reproduce one claim and print its checks."""
     from normfree.cli.compare import default_jobs
-    from normfree.experiments.claims import Settings
-    from normfree.experiments.reproduction import reproduce
-    from normfree.experiments.results import stored
-    from normfree.experiments.trainings import StoppedError, Trainings
     from normfree.report import open_console
     from normfree.report.progress import progress
-    from normfree.train.hardware import device_of
+    from normfree.train.engine.hardware import device_of
+    from normfree_papers.claims.claim import Settings
+    from normfree_papers.claims.reproduction import reproduce
+    from normfree_papers.claims.run_cache import StoppedError, Trainings
+    from normfree_papers.claims.storage import stored
 
     device_of(device)  # refuses one that is not there
     # A stored result of other seeds is good enough unless a number of seeds is asked for.
@@ -183,9 +183,9 @@ def _run(
 def _print(
     claim: Claim, settings: Settings, result: dict[str, Any], judgement: Judgement, out: Path, *, is_stored: bool
 ) -> None:
-    from normfree.experiments.ledger_entries import CHECK_COLUMNS, cells, duration, unmade_of
-    from normfree.experiments.results import result_path
     from normfree.report import Table, open_console, print_table
+    from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, cells, duration, unmade_of
+    from normfree_papers.claims.storage import result_path
 
     console = open_console()
     rows = tuple(cells(row) for row in judgement.rows)
@@ -218,8 +218,8 @@ def _print(
 def _list(out: Path, as_json: bool) -> None:
     import json
 
-    from normfree.experiments.ledger_entries import MARKS, duration, entries
     from normfree.report import Column, Table, print_table
+    from normfree_papers.claims.ledger_entries import MARKS, duration, entries
 
     rows, records = [], []
     for entry in entries(out):

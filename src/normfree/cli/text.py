@@ -16,7 +16,7 @@ from normfree.cli.options import DEVICE
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
-    from normfree.data.vocabulary import Vocabulary
+    from normfree.data.text.vocabulary import Vocabulary
     from normfree.train import TrainConfig
 
 SOURCE = typer.Option("--source", metavar="FILE", help="Training sentences to translate; valid and test lie beside.")
@@ -56,8 +56,8 @@ def prepared_name(
     prepare: bool = True,
 ) -> str:
     """The name of data that these files become, after preparing them unless they are, or not to be."""
-    from normfree.data.preparing import prepare_pairs, prepare_text
-    from normfree.data.text import find_one, find_parallel
+    from normfree.data.text.parallel_text import find_one, find_parallel
+    from normfree.data.text.preparation import prepare_pairs, prepare_text
     from normfree.report import open_console
 
     if (source is None) != (target is None) or (source is None) == (text is None):
@@ -112,9 +112,9 @@ def translate_lines(
 
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """
-    from normfree.data.text import decoded
-    from normfree.train.tokens import PAIRS
-    from normfree.train.translating import translate
+    from normfree.data.text.parallel_text import decoded
+    from normfree.train.text.token_runs import PAIRS
+    from normfree.train.text.translation import translate
 
     load_plugins(plugin)
     config, vocabulary, model = _opened(run, PAIRS, "a run on pairs of sentences", "translation", device)
@@ -151,9 +151,9 @@ def continue_lines(
     """
     import torch
 
-    from normfree.data.text import decoded
-    from normfree.train.tokens import TEXT
-    from normfree.train.writing import continue_line
+    from normfree.data.text.parallel_text import decoded
+    from normfree.train.text.generation import continue_line
+    from normfree.train.text.token_runs import TEXT
 
     load_plugins(plugin)
     what = "a language model, which is a run on text,"
@@ -169,8 +169,8 @@ def continue_lines(
 def _opened(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
     """The configuration, vocabulary and model of a run on one kind of `data`; refuses one on another."""
     from normfree.train import load, read_config
-    from normfree.train.hardware import device_of
-    from normfree.train.loading import load_vocabulary
+    from normfree.train.engine.hardware import device_of
+    from normfree.train.run.loading import load_vocabulary
 
     config = read_config(run)
     if not config.data.startswith(data):

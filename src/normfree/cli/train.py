@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normfree.train import RunResult, TrainConfig
-    from normfree.train.result import Snapshot
+    from normfree.train.run.result import Snapshot
 
 DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
 
@@ -94,7 +94,7 @@ def train_model(
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     from normfree.train import fit
-    from normfree.train.distributed import SharedError
+    from normfree.train.engine.distributed import SharedError
 
     folder = resume or out or _new_folder(chosen)
     from normfree.report import open_console
@@ -200,7 +200,7 @@ def _require_recipe(name: str | None) -> None:
 
 def _steps_done(run: Path | None) -> int:
     """The steps that earlier processes did, by the name of the last checkpoint."""
-    from normfree.train.runs import RunFolder
+    from normfree.train.run.run_folder import RunFolder
 
     return 0 if run is None else RunFolder(run).saved_step or 0
 

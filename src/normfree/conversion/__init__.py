@@ -1,9 +1,9 @@
 """Conversion: any model with normalization → one without, and folding of what is left into the weights."""
 
-from normfree.conversion.batchnorm import fold_batchnorm
 from normfree.conversion.changes import Added, Changes, Removed, Scaled
-from normfree.conversion.converting import convert, convert_
-from normfree.conversion.fold import fold_
+from normfree.conversion.folding.batchnorm import fold_batchnorm
+from normfree.conversion.folding.inference import fold_
+from normfree.conversion.pipeline import convert, convert_
 from normfree.conversion.saving import load_converted, read_plan, save_converted
 
 __all__ = [

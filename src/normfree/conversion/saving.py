@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from normfree.conversion.batchnorm import fold_batchnorm
 from normfree.conversion.changes import Changes
-from normfree.conversion.converting import Example, convert_
-from normfree.conversion.folding import Folding
-from normfree.conversion.stored import pack_example, plan_from_json, unpack_example
+from normfree.conversion.folding.batchnorm import fold_batchnorm
+from normfree.conversion.folding.summary import Folding
+from normfree.conversion.pipeline import Example, convert_
+from normfree.conversion.serialization import pack_example, plan_from_json, unpack_example
 from normfree.files import TEMPORARY, explained, sync, write_json
 from normfree.models.foreign import create
-from normfree.models.weights import load_weights, render_weights
+from normfree.models.weight_files import load_weights, render_weights
 from normfree.plan import ResidualPlan
 from normfree.provenance import commit, versions
 

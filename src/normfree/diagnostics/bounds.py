@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from normfree.diagnostics.propagation import call_arguments, first_tensor
 from normfree.diagnostics.untouched import untouched
 from normfree.diagnostics.updates import plan_of
-from normfree.nn.borrowed import standing_in
+from normfree.nn.model_state import standing_in
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
 

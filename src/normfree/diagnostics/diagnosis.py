@@ -17,10 +17,10 @@ from torch import nn
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
 from normfree.methods import get
-from normfree.methods.record import ONE
+from normfree.methods.method import ONE
 from normfree.models import Stated, admits
 from normfree.nn.reparametrized import cannot_reparametrize
-from normfree.nn.weight import WeightKind
+from normfree.nn.weight_layers import WeightKind
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel

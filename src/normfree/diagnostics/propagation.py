@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.diagnostics.batched import norms, numbers
+from normfree.diagnostics.missing_sums import without_sums
 from normfree.diagnostics.parts import Parts, parts
 from normfree.diagnostics.plans import plan_of
-from normfree.diagnostics.taps import MISSING, SumSignal, Taps
-from normfree.diagnostics.unsummed import without_sums
+from normfree.diagnostics.sum_hooks import MISSING, SumSignal, Taps
 from normfree.diagnostics.untouched import untouched
-from normfree.nn.borrowed import call_arguments as call_arguments
+from normfree.nn.model_state import call_arguments as call_arguments
 from normfree.nn.scalars import ScalarBias
 from normfree.plan import Branch, ResidualPlan
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from normfree.diagnostics.batched import copies
 from normfree.diagnostics.parts import Parts, parts
-from normfree.nn.borrowed import same_draws
+from normfree.nn.model_state import same_draws
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy
 from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
 from normfree.methods import Method
-from normfree.methods.site import fans
-from normfree.nn.borrowed import standing_in
+from normfree.methods.init_context import fans
+from normfree.nn.model_state import standing_in
 from normfree.nn.residual import Residual
-from normfree.nn.weight import WEIGHT_LAYERS, set_weight_
+from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_
 from normfree.plan import ResidualPlan
 
 Stepped = Literal["branch weights", "branches", "all"]

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from normfree.diagnostics.odd import Odd, odd_blocks
+from normfree.diagnostics.outliers import Odd, odd_blocks
 from normfree.diagnostics.propagation import Signal
-from normfree.diagnostics.taps import SumSignal
+from normfree.diagnostics.sum_hooks import SumSignal
 
 Status = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
 SEVERITY: tuple[Status, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
 
 

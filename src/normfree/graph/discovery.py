@@ -12,9 +12,9 @@ from torch import nn
 from normfree.graph.degree import carried
 from normfree.graph.flow import Flow, Node
 from normfree.graph.fused import parts
-from normfree.graph.record import record
+from normfree.graph.recorder import record
 from normfree.graph.residuals import Meeting, meetings
-from normfree.nn.borrowed import call_arguments
+from normfree.nn.model_state import call_arguments
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from normfree.graph.functions import GATES, POINTWISE, TRANSPOSITIONS, NodeKind
-from normfree.graph.weights import Weight, Weights
+from normfree.graph.weight_use import Weight, Weights
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,10 +5,10 @@ The order here is the order of the table that `normfree methods` prints.
 
 from importlib import import_module
 
+from normfree.methods.init_context import Batch, Site
 from normfree.methods.initialize import initialize_
-from normfree.methods.record import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
+from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
 from normfree.methods.registry import get, names, register, unknown, unregister
-from normfree.methods.site import Batch, Site
 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
@@ -16,7 +16,7 @@ FAMILIES = tuple(
         "plain",
         "shortcut",
         "isograd",
-        "scaled",
+        "scaled_sums",
         "fixup",
         "data_driven",
         "weightnorm",

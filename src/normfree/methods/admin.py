@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from normfree.methods.deepnorm import shortcut_scalar
+from normfree.methods.init_context import Site
+from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import xavier_
-from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site
-from normfree.methods.stacks import stacks
+from normfree.methods.transformer_branches import stacks
 from normfree.nn.scalars import ScalarMultiplier
 
 

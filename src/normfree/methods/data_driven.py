@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from normfree.methods.record import WITH_SEQUENCES, Method
+from normfree.methods.init_context import Site
+from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site
-from normfree.nn.weight import set_weight_
+from normfree.nn.weight_layers import set_weight_
 
 _DEAD = 1e-6  # a standard deviation that is rounding and nothing else
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from normfree.methods.init_context import Site
+from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import xavier_
-from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site
-from normfree.methods.stacks import scaled_xavier_, stacks
+from normfree.methods.transformer_branches import scaled_xavier_, stacks
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Branch

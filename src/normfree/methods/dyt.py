@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from normfree.methods.init_context import Site
+from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.plain import he_fan_in_
-from normfree.methods.record import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site
 from normfree.nn.dynamic_tanh import DynamicTanh
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree import theory
-from normfree.methods.record import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
+from normfree.methods.init_context import Site, gain
+from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
 from normfree.methods.registry import register
-from normfree.methods.site import Site, gain
-from normfree.methods.stacks import ATTENTION, linear_part
+from normfree.methods.transformer_branches import ATTENTION, linear_part
 from normfree.plan import Layer
 
 

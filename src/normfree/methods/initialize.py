@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normfree.methods.record import Method
+from normfree.methods.init_context import Batch, Site
+from normfree.methods.method import Method
 from normfree.methods.registry import get
-from normfree.methods.site import Batch, Site
-from normfree.nn.borrowed import undone_on_error
+from normfree.nn.model_state import undone_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual
+from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.scaled import scalars_of
-from normfree.nn.weight import WEIGHT_LAYERS, weight_kind
+from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 from normfree.plan import ResidualPlan
 
 

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from normfree import theory
-from normfree.methods.record import SQRT_HALF, Method, Rule
+from normfree.methods.init_context import Site, gain, standardized
+from normfree.methods.method import SQRT_HALF, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, gain, standardized
-from normfree.nn.borrowed import on_meta
+from normfree.nn.model_state import on_meta
 from normfree.plan import Layer
-from normfree.theory.refusal import FloatArray
+from normfree.theory.errors import FloatArray
 
 _HALF = 0.5  # c² of the sum
 

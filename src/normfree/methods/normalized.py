@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from normfree.methods.init_context import Site
+from normfree.methods.method import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.plain import draw_normal_, he_fan_in_
-from normfree.methods.record import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site
 
 
 def _method(name: str, summary: str, reference: str) -> Method:

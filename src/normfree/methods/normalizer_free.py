@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from normfree import theory
+from normfree.methods.init_context import Site
+from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import he_fan_in_
-from normfree.methods.record import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site
 from normfree.plan import Position
 
 

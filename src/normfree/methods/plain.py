@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from normfree.methods.record import WITH_SEQUENCES, Method
+from normfree.methods.init_context import Site, gain
+from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site, gain
 from normfree.plan import Layer
 
 

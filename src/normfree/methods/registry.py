@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from normfree.methods.record import Method
+from normfree.methods.method import Method
 
 Factory = Callable[..., Method]
 _T = TypeVar("_T", Method, Factory)

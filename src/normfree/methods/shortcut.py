@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree import theory
-from normfree.methods.record import SQRT_HALF, Law, Method, Rule
+from normfree.methods.init_context import Site, gain, standardized
+from normfree.methods.method import SQRT_HALF, Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site, gain, standardized
 
 
 def _fan_out_(site: Site, shortcut_gain: float | None = None) -> None:

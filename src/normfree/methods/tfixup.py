@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from normfree.methods.init_context import Site
+from normfree.methods.method import Method
 from normfree.methods.plain import xavier_
-from normfree.methods.record import Method
 from normfree.methods.registry import register
-from normfree.methods.site import Site
-from normfree.methods.stacks import scaled_xavier_, stacks
+from normfree.methods.transformer_branches import scaled_xavier_, stacks
 
 
 def encoder_scale(layers: int) -> float:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from normfree.methods.data_driven import calibrate_
-from normfree.methods.record import Law, Method, Rule
+from normfree.methods.init_context import Site
+from normfree.methods.method import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.methods.site import Site
 from normfree.plan import Branch
 
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normfree.methods import Form, Skip, unknown
-from normfree.models import plain, resnet, skips, transformer
+from normfree.models import feed_forward as plain
+from normfree.models import resnet, skips, transformer
+from normfree.models.base import Request, Stated
 from normfree.models.network import Network
-from normfree.models.stated import Request, Stated
 
 Builder = Callable[[Request], Stated]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
-from normfree.models.stated import Request as Request
-from normfree.models.stated import Stated
+from normfree.models.base import Request as Request
+from normfree.models.base import Stated
 from normfree.nn.normalizers import ACTIVATION_TYPES
 from normfree.nn.residual import Residual, SubsamplePad
-from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan, ShortcutKind, positions
 
 

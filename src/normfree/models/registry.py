@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names, unknown
-from normfree.methods.record import RESIDUAL_SUMS
+from normfree.methods.method import RESIDUAL_SUMS
+from normfree.models.base import Request
+from normfree.models.builder import Padding
 from normfree.models.families import Family, find
-from normfree.models.kit import Padding
 from normfree.models.network import Network
-from normfree.models.stated import Request
-from normfree.models.tokens import VOCABULARY, Reads
+from normfree.models.special_tokens import VOCABULARY, Reads
 
 CLASSES = 10
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from normfree.models.kit import Kit
+from normfree.models.builder import Kit
 from normfree.models.network import Network, Request
 from normfree.plan import Position, positions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normfree.models.kit import Kit, Named, chain
+from normfree.models.builder import Kit, Named, chain
 from normfree.models.network import Network, Request, weight_layer_names
 from normfree.plan import Layer, ResidualPlan
 

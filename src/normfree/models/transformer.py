@@ -14,21 +14,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.models.kit import Kit, chain
-from normfree.models.layers import Cache, Memory, Parts
+from normfree.models.base import Request, Stated
+from normfree.models.builder import Kit, chain
 from normfree.models.network import walk
-from normfree.models.stated import Request, Stated
-from normfree.models.tokens import END as END
-from normfree.models.tokens import PAD as PAD
-from normfree.models.tokens import SPECIAL as SPECIAL
-from normfree.models.tokens import START as START
-from normfree.models.tokens import UNKNOWN as UNKNOWN
-from normfree.models.tokens import VOCABULARY as VOCABULARY
-from normfree.models.tokens import real_positions
-from normfree.nn.absorbing import Stream
+from normfree.models.special_tokens import END as END
+from normfree.models.special_tokens import PAD as PAD
+from normfree.models.special_tokens import SPECIAL as SPECIAL
+from normfree.models.special_tokens import START as START
+from normfree.models.special_tokens import UNKNOWN as UNKNOWN
+from normfree.models.special_tokens import VOCABULARY as VOCABULARY
+from normfree.models.special_tokens import real_positions
+from normfree.models.transformer_layers import Cache, Memory, Parts
 from normfree.nn.attention import Attention
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual
+from normfree.nn.scalar_folding import Stream
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.theory import normprop_constants
 
 NormName = Literal["batch", "layer", "rms", "group", "instance", "tanh"]

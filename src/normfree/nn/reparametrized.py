@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from normfree.nn.weight import (
+from normfree.nn.weight_layers import (
     CONVOLUTIONS,
     LINEARS,
     WeightKind,

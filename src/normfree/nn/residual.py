@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight import lower_
+from normfree.nn.weight_layers import lower_
 
 NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
 """The scalars of the equation, each with the number that changes nothing."""

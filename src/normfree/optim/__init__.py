@@ -3,8 +3,8 @@
 from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
 from normfree.optim.groups import param_groups
 from normfree.optim.masters import Masters
-from normfree.optim.rules import UpdateRule
 from normfree.optim.schedules import Schedule
+from normfree.optim.update_rules import UpdateRule
 
 __all__ = [
     "Masters",

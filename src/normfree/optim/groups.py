@@ -8,9 +8,9 @@ from torch import nn
 
 from normfree.methods import Method, get
 from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.scaled import scalars_of
-from normfree.nn.weight import WEIGHT_LAYERS
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.models.stated import Stated
-from normfree.nn.absorbing import Absorbing, absorbing_layers, carried_biases
-from normfree.optim.absorbed import Absorption, Kind, Placed, kind, padded
+from normfree.models.base import Stated
+from normfree.nn.scalar_folding import Absorbing, absorbing_layers, carried_biases
+from normfree.optim.folded_scalars import Absorption, Kind, Placed, kind, padded
 
 _SHORT = {torch.bfloat16, torch.float16}
 

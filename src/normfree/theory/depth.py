@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from normfree.theory.refusal import FloatArray, refusal, require_positive
+from normfree.theory.errors import FloatArray, refusal, require_positive
 
 Rule = Callable[[int, int], tuple[float, float, float]]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normfree.theory.refusal import FloatArray, refusal, require_positive
+from normfree.theory.errors import FloatArray, refusal, require_positive
 
 
 def _per_group(channels: int, kernel: Sequence[int], groups: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normfree.theory.refusal import FloatArray, refusal
+from normfree.theory.errors import FloatArray, refusal
 
 _Function = Callable[[FloatArray], FloatArray]
 Activation = str | _Function

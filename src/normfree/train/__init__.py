@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Recipe": "recipes",
-    "RunFolder": "runs",
-    "RunResult": "result",
-    "Snapshot": "result",
+    "RunFolder": "run.run_folder",
+    "RunResult": "run.result",
+    "Snapshot": "run.result",
     "TrainConfig": "config",
-    "evaluate": "loading",
-    "evaluate_translation": "loading",
-    "fit": "engine",
-    "load": "loading",
-    "read_config": "loading",
+    "evaluate": "run.loading",
+    "evaluate_translation": "run.loading",
+    "fit": "engine.loop",
+    "load": "run.loading",
+    "read_config": "run.loading",
     "recipe": "recipes",
 }
 __all__ = [
@@ -35,11 +35,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from normfree.train.config import TrainConfig
-    from normfree.train.engine import fit
-    from normfree.train.loading import evaluate, evaluate_translation, load, read_config
+    from normfree.train.engine.loop import fit
     from normfree.train.recipes import Recipe, recipe
-    from normfree.train.result import RunResult, Snapshot
-    from normfree.train.runs import RunFolder
+    from normfree.train.run.loading import evaluate, evaluate_translation, load, read_config
+    from normfree.train.run.result import RunResult, Snapshot
+    from normfree.train.run.run_folder import RunFolder
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normfree.train.settings import checked, hints, parsed, require_known, toml
 
 if TYPE_CHECKING:  # these load torch, which a command line that only reads a configuration can do without
-    from normfree.data.augment import Augmentation
+    from normfree.data.images.augment import Augmentation
     from normfree.optim.schedules import Schedule
 
 
@@ -221,7 +221,7 @@ class TrainConfig:
 
     def augmentation(self) -> Augmentation:
         """What is done to a training image."""
-        from normfree.data.augment import Augmentation
+        from normfree.data.images.augment import Augmentation
 
         return Augmentation(
             crop=self.crop,

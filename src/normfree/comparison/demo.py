@@ -1,0 +1,372 @@
+"""The demo: three short experiments on the embedded images, told on one page.
+
+What is seen stands in the text of the page, made from the numbers, so that it cannot say more than they do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normfree.comparison.comparison import Comparison, Point, curve, levels, panel, percent, table
+from normfree.comparison.running import compare, layers
+from normfree.comparison.workers import run_tasks
+from normfree.diagnostics.propagation import propagate
+from normfree.files import explained, replacing, with_numbers, write_json
+from normfree.models import build
+from normfree.report.page import Card, Page, Section, write_page
+from normfree.report.panels import Curve, Panel
+from normfree.report.plots import write_plot
+from normfree.train import TrainConfig
+from normfree.train.run.signals import Stop
+
+SAYS = {
+    "fixup": "no normalization, Fixup",
+    "batchnorm": "batch normalization",
+    "sqrt_half": "no normalization, sums scaled by √½",
+    "he_in": "no normalization, plain He",
+}
+_NO_LIMIT = 1e30  # a large loss alone shall not end a run: it has diverged when the loss is no longer a number
+_FADED = 1e-3
+_IMAGES = 6_000
+_SIGNAL = 16_000.0  # what one costs: as long as so many layers of a training step take
+# Of its steps a method makes before it diverges, over the rates; and batch norm at a batch of two.
+_SHARE, _FIRST = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
+Update = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    """What the demo trains; the defaults take about two minutes on two CPU cores."""
+
+    methods: tuple[str, ...] = tuple(SAYS)
+    signal_model: str = "wrn-1000-1"
+    models: tuple[str, ...] = ("resmlp-4-64", "resmlp-14-64", "resmlp-49-64", "resmlp-149-64")
+    epochs: int = 4
+    lrs: tuple[float, ...] = (0.1, 0.03, 0.01)
+    twins: tuple[str, str] = ("batchnorm", "fixup")
+    batch_model: str = "resmlp-149-64"
+    batch_sizes: tuple[int, ...] = (2, 8, 32)
+    batch_rates: tuple[float, ...] = (0.3, 0.1)  # at a batch of 128, and in proportion at others
+    batch_held_out: float = 0.9  # a tenth of the images is enough for the point, and ten times as fast
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """What the demo measured."""
+
+    settings: DemoSettings
+    forward: dict[str, list[float]]
+    backward: dict[str, list[float]]
+    depth: Comparison
+    batches: dict[int, Comparison]
+
+
+def run_demo(
+    out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: Update | None = None
+) -> Demo | None:
+    """Run the three experiments, or read what is below `out` already; None after a signal, with what is done kept.
+
+    `progress` is told how many hundredths of the work are done, since a deep run takes thirty times as long as a
+    shallow one.
+
+    Raises:
+        ValueError: where a run cannot be trained.
+        OSError: where a folder cannot be written.
+    """
+    settings = settings or DemoSettings()
+    out = Path(out)
+    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # seconds, soon run again
+    quick = base.with_changes(epochs=1, validation=settings.batch_held_out)
+    share = len(settings.methods) * len(settings.models) * len(settings.lrs)
+    each = len(settings.twins) * len(settings.batch_rates)
+    work = _work(settings, base, quick)
+
+    def tell(done: int, now: str) -> None:
+        if progress is not None:
+            progress(int(100 * sum(work[:done]) / sum(work)), 100, now)
+
+    tell(0, f"signal through {settings.signal_model}")
+    signals = _signals(settings, out / "signal.json", jobs)
+    if signals is None:
+        return None
+    before = len(settings.methods)
+
+    def counted(done: int, _: int, now: str) -> None:
+        tell(before + done, now)
+
+    common: dict[str, Any] = {"seeds": (settings.seed,), "out": out / "runs", "jobs": jobs, "progress": counted}
+    depth = compare(base, methods=settings.methods, models=settings.models, lrs=settings.lrs, **common)
+    if depth.signal is not None:
+        return None
+    before += share
+    batches = {}
+    for size in settings.batch_sizes:
+        rates = [rate * size / 128 for rate in settings.batch_rates]
+        sized = quick.with_changes(batch_size=size)
+        batches[size] = compare(sized, methods=settings.twins, models=[settings.batch_model], lrs=rates, **common)
+        if batches[size].signal is not None:
+            return None
+        before += each
+    return Demo(
+        settings=settings, forward=signals["forward"], backward=signals["backward"], depth=depth, batches=batches
+    )
+
+
+def _work(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list[float]:
+    """About what each signal and run costs, in the order in which `compare` begins them, the deepest first.
+
+    Networks this narrow take as long as they have layers, however many images are in a batch.
+    """
+
+    def cost(model: str, config: TrainConfig) -> float:
+        steps = config.epochs * math.ceil(_IMAGES * (1 - config.validation) / config.batch_size)
+        return float(layers(build(model, "he_in", device="meta").plan) * steps)
+
+    shares = [_SHARE.get(method, 1.0) for method in settings.methods for _ in settings.lrs]
+    depths = sorted((cost(model, base) for model in settings.models), reverse=True)
+    sizes = {size: cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes}
+    first = [_FIRST.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
+    return [
+        *[_SIGNAL] * len(settings.methods),
+        *(one * share for one in depths for share in shares),
+        *(one * (share if size == 2 else 1.0) for size, one in sizes.items() for share in first),
+    ]
+
+
+def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | None:
+    """The variance after every residual sum, and of its gradient, by method; None after a signal."""
+    wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
+    if path.exists():
+        try:
+            stored = json.loads(path.read_bytes())
+        except ValueError:
+            stored = None
+        if isinstance(stored, dict) and stored.get("settings") == wanted:
+            read: dict[str, Any] = with_numbers(stored)
+            return read
+    tasks = [(settings.signal_model, method, settings.seed) for method in settings.methods]
+    found: dict[str, Any] = {"settings": wanted, "forward": {}, "backward": {}}
+    with Stop() as stop:
+        measured = dict(run_tasks(measure_signal, tasks, jobs=jobs, stop=stop))
+        if stop.requested:
+            return None
+    for number, method in enumerate(settings.methods):
+        found["forward"][method], found["backward"][method] = measured[number]
+    with explained("the signals", path):
+        write_json(path, found)
+    return found
+
+
+def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]]:
+    """One forward and one backward pass at initialization, on noise; NaN where a gradient would mean nothing."""
+    model, method, seed = task
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+    network = build(model, method, example=images, generator=torch.Generator().manual_seed(seed))
+    signal = propagate(network, images, generator=torch.Generator().manual_seed(seed))
+    return signal.series("sum"), signal.series("sum_gradient")
+
+
+# The page
+
+
+def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
+    """Write index.html and demo.png, each whole or not at all.
+
+    Raises:
+        OSError: in one sentence, when one cannot be written.
+    """
+    out = Path(out)
+    shown = page(demo)
+    paths = out / "index.html", out / "demo.png"
+    with explained("the demo in", out):
+        with replacing(paths[0]) as temporary:
+            write_page(shown, temporary)
+        with replacing(paths[1]) as temporary:
+            write_plot(picture(demo), temporary, title=shown.title, columns=3)
+    return paths
+
+
+def picture(demo: Demo) -> tuple[Panel, ...]:
+    """The panels of demo.png, which say all that a reader needs who has not seen the page."""
+    forward, _, accuracy, batches = page(demo).all_panels
+    deepest = max(run.depth for run in demo.depth.runs)
+    twins = " and ".join(demo.settings.twins)
+    words = (
+        (
+            f"1 · before training: a signal through {max(map(len, demo.forward.values()))} blocks",
+            "What explodes or fades on its way teaches nothing.",
+        ),
+        ("2 · after training: accuracy against depth", _cross(accuracy)),
+        (
+            f"3 · {deepest:,} layers, trained with small batches",
+            f"{_cross(batches)} Only {twins} were run here: with normalization, and without.",
+        ),
+    )
+    return tuple(
+        replace(shown, title=title, note=note, curves=tuple(replace(c, name=_named(c.name)) for c in shown.curves))
+        for shown, (title, note) in zip((forward, accuracy, batches), words, strict=True)
+    )
+
+
+def _named(method: str) -> str:
+    """A method with what it is, for a legend."""
+    return f"{method} ({SAYS[method]})" if method in SAYS else method
+
+
+def _cross(shown: Panel) -> str:
+    """What × means, where there is one."""
+    there = any(curve.crossed for curve in shown.curves)
+    return "× diverged, which counts as chance. One seed." if there else "One seed."
+
+
+def page(demo: Demo) -> Page:
+    """Three sections, each with what is seen and how it was measured."""
+    s = demo.settings
+    deepest = max(demo.depth.runs, key=lambda run: run.depth)
+    return Page(
+        f"{deepest.depth:,} layers, trained without normalization",
+        subtitle=(
+            "Deep residual networks need batch normalization, or a better start. Three short experiments on two CPU "
+            "cores: where the signal goes, what trains, and what happens at a batch of two."
+        ),
+        cards=tuple(_card(demo, method) for method in s.methods),
+        sections=(_signal_section(demo), _depth_section(demo), _batch_section(demo)),
+        notes=(
+            f"Data: Fashion-MNIST at 14×14, 6,000 training and 1,000 test images, part of the package. All with seed "
+            f"{s.seed}: a difference of a percent or two is noise. SGD with momentum 0.9, weight decay "
+            f"{demo.depth.settings['weight_decay']:g}, cosine schedule. A run has diverged when its loss is no longer "
+            "a finite number; it then counts as chance.",
+            "Again, or otherwise: normfree compare --method fixup --method batchnorm --model resmlp-49-64 --lr 0.1 "
+            "--lr 0.03 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ beside this "
+            "page.",
+        ),
+    )
+
+
+def _card(demo: Demo, method: str) -> Card:
+    points = sorted((p for p in demo.depth.points if p.method == method), key=lambda p: p.depth)
+    alive = [p for p in points if (p.test or 0.0) >= 2 * demo.depth.chance]
+    text = SAYS.get(method, "")
+    end = f"{text[:1].upper()}{text[1:]}." if text else ""
+    last = points[-1]
+    if not alive:
+        return Card(method, "bad", "trains at no depth", end)
+    if alive[-1] is last:
+        return Card(method, "good", f"{percent(last.test)} at {last.depth:,} layers", end)
+    following = points[points.index(alive[-1]) + 1]
+    reached = f"{end} {percent(alive[-1].test)} at {alive[-1].depth:,} layers."
+    word = "diverges" if following.diverged else "does not train"
+    return Card(method, "bad", f"{word} at {following.depth:,} layers", reached.strip())
+
+
+def _signal_section(demo: Demo) -> Section:
+    s = demo.settings
+    blocks = max(map(len, demo.forward.values()))
+    texts = [_way(method, values) for method, values in demo.forward.items()]
+    lost = [method for method, values in demo.backward.items() if all(map(math.isnan, values))]
+    measured = {method: values for method, values in demo.backward.items() if method not in lost} or demo.backward
+    note = f"Not measured where the forward signal is not a number to the end: {', '.join(lost)}." if lost else ""
+    return Section(
+        "1 · A signal through a thousand layers" if blocks > 400 else f"1 · A signal through {blocks} blocks",
+        (
+            f"One batch of noise goes forward through the {blocks} residual blocks of {s.signal_model}, and a random "
+            "gradient comes back, before any training. What explodes or fades away on this road can teach the first "
+            "layers nothing.",
+            f"Variance of the signal: {'; '.join(texts)}.",
+        ),
+        panels=tuple(
+            Panel(title, tuple(Curve(m, tuple(v)) for m, v in series.items()), y_label="variance", note=below)
+            for title, series, below in (
+                (f"forward through {s.signal_model}: variance of the signal", demo.forward, ""),
+                (f"backward through {s.signal_model}: variance of its gradient", measured, note),
+            )
+        ),
+    )
+
+
+def _way(method: str, values: list[float]) -> str:
+    """What becomes of a signal, in words.
+
+    >>> _way("he_in", [1.0, 1e20, float("inf")]), _way("fixup", [1.0, 2.5])
+    ('he_in leaves the range of float32 at block 3', 'fixup keeps it between 1 and 2.5')
+    """
+    lost = next((place for place, value in enumerate(values, 1) if not math.isfinite(value)), None)
+    if lost is not None:
+        return f"{method} leaves the range of float32 at block {lost}"
+    if values[-1] < _FADED * values[0]:
+        return f"{method} fades to {values[-1]:.0e}"
+    return f"{method} keeps it between {min(values):.3g} and {max(values):.3g}"
+
+
+def _depth_section(demo: Demo) -> Section:
+    s = demo.settings
+    width = s.models[0].rsplit("-", 1)[-1]
+    rates = ", ".join(f"{lr:g}" for lr in s.lrs)
+    points = demo.depth.points
+    most = max(p.depth for p in points)
+    ends = [f"{p.method} {_end(p)}" for p in points if p.depth == most]
+    linear = demo.depth.linear_accuracy or 0.0
+    return Section(
+        "2 · What trains, and how deep",
+        (
+            f"Residual networks of fully connected layers, {width} wide, learn to tell ten kinds of clothing apart, in "
+            f"{s.epochs} passes over 5,400 images. Every method is shown at its best of the learning rates {rates}, "
+            "chosen on 600 images held out. Every point is one run, and × is one that diverged, as at every rate.",
+            f"At {most:,} layers: {', '.join(ends)}. For comparison, a linear classifier gets {percent(linear)}, and "
+            f"guessing {percent(demo.depth.chance)}.",
+        ),
+        panels=(replace(panel(demo.depth), note=""),),  # it stands in the text
+        tables=(replace(table(demo.depth), caption=None),),
+    )
+
+
+def _end(point: Point) -> str:
+    return "diverges" if point.diverged else percent(point.test)
+
+
+def _reached(point: Point) -> str:
+    return "diverges" if point.diverged else f"reaches {percent(point.test)}"
+
+
+def _batch_section(demo: Demo) -> Section:
+    s = demo.settings
+    found = {
+        method: [next(p for p in c.points if p.method == method) for c in demo.batches.values()] for method in s.twins
+    }
+    sizes = tuple(float(size) for size in demo.batches)
+    images = round(_IMAGES * (1 - s.batch_held_out))
+    first = demo.batches[s.batch_sizes[0]]
+    normed, free = (found[method] for method in s.twins)
+    rates = ", ".join(f"{rate:g}·b/128" for rate in s.batch_rates)
+    panels = Panel(
+        f"accuracy of {s.batch_model} against batch size",
+        tuple(curve(method, sizes, points) for method, points in found.items()),
+        y_label="test accuracy in %",
+        x_label="batch size",
+        log_y=False,
+        log_x=True,
+        levels=levels(first),
+        note=f"Best of the learning rates {rates} at a batch of b, by validation accuracy. One seed; × diverged. Only "
+        f"{' and '.join(s.twins)} were run.",
+    )
+    return Section(
+        f"3 · A batch of {s.batch_sizes[0]}",
+        (
+            f"Batch normalization measures mean and variance on the batch, and two images measure them badly: with "
+            f"{normed[0].depth} layers, {s.twins[0]} {_reached(normed[0])}, and its twin without "
+            f"normalization, {s.twins[1]}, {_reached(free[0])}. At a batch of {s.batch_sizes[-1]}, {s.twins[0]} "
+            f"{_reached(normed[-1])} and {s.twins[1]} {_reached(free[-1])}.",
+            f"One pass over {images:,} images: a larger batch makes fewer steps in it, so compare the two at one size. "
+            "Shallower networks suffer less, and so do convolutional ones, whose batch norm also averages over the "
+            "positions of an image.",
+        ),
+        panels=(panels,),
+    )

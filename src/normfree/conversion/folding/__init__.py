@@ -1,0 +1,1 @@
+"""Folding: batch norms and scalars become part of the weights beside them."""

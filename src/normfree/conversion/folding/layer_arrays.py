@@ -1,0 +1,121 @@
+"""A weight layer as numbers in float64, into which what stands around it is multiplied, and the layer made of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from normfree.nn.scalar_wrapping import Scaled
+from normfree.nn.weight_layers import weight_kind
+
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_PADS = {1: nn.ConstantPad1d, 2: nn.ConstantPad2d, 3: nn.ConstantPad3d}
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_PLAIN = (*_CONVOLUTIONS.values(), nn.Linear, *_TRANSPOSED)
+_FORWARDS: tuple[Any, ...] = _PLAIN
+
+
+def base_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module without the scalars that a conversion put around it."""
+    return module.plain_class if isinstance(module, Scaled) else type(module)
+
+
+def obstacle(layer: nn.Module) -> str | None:
+    """Why nothing can be multiplied into a layer's weight; None when it can.
+
+    A subclass with a forward pass of its own may do anything with its weight, and so may a hook.
+    """
+    if not isinstance(layer, _PLAIN):
+        return f"{type(layer).__name__} is no weight layer"
+    if hasattr(layer, "parametrizations") or layer._forward_pre_hooks or layer._forward_hooks:
+        return "the layer's weight or output is changed by a hook or parametrization"
+    kind: Any = base_class(layer)
+    same = kind.__name__ == "Conv2dSame" and not isinstance(layer, Scaled)  # timm's, linear in its weight
+    known = same or kind.forward in [plain.forward for plain in _FORWARDS]
+    if not known and weight_kind(layer) == "plain":
+        return f"{kind.__name__} has a forward pass of its own"
+    return None
+
+
+class Numbers:
+    """y = W * x + b of one layer, in float64 on the CPU; scales and shifts are numbers or have one entry a channel."""
+
+    layer: Any  # any of the weight layers
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.transposed = isinstance(layer, _ConvTransposeNd)
+        self.groups = layer.groups if isinstance(layer, _ConvNd) else 1
+        weight: Tensor = layer.weight if weight_kind(layer) == "plain" else layer.effective_weight()
+        self.weight = weight.detach().to("cpu", torch.float64, copy=True)
+        self.outputs = self.weight.shape[1] * self.groups if self.transposed else self.weight.shape[0]
+        self.inputs = self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
+        bias = layer.bias
+        self.bias = self.weight.new_zeros(self.outputs) if bias is None else bias.detach().to("cpu", torch.float64)
+        self.pad = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the layer can stay what it is."""
+        return weight_kind(self.layer) == "plain" and not isinstance(self.layer, Scaled)
+
+    @property
+    def pads_zeros(self) -> bool:
+        """Whether the layer surrounds its input by zeros, or may, for all we know."""
+        if not isinstance(self.layer, _ConvNd):
+            return False
+        same = base_class(self.layer).__name__ == "Conv2dSame"  # timm's pads in its forward pass
+        padded = any(self.layer._reversed_padding_repeated_twice)
+        return self.transposed or same or (padded and self.layer.padding_mode == "zeros")
+
+    def scale_outputs_(self, scale: Tensor, shift: Tensor) -> None:
+        """Make it scale · y + shift."""
+        scale = scale.reshape(-1).expand(self.outputs)
+        rest = (1,) * (self.weight.dim() - 2)
+        if self.transposed:  # stored as (inputs, outputs of a group, …)
+            by_group = self.weight.view(self.groups, -1, *self.weight.shape[1:])
+            self.weight = (by_group * scale.view(self.groups, 1, -1, *rest)).view_as(self.weight)
+        else:
+            self.weight = self.weight * scale.view(-1, 1, *rest)
+        self.bias = self.bias * scale + shift.reshape(-1)
+
+    def scale_inputs_(self, scale: Tensor, shift: Tensor) -> None:
+        """Make it read scale · x + shift where it read x, away from a border of zeros; not for a transposed one."""
+        rows = self.outputs // self.groups
+        shift = shift.reshape(-1).expand(self.inputs).reshape(self.groups, -1, 1)
+        taps = self.weight.flatten(2).sum(2) if self.weight.dim() > 2 else self.weight
+        self.bias = self.bias + (taps.view(self.groups, rows, -1) @ shift).flatten()
+        by_row = scale.reshape(-1).expand(self.inputs).reshape(self.groups, 1, -1).expand(-1, rows, -1)
+        self.weight = self.weight * by_row.reshape(self.outputs, -1, *(1,) * (self.weight.dim() - 2))
+
+    @torch.no_grad()
+    def write_(self) -> nn.Module:
+        """The layer with these numbers: itself where it can stay, else a plain one, behind a pad where it needs one."""
+        old = self.layer
+        layer = old if self.plain and not self.pad else self._empty()
+        if layer is old:
+            old.weight.copy_(self.weight)
+        else:
+            layer.weight = nn.Parameter(torch.empty_like(old.weight).copy_(self.weight), old.weight.requires_grad)
+        if old.bias is not None or self.bias.any():
+            like = old.weight if old.bias is None else old.bias
+            layer.bias = nn.Parameter(self.bias.to(like.device, like.dtype), like.requires_grad)
+        if not self.pad:
+            return cast(nn.Module, layer)
+        out = nn.Sequential()
+        out.add_module("pad", _PADS[self.weight.dim() - 2](list(old._reversed_padding_repeated_twice), self.pad))  # type: ignore[arg-type]
+        out.add_module("conv", layer)
+        return out
+
+    def _empty(self) -> Any:
+        """A layer of torch's own of the same shape, without values, and without padding where a pad does it."""
+        old = self.layer
+        if isinstance(old, nn.Linear):
+            return nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
+        make: Any = _CONVOLUTIONS[self.weight.dim() - 2]
+        padding = 0 if self.pad else old.padding
+        hold = (old.in_channels, old.out_channels, old.kernel_size, old.stride, padding, old.dilation, old.groups)
+        return make(*hold, bias=False, padding_mode=old.padding_mode, device="meta")

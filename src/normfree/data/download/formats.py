@@ -1,0 +1,166 @@
+"""The files in which the data sets are handed out: CIFAR's binary and pickled batches, MNIST's idx, SVHN's MATLAB."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import pickle
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from normfree.data.images.image_set import Split
+
+_REMEDY = "fetch the file again"
+# A pickle of an array names these and nothing else; the entries are handed out without importing what a pickle names.
+_ARRAY: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): lambda text, encoding: text.encode(encoding) if encoding == "latin1" else None,
+}
+
+
+def read_binary(path: Path, classes: int, *, label_bytes: int = 1, shape: tuple[int, int, int] = (3, 32, 32)) -> Split:
+    """Records of label bytes, of which the last counts (CIFAR-100: coarse, fine), then the planes of an image.
+
+    Raises:
+        ValueError: if the file does not hold whole records, or a label is none of the classes.
+    """
+    record = label_bytes + math.prod(shape)
+    data = np.fromfile(path, dtype=np.uint8)
+    if len(data) == 0 or len(data) % record:
+        raise ValueError(f"expected records of {record} bytes in '{path.name}', got {len(data)} bytes; {_REMEDY}")
+    records = data.reshape(-1, record)
+    return _split(records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1], classes, path)
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays and plain containers only, because a pickle could otherwise run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse everything but an array's parts."""
+        if (module, name) not in _ARRAY:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no part of an array")
+        return _ARRAY[module, name]
+
+
+def read_pickled(path: Path, classes: int, *, key: str = "labels") -> Split:
+    """A batch of CIFAR as its authors pickled it: `data` (N, 3072) bytes and the labels under `key`.
+
+    Raises:
+        ValueError: if it is anything else; nothing that a pickle might name is imported or run.
+    """
+    try:
+        batch = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        pixels, labels = batch[b"data"], np.asarray(batch[key.encode()])
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, 3072):
+            raise ValueError(f"images of type {type(pixels).__name__}")
+        if labels.dtype.kind != "i":
+            raise ValueError(f"labels of type {labels.dtype}")
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise ValueError(
+            f"expected a pickled batch of CIFAR in '{path.name}', got something else: {error}; {_REMEDY}"
+        ) from error
+    return _split(pixels.reshape(-1, 3, 32, 32), labels, classes, path)
+
+
+def read_mat(path: Path, classes: int = 10) -> Split:
+    """SVHN's MATLAB file: `X` (32, 32, 3, N) bytes and `y`, 1 to 10, where 10 is the digit 0.
+
+    Raises:
+        ValueError: if it is anything else, or scipy is missing.
+    """
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise ValueError(
+            f"expected scipy, which reads '{path.name}', found none; run: pip install 'normfree[data]'"
+        ) from error
+    try:
+        content = loadmat(str(path), variable_names=["X", "y"])
+        pixels, labels = content["X"], content["y"].reshape(-1)
+        if pixels.dtype != np.uint8 or pixels.shape[:3] != (32, 32, 3) or pixels.shape[3:] != labels.shape:
+            raise ValueError(f"images of shape {pixels.shape} and type {pixels.dtype}")
+    except OSError:
+        raise
+    except Exception as error:  # scipy's reader raises nearly anything on a damaged file
+        raise ValueError(f"expected SVHN in '{path.name}', got something else: {error}; {_REMEDY}") from error
+    return _split(pixels.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels), classes, path)
+
+
+def require_pillow(what: str) -> None:
+    """Raise `ValueError`, which says what is read by it, if pillow is missing."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"expected pillow, which reads {what}, found none; run: pip install 'normfree[data]'"
+        ) from error
+
+
+def read_idx(images: Path, labels: Path, classes: int = 10) -> Split:
+    """MNIST's idx files, plain or compressed (.gz): a header of sizes, then the bytes.
+
+    Raises:
+        ValueError: if a file is damaged, or the two do not belong together.
+    """
+    pixels, numbers = _idx(images, 3), _idx(labels, 1)
+    if len(pixels) != len(numbers):
+        raise ValueError(
+            f"expected a label for each of the {len(pixels)} images of '{images.name}', got {len(numbers)} in "
+            f"'{labels.name}'; {_REMEDY}"
+        )
+    return _split(pixels[:, None], numbers, classes, labels)
+
+
+def _idx(path: Path, dimensions: int) -> np.ndarray:
+    with path.open("rb") as file:
+        stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+        try:
+            header = stream.read(4 * (1 + dimensions))
+            if len(header) < 4 * (1 + dimensions) or header[:4] != bytes([0, 0, 8, dimensions]):
+                raise ValueError("no idx header")
+            shape = [int(size) for size in np.frombuffer(header, dtype=">u4", offset=4)]
+            content = stream.read(math.prod(shape) + 1)  # one more, so that too long a file shows
+        except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+            raise ValueError(
+                f"expected an idx file of {dimensions} dimension{'s' if dimensions > 1 else ''} in '{path.name}', got "
+                f"something else: {error}; {_REMEDY}"
+            ) from error
+    if len(content) != math.prod(shape):
+        found = f"{len(content)} bytes" if len(content) < math.prod(shape) else "more"
+        raise ValueError(
+            f"expected {math.prod(shape)} bytes of shape {tuple(shape)} in '{path.name}', got {found}; {_REMEDY}"
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def write_idx(array: np.ndarray) -> bytes:
+    """An array of bytes as the content of an idx file."""
+    header = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, dtype=">u4").tobytes()
+    return header + array.astype(np.uint8, casting="safe").tobytes()
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """Several files of one split, one behind the other."""
+    if len(splits) == 1:
+        return splits[0]
+    return Split(torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits]))
+
+
+def _split(images: np.ndarray, labels: np.ndarray, classes: int, path: Path) -> Split:
+    """Arrays as a split with memory of its own."""
+    numbers = labels.astype(np.int64)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < classes:
+        found = f"{numbers.min()} to {numbers.max()}"
+        raise ValueError(f"expected labels from 0 to {classes - 1} in '{path.name}', got {found}; {_REMEDY}")
+    return Split(torch.from_numpy(np.array(images, order="C")), torch.from_numpy(numbers))

@@ -1,0 +1,1 @@
+"""Images: sets in memory, folders, augmentation and batches."""

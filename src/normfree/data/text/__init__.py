@@ -1,0 +1,1 @@
+"""Text: vocabularies, prepared folders and batches of tokens."""

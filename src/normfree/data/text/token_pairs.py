@@ -1,0 +1,133 @@
+"""Sentences as numbers in one long row, and pairs of them; kept as safetensors, read without sentencepiece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from normfree.models.special_tokens import END, PAD, START
+
+
+@dataclass(frozen=True, eq=False)  # compared as objects: tensors have no single truth value
+class TokenLines:
+    """Sentence i is ids[offsets[i] : offsets[i+1]]: `ids` (M,) int32, `offsets` (n + 1,) int64, ends not counted.
+
+    Raises:
+        ValueError: if types or offsets do not fit, or an id is PAD, START or END, which batches add.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        ids, offsets = self.ids, self.offsets
+        if ids.ndim != 1 or ids.dtype != torch.int32 or offsets.ndim != 1 or offsets.dtype != torch.int64:
+            raise ValueError(
+                f"expected ids as int32 and offsets as int64 in one dimension, got {ids.dtype} of shape "
+                f"{tuple(ids.shape)} and {offsets.dtype} of shape {tuple(offsets.shape)}; use TokenLines.of"
+            )
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or bool((offsets.diff() < 0).any()):
+            raise ValueError(f"expected offsets that rise from 0 to {len(ids)}, got others; use TokenLines.of")
+        if bool(((ids <= PAD) | (ids == START) | (ids == END)).any()):
+            raise ValueError("expected ids of text, got PAD, START, END or less in them; batches add these themselves")
+
+    @classmethod
+    def of(cls, lines: Iterable[Sequence[int]]) -> TokenLines:
+        """Lists of ids, one behind the other."""
+        kept = [np.asarray(line, dtype=np.int64) for line in lines]
+        ids = np.concatenate([np.empty(0, dtype=np.int64), *kept])
+        if len(ids) and ids.max() >= 1 << 31:
+            raise ValueError(f"expected ids below 2^31, got {ids.max()}; is it another vocabulary?")
+        offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+        return cls(torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(offsets))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> list[int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first, last = self.offsets[index : index + 2].tolist()
+        return [int(number) for number in self.ids[first:last].tolist()]
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of ids of each sentence, (n,) int64."""
+        return self.offsets.diff()
+
+    def take(self, which: Sequence[int]) -> TokenLines:
+        """Some of the sentences, in the order given."""
+        return TokenLines.of(self[index] for index in which)
+
+    def stream(self) -> Tensor:
+        """All sentences in one row, each ended by END, (M + n,) int32: what a language model reads."""
+        count = len(self)
+        row = torch.full((len(self.ids) + count,), END, dtype=torch.int32)
+        sentence = torch.repeat_interleave(torch.arange(count), self.lengths)
+        row[torch.arange(len(self.ids)) + sentence] = self.ids
+        return row
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPairs:
+    """Sentences and their translations.
+
+    Raises:
+        ValueError: if there are not as many of one as of the other.
+    """
+
+    source: TokenLines
+    target: TokenLines
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise ValueError(
+                f"expected a translation for each of {len(self.source)} sentences, got {len(self.target)}; give as "
+                "many of both"
+            )
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> TokenPairs:
+        """Pairs of lists of ids, without START and END."""
+        kept = list(pairs)
+        return cls(TokenLines.of(source for source, _ in kept), TokenLines.of(target for _, target in kept))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[list[int], list[int]]:
+        return self.source[index], self.target[index]
+
+    def take(self, which: Sequence[int]) -> TokenPairs:
+        """Some of the pairs, in the order given."""
+        return TokenPairs(self.source.take(which), self.target.take(which))
+
+
+def pack_lines(sides: dict[str, TokenLines]) -> bytes:
+    """The content of a safetensors file with sentences under names: ids and offsets of each."""
+    tensors = {}
+    for name, lines in sides.items():
+        tensors[name], tensors[f"{name}_offsets"] = lines.ids.contiguous(), lines.offsets.contiguous()
+    return save(tensors)
+
+
+def unpack_lines(content: bytes, names: Sequence[str], where: str) -> list[TokenLines]:
+    """The sentences of `pack_lines` under these names.
+
+    Raises:
+        ValueError: if the content is anything else; `where` says whose it is.
+    """
+    try:
+        tensors = load(content)
+        return [TokenLines(tensors[name], tensors[f"{name}_offsets"]) for name in names]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"expected tokens of {' and '.join(names)} in '{where}', got something else: {error}; prepare the data "
+            "again"
+        ) from error

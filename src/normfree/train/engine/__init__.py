@@ -1,0 +1,1 @@
+"""The engine: what a run is set up with, its step and its loop."""

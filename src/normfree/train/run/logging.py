@@ -1,0 +1,52 @@
+"""Pictures and logs of a run beside its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normfree.files import explained
+from normfree.report.learning import draw_learning
+from normfree.train.run.run_folder import RunFolder
+
+
+def write_curves(folder: RunFolder, title: str) -> Path | None:
+    """Draw the metrics of a run into curves.png; None where there are none yet, or no matplotlib."""
+    records = folder.read_metrics()
+    path = folder.path / "curves.png"
+    if not records:
+        return None
+    try:
+        with explained("the picture", path):
+            draw_learning(records, path, title)
+    except ImportError:  # a run does not need a picture
+        return None
+    return path
+
+
+class EventLog:
+    """A TensorBoard log in a run's folder; what an interrupted run logged beyond step `done` is hidden.
+
+    Raises `ValueError` where TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, done: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                f"expected tensorboard for tensorboard=true ({error}); pip install 'normfree[tracking]'"
+            ) from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a record."""
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._writer.close()

@@ -1,0 +1,303 @@
+"""The folder of a run: held by one process, and told apart from what other runs left.
+
+config.toml      the effective configuration            metrics.jsonl    one JSON object a line, each with a 'step'
+checkpoint-…/    see `normfree.train.run.checkpoint`        result.json      status, numbers, commit, versions, hardware
+lock             held while a process trains here
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path, PurePath
+from typing import Any, Literal, cast, get_args
+
+from torch import Tensor
+
+from normfree.files import TEMPORARY, explained, plain_json, replacing, sync, with_numbers, write_json
+from normfree.provenance import commit, hardware, versions
+from normfree.train.run import checkpoint
+from normfree.train.run.lock import locked
+
+Status = Literal["finished", "interrupted", "diverged"]
+_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; an address has two slashes
+_NAMED = re.compile(r"[a-z]+:(?!//)")  # data by kind and folder, such as 'pairs:.data/multi30k'
+_SHOWN = 5  # differing fields that are named
+
+
+class RunFolder:
+    """The folder of a run: anyone may read it, and one process at a time may `hold` it and write.
+
+    run = RunFolder("runs/one")
+    with run.hold(resume=True):
+        tensors, state = run.resume() or fresh()
+        run.append({"step": 1, "train_loss": 2.3})
+        run.save(tensors, {"step": 1})
+        run.write_result({"status": "finished"})
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._metrics: FileIO | None = None
+
+    @property
+    def config_path(self) -> Path:
+        """Where the configuration lies."""
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where the metrics lie."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result_path(self) -> Path:
+        """Where the result lies."""
+        return self.path / "result.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run, be it one that has just begun."""
+        files = (self.config_path, self.metrics_path, self.result_path)
+        return any(file.exists() for file in files) or checkpoint.latest(self.path) is not None
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint, by its name; None where there is none."""
+        newest = checkpoint.latest(self.path)
+        return None if newest is None else checkpoint.step_of(newest)
+
+    @property
+    def status(self) -> Status | Literal["unfinished"] | None:
+        """How the run ended when it did so last; 'unfinished' where it has not yet, be it that it trains or was killed.
+
+        None where there is no run. One that was resumed keeps the status it had until it ends again.
+
+        Raises:
+            ValueError: when result.json is damaged.
+        """
+        if not self.result_path.exists():
+            return "unfinished" if self.exists else None
+        return cast(Status, self.read_result()["status"])
+
+    # Writing
+
+    @contextmanager
+    def hold(self, *, resume: bool = False) -> Iterator[RunFolder]:
+        """Make or open the folder, and keep all others from writing into it until the end of the block or process.
+
+        Raises:
+            ValueError: when another process holds it, it holds a run and `resume` is off, or none and `resume` is on.
+            OSError: in one sentence, when the folder cannot be made or written.
+        """
+        if resume and not self.exists:
+            raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
+        with explained("the run's folder", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            if self.exists and not resume:
+                raise ValueError(
+                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); go on with "
+                    "--resume, or choose another folder"
+                )
+            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process; those of checkpoints go with the next
+                if path.is_file():
+                    path.unlink(missing_ok=True)
+            try:
+                yield self
+            finally:
+                self._close()
+
+    def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint, or None where there is none yet; metrics of later steps are cut off.
+
+        Raises:
+            ValueError: when a file is damaged.
+        """
+        found = None
+        if checkpoint.latest(self.path) is not None:
+            found = checkpoint.load(self.path, device)
+        self.cut_metrics(found[1]["step"] if found else -1)
+        return found
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
+        """Write a checkpoint (see `checkpoint.save`), after the metrics up to it are on the disk."""
+        if self.metrics_path.exists():
+            with explained("the metrics", self.metrics_path):
+                sync(self.metrics_path)
+        return checkpoint.save(self.path, tensors, state, keep=keep)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a line to the metrics; it is with the operating system on return.
+
+        Raises:
+            ValueError: without a number under 'step'.
+            OSError: in one sentence, when it cannot be written.
+        """
+        if not isinstance(record.get("step"), int):
+            raise ValueError(f"expected the number of the step under 'step', got {record.get('step')!r}; pass an int")
+        line = json.dumps(plain_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with explained("the metrics", self.metrics_path):
+            if self._metrics is None:
+                self._metrics = FileIO(self.metrics_path, "a")
+            end = self._metrics.seek(0, 2)
+            try:
+                while line:  # a nearly full disk takes a part at first
+                    line = line[self._metrics.write(line) :]
+            except OSError:
+                with suppress(OSError):
+                    self._metrics.truncate(end)
+                raise
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop the lines of later steps and a torn end, so that nothing is there twice after going back."""
+        if not self.metrics_path.exists():
+            return
+        self._close()  # its file is about to be replaced
+        kept = [raw for raw, record in _lines(self.metrics_path) if record["step"] <= step]
+        with explained("the metrics", self.metrics_path), replacing(self.metrics_path) as temporary:
+            temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
+
+    def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
+        """Write result.json with commit, versions, hardware and date; of absolute paths only the last part is kept.
+
+        Raises:
+            ValueError: without a status.
+            OSError: in one sentence, when it cannot be written; what was there before stays whole.
+        """
+        if result.get("status") not in get_args(Status):
+            known = ", ".join(get_args(Status))
+            raise ValueError(f"expected a status, one of {known}, got {result.get('status')!r}; set it")
+        origin = {
+            "commit": commit(),
+            "versions": versions(),
+            "hardware": hardware(device),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        with explained("the result", self.result_path):
+            write_json(self.result_path, _without_folders({**result, **origin}))
+
+    def _close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    # Reading
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The metrics so far, numbers that are not finite as such; a torn end is left out.
+
+        Raises:
+            ValueError: when a line before the end is damaged.
+        """
+        if not self.metrics_path.exists():
+            return []
+        return [record for _, record in _lines(self.metrics_path)]
+
+    def read_result(self) -> dict[str, Any]:
+        """The result.
+
+        Raises:
+            ValueError: when there is none, or the file is damaged.
+        """
+        if not self.result_path.exists():
+            raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
+        try:
+            result = json.loads(self.result_path.read_bytes())
+        except ValueError:
+            result = None
+        if not isinstance(result, dict) or result.get("status") not in get_args(Status):
+            raise ValueError(f"expected a result with a status in '{self.result_path}', but it is damaged; delete it")
+        return result
+
+
+def require_same(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], path: str | Path, *, free: Collection[str] = ()
+) -> None:
+    """Refuse to go on with another configuration; fields in `free` (by dotted name) may differ.
+
+    Raises:
+        ValueError: with the names of the fields that differ, and both values.
+    """
+    there, here = _flat(plain_json(stored)), _flat(plain_json(wanted))
+    differing = [name for name in {**there, **here} if name not in free and not _equal(there, here, name)]
+    if differing:
+        shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
+        shown += [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
+        raise ValueError(
+            f"expected the configuration of the run in '{path}', got another: it has {'; '.join(shown)}; resume it "
+            "without changes, or choose another folder"
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, by dotted names."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else key).items()}
+
+
+def _equal(there: Mapping[str, Any], here: Mapping[str, Any], name: str) -> bool:
+    if name not in there or name not in here:
+        return False
+    a, b = there[name], here[name]
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _show(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "nothing"
+
+
+def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of a metrics file and what they say, without a torn end.
+
+    Raises:
+        ValueError: when a line is damaged that whole ones follow.
+    """
+    parsed = [(raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]]  # after the last newline: torn
+    while parsed and parsed[-1][1] is None:
+        parsed.pop()
+    for number, (_, record) in enumerate(parsed, start=1):
+        if record is None:
+            raise ValueError(
+                f"expected a JSON object with a 'step' in line {number} of '{path}', but it is damaged; delete the line"
+            )
+    return [(raw, record) for raw, record in parsed if record is not None]
+
+
+def _record(raw: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    found: dict[str, Any] = with_numbers(record)
+    return found
+
+
+def _without_folders(value: Any) -> Any:
+    """Data in which absolute paths are cut to their last part.
+
+    >>> _without_folders({"data": "/home/me/.data", "why": "no room in '/home/me/run'", "speed": "9 images/s"})
+    {'data': '.data', 'why': "no room in 'run'", 'speed': '9 images/s'}
+    >>> _without_folders(["pairs:/home/me and you/de-en", "--set data=text:/home/me/a", "https://a.org/b/c"])
+    ['pairs:de-en', '--set data=text:a', 'https://a.org/b/c']
+    """
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, PurePath):
+        value = str(value)
+    if not isinstance(value, str):
+        return value
+    named = _NAMED.match(value)
+    kind = named[0] if named else ""
+    if PurePath(value.removeprefix(kind)).is_absolute():
+        return kind + PurePath(value).name
+    return _PATH.sub(lambda match: match[0].rpartition("/")[2], value)

@@ -1,0 +1,1 @@
+"""Training on text: token batches, decoding, translation and generation."""

@@ -1,0 +1,1 @@
+"""Claims: the record and its judge, stored results and training runs, and the ledger."""

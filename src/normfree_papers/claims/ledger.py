@@ -1,0 +1,336 @@
+"""The ledger: every claim beside what was measured, as Markdown and as one HTML page, made from results alone.
+
+From each number a reader finds the JSON that holds it and its name there, the configurations of the training runs
+behind it, and the command that makes it again. Nothing in it depends on when or where it is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from normfree.files import explained, replacing
+from normfree.report import Column, Link, Table, to_markdown
+from normfree.report.page import Card, Page, Section, write_page
+from normfree_papers.claims.claim import PAPERS, Claim, Row, Status
+from normfree_papers.claims.ledger_entries import (
+    CHECK_COLUMNS,
+    RUN_COLUMNS,
+    Entry,
+    cells,
+    command_of,
+    counts_of,
+    duration,
+    entries,
+    errata_of,
+    left_of,
+    origin_of,
+    run_cells,
+    runs_of,
+)
+from normfree_papers.claims.storage import Result, panels_of, result_path, tables_of
+
+_COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
+    "holds": "good",
+    "partly": "warn",
+    "fails": "bad",
+    "not run": "info",
+}
+_LONG = 12  # rows of a table that stands open
+_FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
+_MEANING = (
+    "A claim *holds* when all its checks do, and *fails* when a main one does; it holds *in part* when an aside of the "
+    "paper fails, a number was not measured, or one that the paper prints is wrong. A *small stand-in* is a quick run "
+    "on a CPU and says little about the paper's."
+)
+
+
+def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | None = None) -> None:
+    """Write the ledger of the results below `out`, as Markdown or as one HTML page by the suffix of the path.
+
+    It holds all claims, or those that are given.
+
+    Raises `ValueError` for another suffix or a stored file that is no result, `OSError` where it cannot be written.
+    """
+    path = require_kind(path)
+    if not Path(out).is_dir():
+        raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
+    found = entries(out, claims)
+    with explained("the claims", path), replacing(path) as temporary:
+        if path.suffix == ".html":
+            write_page(page(found, out, path.parent), temporary)
+        else:
+            temporary.write_text(markdown(found, out, path.parent), encoding="utf-8")
+
+
+def require_kind(path: str | Path) -> Path:
+    """The path of a ledger. Raises `ValueError` where its suffix is not one that can be written."""
+    path = Path(path)
+    if path.suffix not in (".md", ".html"):
+        raise ValueError(f"expected a file that ends in .md or .html to write the claims to, got '{path}'; rename it")
+    return path
+
+
+# What both show
+
+
+def _link(text: str, path: Path, folder: Path) -> Link:
+    """A link from a file in a folder."""
+    return Link(text, quote(Path(os.path.relpath(path, folder)).as_posix()))
+
+
+def _results(entry: Entry, result: Result, out: Path) -> list[tuple[str, Path]]:
+    """The file of the shown result, and that of its small stand-in where there is one beside it."""
+    own, quick = result_path(out, entry.claim, result["scale"]), result_path(out, entry.claim, "quick")
+    return [(own.name, own), *([("its small stand-in", quick)] if own != quick and quick.exists() else [])]
+
+
+def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
+    """The training runs that were made with their files, as a table if there are any."""
+    found = runs_of(entry, out)
+    if not found:
+        return []
+    kept = [{text: at / file for text, file in _FILES.items() if result is not None} for _, at, result in found]
+    return [
+        Table(
+            f"{len(found)} training runs" if len(found) > 1 else "The training run",
+            tuple(map(Column, RUN_COLUMNS)),
+            tuple(run_cells(name, result) for name, _, result in found),
+            links=tuple(
+                tuple(_link(text, path, folder) for text, path in files.items() if path.exists()) for files in kept
+            ),
+        )
+    ]
+
+
+def _unmade(entry: Entry) -> list[Table]:
+    """The training runs that were not made with their commands, as a table if there are any."""
+    rows = tuple(
+        (name, duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
+        for name, seconds in entry.unmade.items()
+    )
+    title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
+    return [Table(title, (Column("run"), Column("about", "right"), Column("command")), rows)] if rows else []
+
+
+def _reasons(rows: Sequence[Row]) -> Table:
+    """Why the ranges of the checks are what they are, and by which name the JSON holds each number."""
+    return Table(
+        "Why these ranges, and where the numbers are",
+        tuple(map(Column, ("check", "why this range", "in the JSON"))),
+        tuple((row.check.statement, row.check.why, row.check.name) for row in rows),
+    )
+
+
+# Markdown
+
+
+def markdown(found: Sequence[Entry], out: str | Path, folder: str | Path) -> str:
+    """The ledger as Markdown for a file in `folder`, whose links lead to the results below `out`."""
+    writer = _Writer(Path(out), Path(folder))
+    return "\n\n".join(writer.lines(found)) + "\n"
+
+
+def escape(text: str) -> str:
+    """A text of one line that Markdown shows as it is.
+
+    >>> escape("a*b < c_d _e_ [f]")
+    'a\\\\*b &lt; c_d \\\\_e\\\\_ \\\\[f\\\\]'
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]~$])", r"\\\1", text)
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+
+
+def code(text: str) -> str:
+    """A text as code in a line, whatever is in it.
+
+    >>> code("a `b`")
+    '`` a `b` ``'
+    """
+    text = " ".join(text.split())
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    space = " " if longest else ""
+    return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
+
+
+def _anchor(claim: Claim) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", claim.id)
+
+
+class _Writer:
+    """Writes the blocks of the Markdown, links from one folder to another."""
+
+    def __init__(self, out: Path, folder: Path) -> None:
+        self._out, self._folder = out, folder
+
+    def _link(self, text: str, path: Path) -> str:
+        link = _link(text, path, self._folder)
+        return f"[{escape(link.text)}]({link.href})"
+
+    def lines(self, found: Sequence[Entry]) -> Iterable[str]:
+        yield "# The claims of the papers, run and judged"
+        yield (
+            "Made by `normfree reproduce --write` from the claims in `src/normfree_papers` and what was measured "
+            "in `results`, anew by `make claims`; not to be edited by hand."
+        )
+        yield f"{counts_of(found)}. {_MEANING}"
+        papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
+        papers = {paper: of for paper, of in papers.items() if of}
+        yield "## Contents"
+        for paper, of in papers.items():
+            yield f"**[{paper}](#{paper})**: {escape(PAPERS[paper])}"
+            yield self._contents(of)
+        yield "[What was not run](#not-run)"
+        for paper, of in papers.items():
+            yield f'<a id="{paper}"></a>'
+            yield f"## {paper}: {escape(PAPERS[paper])}"
+            for entry in of:
+                yield from self._claim(entry)
+        yield '<a id="not-run"></a>'
+        yield "## What was not run"
+        yield self._not_run(found)
+
+    def _contents(self, found: Sequence[Entry]) -> str:
+        rows = tuple(
+            (
+                f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})",
+                escape(entry.claim.where),
+                escape(entry.claim.statement),
+                escape(entry.standing),
+                "" if entry.status == "not run" else escape(entry.judgement.summary),
+            )
+            for entry in found
+        )
+        return to_markdown(Table("", tuple(map(Column, ("claim", "where", "it says", "status", "checks"))), rows))
+
+    def _claim(self, entry: Entry) -> Iterable[str]:
+        claim, result = entry.claim, entry.result
+        yield f'<a id="{_anchor(claim)}"></a>'
+        yield f"### {escape(claim.id)}: {escape(claim.where)}"
+        yield f"**{escape(entry.standing)}**: {escape(claim.statement)}"
+        yield f"*The paper:* {escape(claim.paper_value)}" if claim.paper_value else "*The paper* gives no number."
+        yield f"*Measured:* {escape(claim.how)}"
+        if left := left_of(entry):
+            yield self._remedy(entry, *left)
+        if result is None:
+            return
+        yield to_markdown(self._checks(entry.judgement.rows))
+        yield from (f"*Error in the paper:* {escape(text)}" for text in errata_of(entry))
+        yield from (f"*Note:* {escape(text)}" for text in result.get("notes", []))
+        picture = result_path(self._out, claim, result["scale"], ".png")
+        if picture.exists():
+            yield "!" + self._link(f"{claim.id}, {claim.where}, measured", picture)
+        for table in tables_of(result):
+            yield _folded(table.title or "Table", _escaped(table))
+        yield from self._runs(entry)
+        yield self._provenance(entry, result)
+
+    def _checks(self, rows: Sequence[Row]) -> Table:
+        return Table("", CHECK_COLUMNS, tuple(tuple(map(escape, cells(row))) for row in rows))
+
+    def _remedy(self, entry: Entry, what: str, time: str) -> str:
+        return f"*Not run:* {escape(what)}, about {time}: {code(command_of(entry.claim))}"
+
+    def _runs(self, entry: Entry) -> Iterable[str]:
+        for table in _runs(entry, self._out, self._folder):
+            yield _folded(table.title, _escaped(table))
+            command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
+            yield f"One is made again from its configuration by {code(command)}."
+        for table in _unmade(entry):
+            rows = tuple((escape(name), time, code(command)) for name, time, command in table.rows)
+            yield _folded(table.title, Table("", table.columns, rows))
+
+    def _provenance(self, entry: Entry, result: Result) -> str:
+        origin = origin_of(result)
+        own, *others = (self._link(text, path) for text, path in _results(entry, result, self._out))
+        parts = [own, code(origin.pop("command"))]
+        parts += [f"{name} {escape(text)}" for name, text in origin.items() if text]
+        why = _reasons(entry.judgement.rows)
+        return f"*From* {' · '.join([*parts, *others])}\n\n{_details(why.title, to_markdown(_escaped(why)))}"
+
+    def _not_run(self, found: Sequence[Entry]) -> str:
+        rows = []
+        for entry in found:
+            if (left := left_of(entry)) is not None:
+                name = f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
+                rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim))))
+        if not rows:
+            return "Everything was run."
+        return to_markdown(Table("", tuple(map(Column, ("claim", "not run", "about", "command"))), tuple(rows)))
+
+
+def _escaped(table: Table) -> Table:
+    columns = tuple(Column(escape(column.name), column.justify) for column in table.columns)
+    return Table("", columns, tuple(tuple(map(escape, row)) for row in table.rows), links=table.links)
+
+
+def _folded(title: str, table: Table) -> str:
+    """A table of escaped cells under its title, folded where it is long."""
+    if len(table.rows) <= _LONG:
+        return f"**{escape(title)}**\n\n{to_markdown(table)}"
+    return _details(title, to_markdown(table))
+
+
+def _details(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n\n{text}\n\n</details>"
+
+
+# One page
+
+
+def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
+    """The ledger as a page in `folder`: a card a claim, then each with its figures, which answer to hover and click."""
+    sections = []
+    for paper, title in PAPERS.items():
+        of = [entry for entry in found if entry.claim.paper == paper]
+        if of:
+            sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
+            sections += [_section(entry, Path(out), Path(folder)) for entry in of]
+    left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
+    rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim)) for e, what in left)
+    columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
+    if rows:
+        sections.append(Section("What was not run", tables=(Table("", columns, rows),), name="not run"))
+    return Page(
+        "The claims of the papers, run and judged",
+        subtitle=f"{counts_of(found)}. {_MEANING.replace('*', '')}",
+        cards=tuple(_card(entry) for entry in found),
+        sections=tuple(sections),
+        notes=("Made from the results by: normfree reproduce --write claims.html",),
+    )
+
+
+def _card(entry: Entry) -> Card:
+    claim = entry.claim
+    return Card(claim.id, _COLOURS[entry.status], entry.standing[2:], claim.statement, group=PAPERS[claim.paper])
+
+
+def _section(entry: Entry, out: Path, folder: Path) -> Section:
+    claim, result = entry.claim, entry.result
+    title = f"{claim.id}, {claim.where}: {entry.standing}"
+    text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
+    if left := left_of(entry):
+        text.append(f"Not run: {left[0]}, about {left[1]}: {command_of(claim)}")
+    if result is None:
+        return Section(title, tuple(filter(None, text)), name=claim.id)
+    text += [f"Error in the paper: {erratum}" for erratum in errata_of(entry)]
+    text += [f"Note: {note}" for note in result.get("notes", [])]
+    text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
+    more = [*tables_of(result), *_runs(entry, out, folder), *_unmade(entry)]
+    return Section(
+        title,
+        tuple(filter(None, text)),
+        panels_of(result),
+        (
+            Table("Checks", CHECK_COLUMNS, tuple(cells(row) for row in entry.judgement.rows)),
+            *(table for table in more if len(table.rows) <= _LONG),
+        ),
+        name=claim.id,
+        links=tuple(_link(name, path, folder) for name, path in _results(entry, result, out)),
+        folded=(*(table for table in more if len(table.rows) > _LONG), _reasons(entry.judgement.rows)),
+    )

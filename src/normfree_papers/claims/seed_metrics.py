@@ -1,0 +1,136 @@
+"""Rows of a figure or table that are trained: the runs of each, one a seed, and the numbers that follow from them.
+
+A number is kept by its seed, so that differences are taken within one, and what has no run is left out. Accuracies and
+errors are in per cent.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from normfree.report.panels import Curve, Level, Panel
+from normfree.train import TrainConfig
+from normfree_papers.claims.claim import Settings
+from normfree_papers.claims.run_cache import Trained
+
+Numbers = dict[int, float]  # by seed
+Runs = dict[str, dict[int, Trained]]  # those that are there, by row and seed
+
+CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
+DEAD = 20.0  # up to twice chance counts as not trained
+EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # what a quick run is trained on
+
+
+def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
+    """The runs of every row, one for each of the settings' seeds."""
+    names = {(row, seed): f"{row}, seed {seed}" for row in rows for seed in settings.seeds}
+    found = settings.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
+    return {row: {seed: run for seed in settings.seeds if (run := found[names[row, seed]]) is not None} for row in rows}
+
+
+# Numbers of one run
+
+
+def accuracy(run: Trained, diverged: float = CHANCE) -> float:
+    """Test accuracy; `diverged` is what a diverged run counts as."""
+    return 100 * run.accuracy(diverged / 100)
+
+
+def error(run: Trained) -> float:
+    """Test error; a diverged run counts as chance."""
+    return 100 - accuracy(run)
+
+
+def fitted(run: Trained, diverged: float = CHANCE) -> float:
+    """Accuracy on the training images, as they were drawn, over the last epoch."""
+    return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
+
+
+# Numbers by seed
+
+
+def each(runs: Mapping[int, Trained], number: Callable[[Trained], float]) -> Numbers:
+    """A number of every run, by seed."""
+    return {seed: number(run) for seed, run in runs.items()}
+
+
+def mean(numbers: Collection[float]) -> float:
+    """The mean of some numbers."""
+    return sum(numbers) / len(numbers)
+
+
+def minus(a: Numbers, b: Numbers) -> Numbers:
+    """Differences for the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in a if seed in b}
+
+
+def over(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
+    """A number of all columns, for the seeds that all of them have.
+
+    >>> over([{0: 1.0, 1: 2.0}, {0: 5.0}], max)
+    {0: 5.0}
+    """
+    seeds = set.intersection(*(set(column) for column in columns)) if columns else set()
+    return {seed: number([column[seed] for column in columns]) for seed in sorted(seeds)}
+
+
+def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
+    """The numbers of each name in order of the seeds; a name without one is left out."""
+    return {name: [numbers[seed] for seed in sorted(numbers)] for name, numbers in columns.items() if numbers}
+
+
+# Panels
+
+
+def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
+    """Training accuracy after every epoch, the mean of the seeds that ended it; what ended none has no curve."""
+    curves, gone = [], []
+    for row, seeds in runs.items():
+        epochs = zip_longest(*(run.metrics for run in seeds.values()))
+        means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
+        curves += [Curve(row, tuple(means))] if means else []
+        if early := sum(run.diverged and not run.metrics for run in seeds.values()):
+            gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
+    if not curves:
+        return ()
+    note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+    levels = () if chance is None else (Level("chance", chance),)
+    return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
+
+
+def points(
+    name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
+) -> list[Curve]:
+    """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
+
+    It stands at its place among the columns, 1, 2, 3, …, or where `at` says. No curve where there is no point;
+    `crossed` are columns.
+
+    >>> points("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
+    [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
+    """
+    here = [place for place, numbers in enumerate(columns) if numbers]
+    values = [list(columns[place].values()) for place in here]
+    spread = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in values)
+    marked = tuple(i for i, place in enumerate(here) if place in crossed)
+    x = tuple(place + 1.0 if at is None else float(at[place]) for place in here)
+    return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
+
+
+def bars(curves: Sequence[Curve]) -> str:
+    """What the bars of points are, in words; '' where there is none."""
+    shown = any(half > 0 for curve in curves for half in curve.spread)
+    return "bars: standard deviation over the seeds" if shown else ""
+
+
+def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
+    """For every row what is printed beside what was measured; no panel where one of them is wanting."""
+    if not any(found.values()) or not paper:
+        return ()
+    names = tuple(row for row in found if found[row] or row in paper)
+    printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
+    curves = (*points("paper", printed), *points("measured here", [found[row] for row in names]))
+    return (Panel(title, curves, "%", "", log_y=False, note=bars(curves), names=names),)

@@ -1,0 +1,181 @@
+"""What a result holds and how it is kept: one JSON file a claim and scale, written whole or not at all.
+
+    results/<paper>/<name>.json          a full run
+    results/<paper>/<name>.quick.json    a quick one
+
+A file holds the claim, the command, the commit, the date, seeds, versions, hardware, the values (mean and standard
+deviation over the seeds, and each of them), and what the picture shows. It names no folder, user or host. Numbers that
+are not finite are kept as the strings "nan", "inf" and "-inf", because JSON has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+from normfree.comparison.scheduling import folder_name, gpu_seconds
+from normfree.files import with_numbers
+from normfree.provenance import commit, hardware, versions
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.tables import Column, Table
+from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
+
+Result = dict[str, Any]
+_NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number, but for
+_TEXTS = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
+_REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
+
+
+def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".json") -> Path:
+    """Where the result of a claim lies below a folder."""
+    return Path(out) / claim.paper / f"{claim.name}{'.quick' if scale == 'quick' else ''}{suffix}"
+
+
+def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
+    """The result of a run as plain data, with all that is needed to run it again."""
+    return {
+        "claim": claim.id,
+        "version": claim.version,
+        "command": command(claim, settings),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scale": settings.scale,
+        "seeds": list(settings.seeds),
+        "versions": versions(),
+        "hardware": hardware(settings.device),
+        "seconds": round(seconds, 3),
+        "values": {name: summarize(value) for name, value in measurement.values.items()},
+        "panels": [asdict(panel) for panel in measurement.panels],
+        "tables": [
+            {"title": t.title, "columns": [c.name for c in t.columns], "rows": [list(row) for row in t.rows]}
+            for t in measurement.tables
+        ],
+        "notes": list(measurement.notes),
+        **_runs(settings),
+    }
+
+
+def _runs(settings: Settings) -> dict[str, Any]:
+    """The training runs behind a result, by name: the folder that keeps it, or about how long it would take."""
+    trainings = settings.trainings
+    if trainings is None or not trainings.asked:
+        return {}
+    missing = {name: {"gpu_seconds": round(gpu_seconds(config))} for name, config in trainings.missing.items()}
+    return {"runs": {n: missing.get(n, {"folder": folder_name(config)}) for n, config in trainings.asked.items()}}
+
+
+def summarize(value: float | Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation where there are several, and the numbers themselves.
+
+    >>> summarize([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'values': [1.0, 3.0]}
+    >>> summarize(2)
+    {'mean': 2.0, 'values': [2.0]}
+    """
+    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+    if not numbers:
+        raise ValueError("expected a number or one a seed, got none; leave the value out")
+    if len(numbers) == 1:
+        return {"mean": numbers[0], "values": numbers}
+    finite = all(map(math.isfinite, numbers))
+    mean = math.fsum(numbers) / len(numbers) if finite else sum(numbers) / len(numbers)
+    return {"mean": mean, "std": statistics.stdev(numbers) if finite else math.nan, "values": numbers}
+
+
+def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
+    """The panels that a result holds, ready to be drawn."""
+    panels = []
+    for plain in result["panels"]:
+        fields = _tuples(plain)
+        fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
+        fields["levels"] = tuple(Level(**level) for level in plain.get("levels", ()))
+        panels.append(Panel(**fields))
+    return tuple(panels)
+
+
+def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
+    """The tables that a result holds."""
+    return tuple(
+        Table(t["title"], tuple(map(Column, t["columns"])), tuple(tuple(map(str, row)) for row in t["rows"]))
+        for t in result.get("tables", ())
+    )
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+
+
+# Files
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.
+
+    Raises `ValueError` when the file is not one, and `FileNotFoundError` when there is none.
+    """
+    remedy = "delete it, or run the claim with --again"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"expected the JSON of a result in '{path}', got text that is none ({error}); {remedy}"
+        ) from None
+    if not isinstance(result, dict):
+        raise ValueError(f"expected a result in '{path}', got a JSON {type(result).__name__}; {remedy}")
+    for key, kind in _REQUIRED.items():
+        if not isinstance(result.get(key), kind):
+            raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
+    return {key: with_numbers(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
+
+
+def is_whole(result: Result) -> bool:
+    """Whether all runs behind a result were made."""
+    return all("folder" in run for run in result.get("runs", {}).values())
+
+
+def is_empty(result: Result) -> bool:
+    """Whether none of the runs behind a result was made, so that there is nothing in it."""
+    runs = result.get("runs", {})
+    return bool(runs) and not any("folder" in run for run in runs.values())
+
+
+def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
+    """The stored result of a claim, or None where there is none, or one of an older measurement."""
+    path = result_path(out, claim, scale)
+    if not path.exists():
+        return None
+    result = read_result(path)
+    if result["claim"] != claim.id or result["scale"] != scale:
+        raise ValueError(
+            f"expected the {scale} result of '{claim.id}' in '{path}', got the {result['scale']} one of "
+            f"'{result['claim']}'; delete it, or run the claim with --again"
+        )
+    return result if result.get("version") == claim.version else None
+
+
+# Where a number comes from
+
+
+def command(claim: Claim, settings: Settings) -> str:
+    """The command line that runs a claim with these settings; a folder outside the current one is not named.
+
+    Of runs that were found and not made it is what makes them, on the GPU that the full scale needs.
+    """
+    words = ["normfree", "reproduce", claim.id]
+    words += ["--quick"] if settings.quick else []
+    if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
+        words += ["--seeds", str(len(settings.seeds))]
+    found = claim.needs_training and settings.trainings is not None and not settings.trainings.trains
+    device = "cuda" if found and not settings.quick else settings.device
+    words += ["--device", device] if device != "cpu" else []
+    if claim.needs_data and settings.data is not None:
+        inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
+        words += ["--data-dir", str(settings.data) if inside else "DIR"]
+    return shlex.join(words)

@@ -1,0 +1,302 @@
+"""The claims of `fixup` on trained networks: ResNet-110, ablations, and strong regularization.
+
+Reference: Zhang, Dauphin, Ma 2019, section 4.2 and appendix C. All accuracies and errors are in per cent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normfree.train import TrainConfig
+from normfree.train.recipes import recipe
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.seed_metrics import (
+    DEAD,
+    EMBEDDED,
+    accuracy,
+    beside_paper,
+    each,
+    error,
+    fitted,
+    learning,
+    minus,
+    train_rows,
+    values_of,
+)
+
+_SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps an epoch
+
+# Table 1: ResNet-110
+
+_TABLE1: dict[str, float] = {"batch norm": 6.61, "Fixup": 7.24, "Xavier, small rate": 7.78}
+_XAVIER = "Xavier, rate 0.01"
+
+
+def _resnet_rows(scale: Scale) -> dict[str, TrainConfig]:
+    rows = {"Fixup": "fixup_cifar", "batch norm": "batchnorm_cifar"}
+    if scale == "quick":  # no Xavier: ResNet-20 is too shallow to need a small rate, and at one would lose for that
+        return {row: recipe(name, **_SMALL, model="resnet20", epochs=5) for row, name in rows.items()}
+    made = {row: recipe(name) for row, name in {**rows, "Xavier, small rate": "xavier_cifar"}.items()}
+    return {**made, _XAVIER: recipe("xavier_cifar", lr=0.01)}
+
+
+def _printed_check(row: str, paper: float, slack: float, why: str, *, main: bool = True) -> Check:
+    return Check(
+        name=f"test error, {row}",
+        statement=f"test error of {row}, in %",
+        paper=paper,
+        low=round(paper - slack, 2),
+        high=round(paper + slack, 2),
+        why=why,
+        main=main,
+        scale="full",
+    )
+
+
+def _quick_checks(model: str, statement: str, paper: str) -> tuple[Check, Check]:
+    """That Fixup is near batch norm; and that it trains, or two networks that both die would count as equally good."""
+    return (
+        Check(
+            name=f"{model}: test error, Fixup",
+            statement="Fixup trains, its test error in % is",
+            paper="trains",
+            high=100 - DEAD,
+            why="more than twice chance in accuracy",
+            scale="quick",
+        ),
+        Check(
+            name=f"{model}: Fixup - batch norm",
+            statement=statement,
+            paper=paper,
+            high=5.0,
+            why="chosen for a run of 5 epochs on 6,000 images",
+            scale="quick",
+        ),
+    )
+
+
+_TWO_SIGMA = "no spread is printed; two standard deviations of an error counted on 10,000 images are"
+
+
+@claim(
+    id="fixup/table1",
+    where="Table 1",
+    statement="ResNet-110 with Fixup trains at batch norm's rate to a lower error than Xavier's at a small rate, and a "
+    "higher one than batch norm's.",
+    paper_value="test error on CIFAR-10: batch norm 6.61 %, Xavier at a small rate 7.78 %, Fixup 7.24 %, of 5 runs",
+    how="Recipes fixup_cifar, batchnorm_cifar and xavier_cifar, 200 epochs of CIFAR-10, Xavier's rate of 0.0001 being "
+    "chosen as the paper gives none (full); ResNet-20 without Xavier, 5 epochs of the embedded images (quick).",
+    cost=Cost(quick_seconds=65, full_seconds=2360, device="gpu"),
+    checks=(
+        _printed_check("Fixup", 7.24, 0.5, f"{_TWO_SIGMA} 0.5"),
+        _printed_check("batch norm", 6.61, 0.5, f"{_TWO_SIGMA} 0.5"),
+        Check(
+            name="Fixup - batch norm",
+            statement="Fixup's error lies above batch norm's, in points",
+            paper=0.63,
+            low=0.0,
+            why="the order of the table",
+            scale="full",
+        ),
+        _printed_check(
+            "Xavier, small rate", 7.78, 1.0, "twice that of the others, as the rate is not given", main=False
+        ),
+        Check(
+            name="Xavier - Fixup",
+            statement="Xavier's error at a small rate lies above Fixup's, in points",
+            paper=0.54,
+            low=0.0,
+            why="the order of the table; the rate is chosen, so an aside",
+            main=False,
+            scale="full",
+        ),
+        Check(
+            name="accuracy, Xavier, rate 0.01",
+            statement="Xavier does not train at a tenth of the rate, its accuracy in % is",
+            paper="fails to train",
+            high=DEAD,
+            why="the text of section 4.2; twice chance",
+            main=False,
+            scale="full",
+        ),
+        Check(
+            name="training accuracy, Fixup - batch norm",
+            statement="Fixup fits the training images as well as batch norm, in points",
+            paper="the gap is due to regularization rather than optimization",
+            low=-0.5,
+            why="the text of section 4.2; half a point of slack",
+            main=False,
+            scale="full",
+        ),
+        *_quick_checks(
+            "ResNet-20",
+            "Fixup trains at batch norm's rate, its error in points above batch norm's is",
+            "trained with the same rate, as fast",
+        ),
+    ),
+    seeds=1,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def table1(settings: Settings) -> Measurement:
+    """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
+    runs = train_rows(settings, _resnet_rows(settings.scale))
+    found = {row: each(seeds, error) for row, seeds in runs.items()}
+    model, mark = ("ResNet-20", "ResNet-20: ") if settings.quick else ("ResNet-110", "")
+    columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
+    columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
+    columns[f"{mark}training accuracy, Fixup - batch norm"] = minus(
+        each(runs["Fixup"], fitted), each(runs["batch norm"], fitted)
+    )
+    if not settings.quick:
+        columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
+        columns[f"accuracy, {_XAVIER}"] = each(runs[_XAVIER], accuracy)
+    return Measurement(
+        values=values_of(columns),
+        panels=(
+            *beside_paper(f"test error of {model}", found, {} if settings.quick else _TABLE1),
+            *learning(f"training accuracy of {model}", runs),
+        ),
+        notes=(
+            "the paper gives the mean or median of 5 runs, without their spread",
+            "the paper took Xavier's 7.78 from Shang 2017, and a footnote says that it needed more epochs",
+        ),
+    )
+
+
+# Figure 4: what each part of Fixup is for
+
+_ABLATIONS = {
+    "batch norm": "batchnorm",
+    "Fixup": "fixup",
+    "no bias": "fixup:bias=false",
+    "0.1 × scale, no bias": "fixup:scale=0.1,bias=false",
+    "10 × scale, no bias": "fixup:scale=10,bias=false",
+    "no branches": "fixup:branches=false",
+}
+_LOSES = {
+    ("Fixup", "no bias"): "biases help",
+    ("no bias", "0.1 × scale, no bias"): "a smaller scale slows down learning",
+    ("no bias", "no branches"): "removing the branches slows down learning",
+}
+
+
+def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
+    small = {**_SMALL, "model": "resnet20"} if scale == "quick" else {}
+    return {row: recipe("fixup_ablation", method=method, **small) for row, method in _ABLATIONS.items()}
+
+
+@claim(
+    id="fixup/fig4",
+    where="Figure 4",
+    statement="Without biases, with a smaller scale or without branches ResNet-110 learns more slowly in its first 3 "
+    "epochs than with all of Fixup, and with a larger scale it fails.",
+    paper_value="a plot of the training accuracy of six configurations over 3 epochs",
+    how="Recipe fixup_ablation: ResNet-110, 3 epochs of CIFAR-10 at 0.1, the training accuracy being the mean over the "
+    "third epoch instead of a moving one over 10 steps (full); ResNet-20 on the embedded images (quick).",
+    cost=Cost(quick_seconds=85, full_seconds=290, device="gpu"),
+    checks=(
+        *(
+            Check(
+                name=f"{better} - {worse}",
+                statement=f"{words}: training accuracy of {better} less that of {worse}, in points",
+                paper="a plot; above 0",
+                low=2.0,
+                why="only a plot: nine times the sampling error of a share of 50,000 images, three times that of 6,000",
+            )
+            for (better, worse), words in _LOSES.items()
+        ),
+        Check(
+            name="training accuracy, 10 × scale, no bias",
+            statement="training fails at 10 times the scale, its accuracy in % is",
+            paper="fails",
+            high=DEAD,
+            why="the text of appendix C.1; twice chance",
+        ),
+        Check(
+            name="Fixup - batch norm",
+            statement="Fixup learns as fast as batch norm, in points of training accuracy",
+            paper="converges as fast",
+            low=-10.0,
+            why="the text of section 4.2; at most 10 points below in a third epoch",
+            main=False,
+        ),
+    ),
+    seeds=1,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def fig4(settings: Settings) -> Measurement:
+    """Training accuracy in the first three epochs without parts of Fixup. Reference: fixup, appendix C.1, Figure 4.
+
+    Differs: the mean over the third epoch, since runs log once an epoch.
+    """
+    runs = train_rows(settings, _ablation_rows(settings.scale))
+    found = {row: each(seeds, fitted) for row, seeds in runs.items()}
+    columns = {f"training accuracy, {row}": numbers for row, numbers in found.items()}
+    columns |= {f"{a} - {b}": minus(found[a], found[b]) for a, b in (*_LOSES, ("Fixup", "batch norm"))}
+    return Measurement(
+        values=values_of(columns),
+        panels=learning(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}", runs),
+        notes=("a diverged run counts as chance",),
+    )
+
+
+# Table 4: strong regularization
+
+_TABLE4: dict[str, float] = {"Fixup": 2.3, "batch norm": 2.5}
+
+
+def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
+    small = {**_SMALL, "model": "wrn-16-1", "cutout": 7, "epochs": 5} if scale == "quick" else {}
+    return {"Fixup": recipe("fixup_wrn", **small), "batch norm": recipe("batchnorm_wrn", **small)}
+
+
+@claim(
+    id="fixup/table4",
+    where="Table 4",
+    statement="With mixup and Cutout, a WRN-40-10 with Fixup is as good as one with batch norm.",
+    paper_value="test error on CIFAR-10: Fixup 2.3 %, batch norm 2.5 %; on SVHN 1.4 % both",
+    how="Recipes fixup_wrn and batchnorm_wrn, 200 epochs of CIFAR-10, with SVHN not at hand (full); WRN-16-1, 5 epochs "
+    "of the embedded images with a Cutout of 7 (quick).",
+    cost=Cost(quick_seconds=40, full_seconds=2500, device="gpu"),
+    checks=(
+        _printed_check("Fixup", 2.3, 0.3, f"{_TWO_SIGMA} 0.3"),
+        _printed_check("batch norm", 2.5, 0.3, f"{_TWO_SIGMA} 0.3"),
+        Check(
+            name="Fixup - batch norm",
+            statement="Fixup's error is not above batch norm's, in points",
+            paper=-0.2,
+            high=0.3,
+            why="competitive, the text says; two standard deviations of an error counted on 10,000 images",
+            scale="full",
+        ),
+        Check(
+            name="SVHN: Fixup - batch norm",
+            statement="on SVHN with WRN-16-12 neither, in points",
+            paper=0.0,
+            high=0.2,
+            why="both print 1.4 %; two standard deviations of an error counted on 26,000 images",
+            lacks="SVHN",
+        ),
+        *_quick_checks("WRN-16-1", "Fixup's error is not far above batch norm's, in points", "competitive"),
+    ),
+    seeds=1,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def table4(settings: Settings) -> Measurement:
+    """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""
+    runs = train_rows(settings, _wide_rows(settings.scale))
+    found = {row: each(seeds, error) for row, seeds in runs.items()}
+    model, mark = ("WRN-16-1", "WRN-16-1: ") if settings.quick else ("WRN-40-10", "")
+    columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items()}
+    columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
+    return Measurement(
+        values=values_of(columns),
+        panels=(
+            *beside_paper(f"test error of {model}", found, {} if settings.quick else _TABLE4),
+            *learning(f"training accuracy of {model}, on mixed images", runs),
+        ),
+        notes=("the rows on SVHN were not run: SVHN is not at hand",),
+    )

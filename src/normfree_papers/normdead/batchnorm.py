@@ -1,0 +1,186 @@
+"""Batch norm's backward pass in `normdead`: equation 3, which centres the gradient.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.2, equations 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
+
+_IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
+_OVER = (0, 2, 3)
+_SHOWN = ("before", "batch norm", "statistics held fixed", "layer norm")
+
+
+def batch_normalize(x: Tensor, *, hold: bool = False, correction: int = 0) -> Tensor:
+    """Equation 2 without ε; `hold` takes the statistics out of the graph, `correction=1` is torch's own variance."""
+    mu, var = x.mean(_OVER, keepdim=True), x.var(_OVER, correction=correction, keepdim=True)
+    return (x - mu.detach()) / var.detach().sqrt() if hold else (x - mu) / var.sqrt()
+
+
+def equation3(g: Tensor, x_hat: Tensor, sigma: Tensor, *, summed: bool = False) -> Tensor:
+    """(g - μ_g - cov(g, x̂)·x̂)/σ, with μ_g the mean over the batch, or `summed` as the text prints it."""
+    mu = g.sum(_OVER, keepdim=True) if summed else g.mean(_OVER, keepdim=True)
+    return (g - mu - (g * x_hat).mean(_OVER, keepdim=True) * x_hat) / sigma
+
+
+def listing(x: Tensor) -> Tensor:
+    """`batch_normalize` as the survey's listing has it, which does not keep the reduced dimensions."""
+    return (x - torch.mean(x, dim=(0, -1, -2))) / torch.sqrt(torch.var(x, dim=(0, -1, -2)) + 1e-5)
+
+
+def left_mean(gradient: Tensor) -> Tensor:
+    """|mean over the batch| over the root mean square, for every channel."""
+    return gradient.mean(_OVER).abs() / gradient.square().mean(_OVER).sqrt()
+
+
+def _through(
+    normalize: Callable[[Tensor], Tensor], x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x̂ and the gradients at y = γx̂ + β, x̂ and x of ½‖ReLU(y) - target‖²."""
+    x = x.clone().requires_grad_()
+    x_hat = normalize(x)
+    y = gamma * x_hat + beta
+    loss = 0.5 * (torch.relu(y) - target).square().sum()
+    at_y, at_hat, at_x = torch.autograd.grad(loss, (y, x_hat, x))
+    return x_hat.detach(), at_y, at_hat, at_x
+
+
+@claim(
+    id="normdead/eq3",
+    where="Section 2.2, equations 2 and 3",
+    statement="Batch norm centres the gradient over the batch and removes its part along the normalized signal.",
+    paper_value="equation 3, an identity",
+    how="Gradients of a loss behind batch norm by automatic differentiation in float64, held against equation 3, "
+    "beside statistics held fixed and layer norm.",
+    cost=Cost(quick_seconds=1, full_seconds=1),
+    checks=(
+        *(
+            Check(name=name, statement=statement, paper=0.0, high=ROUNDING, why=WHY_ROUNDING)
+            for name, statement in (
+                ("gradient against equation 3", "equation 3 with μ_g the mean of g, relative difference"),
+                ("torch's batch norm against equation 3", "the same of nn.BatchNorm2d, its ε in σ"),
+                ("gradient at x̂ against γ times that at y", "the affine part only scales the gradient"),
+                ("mean of the gradient, batch norm", "it is centred: largest |mean|/rms of a channel over the batch"),
+                ("gradient along x̂, batch norm", "and has no part along x̂: largest |mean of product|/rms"),
+            )
+        ),
+        Check(
+            name="printed μ_g against the gradient",
+            statement="with μ_g = Σ g, as printed, the formula is off by, relative",
+            paper=0.0,
+            low=1.0,
+            why="the sum is 576 times the mean, which is a tenth of g or more",
+            erratum="μ_g lacks the factor 1/|B| that cov(g, x̂) has beside it",
+        ),
+        *(
+            Check(
+                name=f"mean of the gradient, {name}",
+                statement=statement,
+                paper=paper,
+                low=0.05,
+                why="a rectified loss gives gradients of one sign in most places; a twentieth of the rms at least",
+            )
+            for name, statement, paper in (
+                ("before", "the gradient that arrives is not centred (the control)", None),
+                (
+                    "statistics held fixed",
+                    "nor is it where the statistics stand outside the gradient step (the control)",
+                    "blows up when computed outside the gradient descent step",
+                ),
+                ("layer norm", "nor behind layer norm, which centres over features (the control)", None),
+            )
+        ),
+        Check(
+            name="weight of x̂ over cov(g, x̂), listing's variance",
+            statement="with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
+            paper=1.0,
+            low=576 / 575 - 1e-9,
+            high=576 / 575 + 1e-9,
+            why="the unbiased variance, n = 16·6·6; rounding",
+            erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",
+        ),
+        Check(
+            name="channel mean after the listing",
+            statement="the listing as printed: largest |mean| of a channel that was to have none",
+            paper=0.0,
+            low=0.1,
+            why="channels were given means of one standard deviation, and it subtracts them from columns",
+            erratum="its means have the shape (C,), which broadcasts over the last dimension: it raises an error "
+            "unless there are as many columns as channels, and then normalizes the columns; keepdim=True is missing",
+        ),
+    ),
+)
+def eq3(settings: Settings) -> Measurement:
+    """Gradients through batch norm held against equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
+    values: dict[str, list[float]] = {}
+    shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
+    refused = True
+    for step, seed in enumerate(settings.seeds):
+        settings.progress(step, len(settings.seeds), f"seed {seed}")
+        g = generator(seed)
+        channels = (1, _IMAGES[1], 1, 1)
+        x = normal(_IMAGES, g) * (1 + torch.rand(channels, generator=g, dtype=torch.float64)) + normal(channels, g)
+        gamma, beta, target = 0.5 + normal(channels, g).abs(), normal(channels, g), normal(_IMAGES, g)
+        x_hat, at_y, at_hat, at_x = _through(batch_normalize, x, gamma, beta, target)
+        sigma = x.std(_OVER, correction=0, keepdim=True)
+        held = _through(lambda t: batch_normalize(t, hold=True), x, gamma, beta, target)[-1]
+        layer = _through(nn.LayerNorm(_IMAGES[1:], elementwise_affine=False, eps=0.0), x, gamma, beta, target)[-1]
+        module = nn.BatchNorm2d(_IMAGES[1], affine=False).double()
+        its_hat, _, its_arriving, its_gradient = _through(module, x, gamma, beta, target)
+        its_sigma = (sigma.square() + module.eps).sqrt()
+        means = {"before": at_hat, "batch norm": at_x, "statistics held fixed": held, "layer norm": layer}
+        one = {
+            "gradient against equation 3": apart(at_x, equation3(at_hat, x_hat, sigma)),
+            "torch's batch norm against equation 3": apart(its_gradient, equation3(its_arriving, its_hat, its_sigma)),
+            "printed μ_g against the gradient": apart(equation3(at_hat, x_hat, sigma, summed=True), at_x),
+            "gradient at x̂ against γ times that at y": apart(at_hat, gamma * at_y),
+            "gradient along x̂, batch norm": float(left_mean(at_x * x_hat).max()),
+            "weight of x̂ over cov(g, x̂), listing's variance": _weight_along(x, gamma, beta, target),
+            "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
+            **{f"mean of the gradient, {name}": float(left_mean(means[name]).max()) for name in means},
+        }
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+        for name in _SHOWN:
+            shown[name].append(left_mean(means[name]).tolist())
+        refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
+    columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
+    words = "raises an error" if refused else "runs"
+    return Measurement(
+        values=values,
+        panels=(
+            Panel(
+                "what is left of the gradient's mean over the batch",
+                tuple(Curve(name, tuple(max(v, 1e-18) for v in columns[name])) for name in _SHOWN),
+                "|mean| over root mean square",
+                "channel",
+                note="before is at x̂, the others at x; with statistics held fixed it is the same as before",
+            ),
+        ),
+        notes=(f"on images with fewer columns than channels the listing {words}",),
+    )
+
+
+def _weight_along(x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor) -> float:
+    """How much of x̂ the gradient lacks over cov(g, x̂), where the variance is the unbiased one; mean over channels."""
+    x_hat, _, g, at_x = _through(lambda t: batch_normalize(t, correction=1), x, gamma, beta, target)
+    removed = g - g.mean(_OVER, keepdim=True) - at_x * x.std(_OVER, correction=1, keepdim=True)
+    weight = (removed * x_hat).sum(_OVER) / x_hat.square().sum(_OVER)
+    return float((weight / (g * x_hat).mean(_OVER)).mean())
+
+
+def _raises(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except RuntimeError:
+        return True
+    return False

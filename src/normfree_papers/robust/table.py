@@ -1,0 +1,150 @@
+"""Table 1 of `robust`: the parameters and FLOPs of its networks, counted.
+
+Reference: "A robust initialization of residual blocks", ICLR 2022 submission, appendix A.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from normfree.models import build
+from normfree.report import Column, Table
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+
+_SHORTCUTS = {
+    "BatchNorm": "batchnorm_convshort",
+    "IdShort": "idshort",
+    "LearnScalar": "learnscalar",
+    "ConvShort": "convshort",
+}
+# Appendix A, Table 1: millions of parameters and billions of FLOPs, by depth and kind of shortcut
+_PRINTED: dict[int, dict[str, tuple[float, float]]] = {
+    18: {
+        "BatchNorm": (11.52, 1.16),
+        "IdShort": (11.16, 1.12),
+        "LearnScalar": (11.16, 1.12),
+        "ConvShort": (11.52, 1.16),
+    },
+    50: {"BatchNorm": (38.02, 4.2), "IdShort": (23.47, 2.6), "LearnScalar": (23.47, 2.6), "ConvShort": (38.02, 4.2)},
+    101: {
+        "BatchNorm": (74.78, 8.92),
+        "IdShort": (42.41, 5.02),
+        "LearnScalar": (42.41, 5.02),
+        "ConvShort": (74.78, 8.92),
+    },
+    152: {
+        "BatchNorm": (105.06, 13.62),
+        "IdShort": (58.01, 3.72),
+        "LearnScalar": (58.01, 3.72),
+        "ConvShort": (105.06, 13.62),
+    },
+}
+_MACS = {(152, "IdShort"), (152, "LearnScalar")}  # rows that print multiply-accumulates
+
+
+def _table1_checks() -> tuple[Check, ...]:
+    checks = []
+    for depth, row in _PRINTED.items():
+        for kind, (parameters, flops) in row.items():
+            checks.append(
+                Check(
+                    name=f"parameters, ResNet-{depth} {kind}",
+                    statement=f"millions of parameters of ResNet-{depth} with {kind}",
+                    paper=parameters,
+                    low=parameters - 0.005,
+                    high=parameters + 0.005,
+                    why="the printed digits",
+                )
+            )
+            wrong = (depth, kind) in _MACS
+            right = 2 * flops if wrong else flops
+            checks.append(
+                Check(
+                    name=f"GFLOPs, ResNet-{depth} {kind}",
+                    statement=f"billions of FLOPs of ResNet-{depth} with {kind} on one 32×32 image",
+                    paper=flops,
+                    low=0.99 * right,
+                    high=1.01 * right,
+                    why="1 %, since multiply-accumulates were rounded before they were doubled",
+                    erratum="the row prints multiply-accumulates, half of the FLOPs, so that ResNet-152 would cost "
+                    "less than ResNet-101"
+                    if wrong
+                    else "",
+                )
+            )
+    return tuple(checks)
+
+
+@claim(
+    id="robust/table1",
+    where="Table 1",
+    statement="Parameters and FLOPs of ResNet-18, 50, 101 and 152 with four kinds of shortcut are as printed.",
+    paper_value="16 rows, from 11.16 M and 1.12 G to 105.06 M and 13.62 G",
+    how="Counted on networks without data at 32×32, FLOPs as twice the multiply-accumulates, without the affine "
+    "parameters of batch norm.",
+    cost=Cost(quick_seconds=3, full_seconds=3),
+    seeds=1,
+    checks=_table1_checks(),
+)
+def table1(settings: Settings) -> Measurement:
+    """Parameters and FLOPs of the networks. Reference: robust, appendix A, Table 1."""
+    values: dict[str, float] = {}
+    rows = []
+    counted: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _SHORTCUTS}
+    for step, (depth, row) in enumerate(_PRINTED.items()):
+        settings.progress(step, len(_PRINTED), f"ResNet-{depth}")
+        for kind, (parameters, flops) in row.items():
+            model = build(f"preact_resnet{depth}", _SHORTCUTS[kind], num_classes=10, device="meta")
+            counts = _millions(model), _gigaflops(model)
+            values[f"parameters, ResNet-{depth} {kind}"], values[f"GFLOPs, ResNet-{depth} {kind}"] = counts
+            counted[kind].append(counts)
+            measured = f"{counts[0]:.2f}", f"{counts[1]:.2f}"
+            rows.append((f"ResNet-{depth} {kind}", f"{parameters:.2f}", measured[0], f"{flops:g}", measured[1]))
+    # BatchNorm counts as ConvShort and LearnScalar as IdShort: two curves each would hide one another.
+    alike = {"ConvShort and BatchNorm": "ConvShort", "IdShort and LearnScalar": "IdShort"}
+    panels = tuple(
+        Panel(
+            title,
+            tuple(
+                curve
+                for name, kind in alike.items()
+                for curve in (
+                    Curve(f"{name}, counted", tuple(c[i] for c in counted[kind])),
+                    Curve(f"{name}, printed", tuple(row[kind][i] for row in _PRINTED.values())),
+                )
+            ),
+            label,
+            x_label="layers",
+            log_y=False,
+            x=tuple(map(float, _PRINTED)),
+            note=note,
+        )
+        for i, (title, label, note) in enumerate(
+            (
+                ("parameters", "millions", "counted and printed lie on each other"),
+                ("FLOPs at 32×32", "billions", "the printed 3.72 of ResNet-152 is half of what is right"),
+            )
+        )
+    )
+    columns = ("network", "M parameters, paper", "counted", "GFLOPs, paper", "counted ")
+    return Measurement(
+        values=values,
+        panels=panels,
+        tables=(Table("Parameters and FLOPs", tuple(map(Column, columns)), tuple(rows)),),
+        notes=("the BatchNorm rows have a 1×1 convolution in every shortcut, which is why they count as ConvShort",),
+    )
+
+
+def _millions(model: nn.Module) -> float:
+    """Parameters in millions, without those of normalizers."""
+    norms = {id(p) for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in norms) / 1e6
+
+
+def _gigaflops(model: nn.Module) -> float:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.empty(1, 3, 32, 32, device="meta"))
+    return float(counter.get_total_flops()) / 1e9

@@ -1,0 +1,325 @@
+"""The claims of `wninit` on how deep a network can be trained: MLPs, plain CNNs and wide ResNets.
+
+Reference: Arpit, Campos, Bengio 2019, section 5.1. All accuracies are in per cent. The supplement with the settings is
+not at hand; what is chosen is in the recipes and in `how`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normfree.report.panels import Curve, Panel
+from normfree.train.recipes import recipe
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, mean, minus, over, values_of
+from normfree_papers.claims.sweeps import Sweep, held_out
+
+_PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
+_RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
+_DECADES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # down to the smallest that the text names
+_SMALL: dict[str, Any] = {**EMBEDDED, "flip": False}
+_EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
+
+
+def _only(depth: int, quick: tuple[int, ...]) -> Scale | None:
+    """The scale of a check on a depth: both where the quick one has that depth, too."""
+    return None if depth in quick else "full"
+
+
+# Figure 2: fully connected networks
+
+_MLP_DEPTHS, _MLP_QUICK = (10, 20, 50, 100, 200), (20, 50)
+
+
+def _mlps(settings: Settings) -> Sweep:
+    """Both figures are of the same runs. A diverged one counts as 0, as the caption says."""
+    if settings.quick:
+        changes = {"epochs": 5, "batch_size": 64}
+        networks = {d: recipe("wninit_mlp", model=f"mlp-{d}-128", **_SMALL, **changes) for d in _MLP_QUICK}
+    else:
+        networks = {d: recipe("wninit_mlp", model=f"mlp-{d}-500") for d in _MLP_DEPTHS}
+    rates = _DECADES[1:4] if settings.quick else _DECADES
+    return Sweep.run(settings, _PLAIN, networks, rates, diverged=0.0, trains=50.0)
+
+
+def _trains(label: str, depth: int, low: float, quick: tuple[int, ...], paper: str, why: str, **rest: Any) -> Check:
+    return Check(
+        name=f"{label}, {depth} layers",
+        statement=f"the {label} initialization trains {depth} layers; its accuracy is",
+        paper=paper,
+        low=low,
+        why=f"{why} only a plot shows numbers",
+        scale=_only(depth, quick),
+        **rest,
+    )
+
+
+_HALF = "half of the test images, five times chance, counts as trained:"
+_QUARTER = "two and a half times chance counts as trained:"
+
+
+@claim(
+    id="wninit/fig2_left",
+    where="Figure 2, left",
+    statement="With the proposed initialization MLPs of up to 200 layers train on MNIST; with the data-dependent one "
+    "those of up to 20 do, and deeper ones diverge at any learning rate.",
+    paper_value="a plot: data-dependent up to 20 layers, also at a rate of 1e-5; proposed up to 200",
+    how="Recipe wninit_mlp at rates from 0.1 to 1e-5, each ten times the next, the best chosen on held-out images; "
+    "width 500, 20 epochs and the depths 10, 20, 50, 100 and 200 are chosen; 20 and 50 layers of width 128 on the "
+    "embedded images (quick).",
+    cost=Cost(quick_seconds=100, full_seconds=4050, device="gpu"),
+    checks=(
+        *(_trains("proposed", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in _MLP_DEPTHS[:-1]),
+        _trains(
+            "proposed", 200, 90.0, _MLP_QUICK, "trains successfully", "far above chance, near a shallow network's:"
+        ),
+        *(_trains("data-dependent", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in (10, 20)),
+        *(
+            Check(
+                name=f"data-dependent, {depth} layers",
+                statement=f"the data-dependent initialization cannot train {depth} layers; its accuracy at best is",
+                paper="diverges",
+                high=50.0,
+                why="what counts as trained; a diverged run counts as 0, as in the caption",
+                scale=_only(depth, _MLP_QUICK),
+            )
+            for depth in (50, 100, 200)
+        ),
+    ),
+    seeds=1,
+    needs_data="MNIST",
+    needs_training=True,
+)
+def fig2_left(settings: Settings) -> Measurement:
+    """Accuracy of MLPs over depth. Reference: wninit, section 5.1, Figure 2 left."""
+    sweep = _mlps(settings)
+    return Measurement(
+        values=values_of(_accuracies(sweep)),
+        panels=sweep.panels(_EMBEDDED if settings.quick else "MNIST"),
+        notes=(*_notes(sweep), "a diverged run counts as 0, as in the paper"),
+    )
+
+
+def _accuracies(sweep: Sweep) -> dict[str, dict[int, float]]:
+    """Of every initialization and depth by seed; a baseline counts only with all its rates tried."""
+    return {
+        f"{label}, {depth} layers": sweep.accuracies(label, depth, whole=label != "proposed")
+        for label in sweep.labels
+        for depth in sweep.depths
+    }
+
+
+def _notes(sweep: Sweep) -> tuple[str, ...]:
+    """Which rate was best of those that were tried."""
+    best = []
+    for label in sweep.labels:
+        found = []
+        for depth in sweep.depths:
+            runs = next(iter(sweep.rates(label, depth, whole=False).values()), {})
+            alive = {rate: held_out(run) for rate, run in runs.items() if not run.diverged}
+            found += [f"{max(alive, key=lambda rate: alive[rate]):g} at {depth} layers"] if alive else []
+        best += [f"{label} {', '.join(found)}"] if found else []
+    return ("best rates of the first seed: " + "; ".join(best),) if best else ()
+
+
+@claim(
+    id="wninit/fig2_right",
+    where="Figure 2, right",
+    statement="More settings of the sweep train with the proposed initialization, which allows learning rates up to "
+    "ten times larger for most depths.",
+    paper_value="a plot of the accuracy of every job; rates up to 10 times larger for most depths",
+    how="The runs of wninit/fig2_left: all depths and learning rates; the paper's sweep is in a supplement that is not "
+    "at hand.",
+    cost=Cost(quick_seconds=100, full_seconds=4050, device="gpu"),
+    checks=(
+        Check(
+            name="share, proposed - data-dependent",
+            statement="the share of settings that train is larger for the proposed initialization by",
+            paper="more robust",
+            low=0.1,
+            why="one setting in ten, since only a plot shows numbers; half of the test images counts as trained",
+        ),
+        Check(
+            name="depths with a rate ten times larger",
+            statement="the share of depths at which the largest rate that trains is at least ten times larger",
+            paper="most depths",
+            low=0.5,
+            why="most is at least half; a depth at which the data-dependent one trains at no rate counts",
+            main=False,
+        ),
+    ),
+    seeds=1,
+    needs_data="MNIST",
+    needs_training=True,
+)
+def fig2_right(settings: Settings) -> Measurement:
+    """The accuracy of every job of the sweep. Reference: wninit, section 5.1, Figure 2 right."""
+    sweep = _mlps(settings)
+    shares = {label: sweep.shares(label) for label in sweep.labels}
+    curves = []
+    for label in sweep.labels:
+        jobs = sorted((sweep.accuracy(run) for s, run in sweep.runs.items() if s.label == label), reverse=True)
+        curves += [Curve(label, tuple(jobs))] if jobs else []
+    title = "test accuracy of every job, " + (_EMBEDDED if settings.quick else "MNIST")
+    return Measurement(
+        values=values_of(
+            {f"share, {label}": share for label, share in shares.items()}
+            | {
+                "share, proposed - data-dependent": minus(shares["proposed"], shares["data-dependent"]),
+                "depths with a rate ten times larger": sweep.allows("proposed", "data-dependent", 10),
+            }
+        ),
+        panels=(Panel(title, tuple(curves), "%", "job, the best first", log_y=False),) if curves else (),
+        notes=_notes(sweep),
+    )
+
+
+# Figure 3: plain convolutional networks, and residual ones
+
+_CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
+
+
+@claim(
+    id="wninit/fig3_left",
+    where="Figure 3, left",
+    statement="The proposed initialization trains very deep plain CNNs on CIFAR-10, where the data-dependent one "
+    "fails.",
+    paper_value="a plot: the same trend as for MLPs, the data-dependent one fails at very deep networks",
+    how="Recipe wninit_cnn, 3×3 layers with stride 2 in the first two, at rates from 0.1 to 1e-5; width 128, 10 epochs "
+    "and the depths 10, 50 and 100 are chosen; 10 and 20 layers of width 32 on the embedded images (quick).",
+    cost=Cost(quick_seconds=60, full_seconds=1560, device="gpu"),
+    checks=(
+        *(_trains("proposed", depth, 25.0, _CNN_QUICK, "trains", _QUARTER) for depth in _CNN_DEPTHS),
+        _trains("data-dependent", 10, 25.0, _CNN_QUICK, "trains", _QUARTER),
+        Check(
+            name="proposed, 20 layers",
+            statement="the proposed initialization trains 20 layers of the stand-in; its accuracy is",
+            low=25.0,
+            why="what counts as trained; the stand-in's maps are small, and zero padding takes a part of the signal a "
+            "layer, so that it is not as deep",
+            scale="quick",
+        ),
+        Check(
+            name="data-dependent, 100 layers",
+            statement="the data-dependent initialization cannot train 100 layers; its accuracy at best is",
+            paper="fails",
+            high=25.0,
+            why="what counts as trained",
+            scale="full",
+        ),
+    ),
+    seeds=1,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def fig3_left(settings: Settings) -> Measurement:
+    """Accuracy of plain CNNs over depth. Reference: wninit, section 5.1, Figure 3 left."""
+    if settings.quick:
+        changes = {"epochs": 3, "batch_size": 64}
+        networks = {d: recipe("wninit_cnn", model=f"cnn-{d}-32", **_SMALL, **changes) for d in _CNN_QUICK}
+    else:
+        networks = {d: recipe("wninit_cnn", model=f"cnn-{d}-128") for d in _CNN_DEPTHS}
+    rates = _DECADES[1:3] if settings.quick else _DECADES
+    sweep = Sweep.run(settings, _PLAIN, networks, rates, diverged=CHANCE, trains=25.0)
+    return Measurement(
+        values=values_of(_accuracies(sweep)),
+        panels=sweep.panels(_EMBEDDED if settings.quick else _CIFAR),
+        notes=(*_notes(sweep), "a diverged run counts as chance"),
+    )
+
+
+_WRN_DEPTHS, _WRN_QUICK = (100, 1_000, 10_000), (16, 40)
+_WRN_RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
+_DEEP = "PyTorch default, share of depths that train"
+
+
+@claim(
+    id="wninit/fig3_right",
+    where="Figure 3, right",
+    statement="After one epoch WRN-d-1 with the proposed initialization is as accurate at 10,000 layers as at 100; "
+    "PyTorch's default diverges for most depths, the data-dependent one learns slower the deeper it is, and stage-wise "
+    "Hanin needs rates ten times smaller.",
+    paper_value="a plot over depths to 10,000, five seeds; similar accuracy at all depths",
+    how="Recipe wninit_depth at five rates from 0.1 to 0.001, the best chosen on held-out images, at the chosen depths "
+    "100, 1,000 and 10,000; 16 and 40 layers on the embedded images at 0.03 and 0.01 (quick).",
+    cost=Cost(quick_seconds=60, full_seconds=7400, device="gpu"),
+    checks=(
+        *(_trains("proposed", depth, 25.0, _WRN_QUICK, "trains", _QUARTER) for depth in _WRN_DEPTHS),
+        Check(
+            name="proposed, 40 layers",
+            statement="the proposed initialization trains 40 layers of the stand-in; its accuracy is",
+            low=25.0,
+            why="what counts as trained",
+            scale="quick",
+        ),
+        Check(
+            name="proposed, most - least over depths",
+            statement="the proposed initialization is about as accurate at every depth; its accuracies differ by",
+            paper="similar accuracy",
+            high=10.0,
+            why="ten points: similar is the paper's word, and accuracies of a first epoch move by points",
+            scale="full",
+        ),
+        Check(
+            name=_DEEP,
+            statement="PyTorch's default diverges for most depths; the share of depths that it trains at any rate is",
+            paper="diverges for most depths",
+            high=0.5,
+            why="most is at least half",
+        ),
+        Check(
+            name="proposed - data-dependent, 10000 layers",
+            statement="the data-dependent initialization learns slower at 10,000 layers, by points of accuracy",
+            paper="significantly slower for deeper networks",
+            low=5.0,
+            why="five points, more than seeds differ by; only a plot shows numbers",
+            scale="full",
+        ),
+        Check(
+            name="proposed - stage-wise Hanin, mean over depths",
+            statement="stage-wise Hanin comes to a similar accuracy, below the proposed one by points of",
+            paper="similar accuracy",
+            low=-10.0,
+            high=10.0,
+            why="ten points: similar is the paper's word",
+            main=False,
+            scale="full",
+        ),
+        Check(
+            name="depths with a rate ten times Hanin's",
+            statement="the share of depths that train at ten times the largest rate of stage-wise Hanin",
+            paper="an order of magnitude larger learning rates",
+            low=0.5,
+            why="at half of the depths at least; the rates are about a factor of three apart",
+            scale="full",
+        ),
+    ),
+    seeds=1,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def fig3_right(settings: Settings) -> Measurement:
+    """Accuracy of WRN-d-1 after one epoch. Reference: wninit, section 5.1, Figure 3 right."""
+    small = _SMALL if settings.quick else {}
+    depths = _WRN_QUICK if settings.quick else _WRN_DEPTHS
+    networks = {d: recipe("wninit_depth", model=f"wrn-{d}-1", **small) for d in depths}
+    rates = _WRN_RATES[1:3] if settings.quick else _WRN_RATES
+    sweep = Sweep.run(settings, _RESIDUAL, networks, rates, diverged=CHANCE, trains=25.0)
+    columns = _accuracies(sweep)
+    for label in ("data-dependent", "stage-wise Hanin", "PyTorch default"):
+        for depth in depths:
+            name = f"{depth} layers"
+            columns[f"proposed - {label}, {name}"] = minus(columns[f"proposed, {name}"], columns[f"{label}, {name}"])
+    own, gaps, default = (
+        [columns[f"{label}, {depth} layers"] for depth in depths]
+        for label in ("proposed", "proposed - stage-wise Hanin", "PyTorch default")
+    )
+    columns["proposed, most - least over depths"] = over(own, lambda xs: max(xs) - min(xs))
+    columns["proposed - stage-wise Hanin, mean over depths"] = over(gaps, mean)
+    columns[_DEEP] = over(default, lambda xs: mean([float(x >= sweep.trains) for x in xs]))
+    columns["depths with a rate ten times Hanin's"] = sweep.allows("proposed", "stage-wise Hanin", 10)
+    return Measurement(
+        values=values_of(columns),
+        panels=sweep.panels(f"one epoch of {_EMBEDDED if settings.quick else _CIFAR}"),
+        notes=(*_notes(sweep), "a diverged run counts as chance"),
+    )

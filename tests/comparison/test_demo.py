@@ -1,0 +1,121 @@
+"""The demo in small: the same path in seconds."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normfree.comparison import demo as room
+from normfree.comparison import scheduling as runs
+from normfree.comparison.demo import Demo, DemoSettings, page, picture, run_demo, save
+from normfree.train.engine import loop as engine
+
+TINY = DemoSettings(
+    signal_model="wrn-40-1",
+    models=("resmlp-1-8", "resmlp-49-8"),
+    epochs=1,
+    lrs=(0.1, 0.01),
+    batch_model="resmlp-1-8",
+    batch_sizes=(64, 128),
+    batch_rates=(0.1,),
+    batch_held_out=0.9,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(folder: Path) -> Demo:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "write_curves", lambda *_: None)
+        found = run_demo(folder, TINY)
+    assert found is not None
+    return found
+
+
+def test_demo_is_read_the_second_time(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("expected nothing to be computed again")
+
+    monkeypatch.setattr(runs, "fit", refuse)
+    monkeypatch.setattr(room, "measure_signal", refuse)
+    told: list[tuple[int, int]] = []
+    assert run_demo(folder, TINY, progress=lambda done, total, _: told.append((done, total))) == demo
+    assert told[0] == (0, 100)
+    assert told[-1] == (100, 100)  # hundredths
+
+
+def test_progress_counts_what_a_run_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number the 12 deepest of 64 would be a fifth of the work, and the time left more than twice what it is."""
+    told: list[int] = []
+
+    def stopped(*_: object, progress: Callable[[int, int, str], None], **__: object) -> Any:
+        for done in (0, 12, 48):
+            progress(done, 48, "")
+        return SimpleNamespace(signal=1)
+
+    monkeypatch.setattr(room, "compare", stopped)
+    monkeypatch.setattr(room, "measure_signal", lambda _: ([1.0], [1.0]))
+    assert run_demo(tmp_path, progress=lambda done, *_: told.append(done)) is None
+    start, signals, deepest, depths = told
+    assert (start, signals) == (0, pytest.approx(6, abs=1))  # of 417 s on busy cores: 31
+    assert deepest - signals == pytest.approx(46, abs=6)  # of 260 s on one core: 124 and 54 more
+    assert depths - deepest == pytest.approx(21, abs=4)
+
+
+def test_demo_page_says_what_was_measured(demo: Demo) -> None:
+    shown = page(demo)
+    assert [len(section.panels) for section in shown.sections] == [2, 1, 1]
+    assert "100 layers" in shown.title
+    networks = [demo.settings.signal_model] * 2 + ["resmlp-N-8", demo.settings.batch_model]
+    assert all(name in panel.title for name, panel in zip(networks, shown.all_panels, strict=True))
+    cards = {card.name: card for card in shown.cards}
+    assert list(cards) == ["fixup", "batchnorm", "sqrt_half", "he_in"]
+    assert (cards["he_in"].status, cards["he_in"].headline) == ("bad", "diverges at 100 layers")
+    last = next(p for p in demo.depth.points if (p.method, p.depth) == ("fixup", 100))
+    assert cards["fixup"].headline == f"{100 * last.test:.1f} % at 100 layers"
+    assert f"fixup {100 * last.test:.1f} %" in shown.sections[1].text[1]
+    assert "he_in diverges" in shown.sections[1].text[1]
+    two = {p.method: p.test for p in demo.batches[64].points}
+    assert f"batchnorm reaches {100 * two['batchnorm']:.1f} %" in shown.sections[2].text[0]
+
+
+def test_demo_signal_explodes_without_a_method(demo: Demo) -> None:
+    assert demo.forward["he_in"][-1] > 1e3
+    assert all(0.01 < value < 10 for value in demo.forward["fixup"])
+    assert all(map(math.isfinite, demo.backward["batchnorm"]))
+
+
+def test_demo_writes_one_page_and_its_picture(demo: Demo, tmp_path: Path) -> None:
+    written, picture = save(demo, tmp_path / "new")
+    assert written.read_text().startswith("<!doctype html>")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert {path.name for path in written.parent.iterdir()} == {"index.html", "demo.png"}
+
+
+def test_picture_explains_its_crosses_and_the_methods_it_leaves_out(demo: Demo) -> None:
+    signal, depth, batches = picture(demo)
+    assert signal.curves[0].name == "fixup (no normalization, Fixup)"
+    assert "× diverged" in depth.note  # he_in at 100 layers
+    assert "×" not in batches.note
+    assert "Only batchnorm and fixup were run here" in batches.note
+
+
+def test_demo_draws_no_gradient_behind_numbers_that_are_not_finite(demo: Demo) -> None:
+    ended = [1.0, math.inf, math.nan]
+    forward, backward = {**demo.forward, "he_in": ended}, {**demo.backward, "he_in": [math.nan] * 3}
+    section = page(replace(demo, forward=forward, backward=backward)).sections[0]
+    assert "he_in leaves the range of float32 at block 2" in section.text[1]
+    assert [panel.note for panel in section.panels] == [
+        "",
+        "Not measured where the forward signal is not a number to the end: he_in.",
+    ]
+    assert [curve.name for curve in section.panels[1].curves] == ["fixup", "batchnorm", "sqrt_half"]
+    assert page(demo).sections[0].panels[1].note == ""

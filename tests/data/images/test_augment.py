@@ -1,0 +1,137 @@
+"""Crop, flip, normalization and Cutout against loops over images and pixels, given the same draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from normfree.data.draws import key
+from normfree.data.images.augment import Augmentation, Draws, augment, cutout, draw, flips, normalize, per_channel
+from normfree.data.images.randaugment import randaugment
+
+
+def batch(channels: int = 3, count: int = 24, height: int = 9, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(channels)
+    images = torch.randint(1, 256, (count, channels, height, width), generator=generator).to(torch.uint8)
+    return images, key(9, torch.arange(count))
+
+
+def cropped_and_flipped(image: np.ndarray, padding: int, row: int, column: int, flip: bool) -> np.ndarray:
+    _, height, width = image.shape
+    padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
+    window = padded[:, row : row + height, column : column + width]
+    return window[:, :, ::-1] if flip else window
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("padding", [0, 1, 4, 12])
+@pytest.mark.parametrize("flip", [False, True])
+def test_crop_and_flip_equal_the_oracle(channels: int, padding: int, flip: bool) -> None:
+    images, keys = batch(channels)
+    augmentation = Augmentation(crop=padding, flip=flip)
+    draws = draw(keys, augmentation, 9, 7)
+    ours = augment(images, draws, augmentation)
+    assert ours.dtype == torch.uint8
+    for i, image in enumerate(images.numpy()):
+        flipped = flip and bool(draws.flip[i])
+        want = cropped_and_flipped(image, padding, int(draws.top[i]), int(draws.left[i]), flipped)
+        assert (ours[i].numpy() == want).all()
+
+
+def test_augment_reads_rows_as_if_they_were_the_batch() -> None:
+    images, keys = batch()
+    rows = torch.tensor([3, 3, 0, 23])
+    for augmentation in (Augmentation(), Augmentation(crop=2, flip=True), Augmentation(randaugment=(2, 9))):
+        draws = draw(keys[:4], augmentation, 9, 7)
+        assert torch.equal(augment(images, draws, augmentation, rows), augment(images[rows], draws, augmentation))
+
+
+def test_augment_does_randaugment_last() -> None:
+    images, keys = batch()
+    augmentation = Augmentation(crop=2, flip=True, randaugment=(2, 9))
+    draws = draw(keys, augmentation, 9, 7)
+    window = augment(images, draws, replace(augmentation, randaugment=None))
+    both = augment(images, draws, augmentation)
+    assert torch.equal(both, randaugment(window, draws.operations, draws.signs, 9))
+    assert not torch.equal(both, window)
+
+
+def looks_even(values: torch.Tensor, kinds: int) -> bool:
+    """Pearson's statistic below what one in a million reaches."""
+    counts, expected = torch.bincount(values, minlength=kinds), len(values) / kinds
+    return len(counts) == kinds and bool(((counts - expected) ** 2 / expected).sum() < stats.chi2.isf(1e-6, kinds - 1))
+
+
+def test_draws_are_even_and_independent_of_each_other() -> None:
+    """Every pair of draws of a sample, as one draw of the pairs."""
+    keys = key(1, torch.arange(8000))
+    augmentation = Augmentation(crop=2, randaugment=(2, 9))
+    drawn = draw(keys, augmentation, 9, 7)
+    assert torch.equal(drawn.flip, flips(keys))
+    columns = [(drawn.top, 5), (drawn.left, 5), (drawn.flip, 2), (drawn.hole_y, 9), (drawn.hole_x, 7)]
+    columns += [(drawn.operations[:, turn], 14) for turn in range(2)]
+    columns += [((drawn.signs[:, turn] + 1) // 2, 2) for turn in range(2)]
+    for (first, m), (second, n) in combinations(columns, 2):
+        assert looks_even(first * n + second, m * n)
+    assert not looks_even(drawn.top * 5 + drawn.top, 25)
+
+
+def test_draws_of_one_augmentation_do_not_depend_on_another() -> None:
+    keys = key(1, torch.arange(50))
+    plain, all_ = draw(keys, Augmentation(crop=2), 9, 7), draw(keys, Augmentation(crop=2, randaugment=(3, 9)), 9, 7)
+    for name in Draws._fields[:5]:
+        assert torch.equal(getattr(plain, name), getattr(all_, name))
+    assert plain.operations.shape == (50, 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [1, 2, 5, 30])
+def test_cutout_equals_the_oracle(channels: int, side: int) -> None:
+    images, keys = batch(channels)
+    x = images.float() + 1  # nothing is 0 before
+    draws = draw(keys, Augmentation(cutout=side), 9, 7)
+    ours = cutout(x, draws, side)
+    for i in range(len(x)):
+        want = x[i].numpy().copy()
+        top, left = int(draws.hole_y[i]) - side // 2, int(draws.hole_x[i]) - side // 2
+        for y in range(max(top, 0), min(top + side, 9)):
+            for z in range(max(left, 0), min(left + side, 7)):
+                want[:, y, z] = 0
+        assert (ours[i].numpy() == want).all()
+    assert (ours == 0).any((1, 2, 3)).all()
+
+
+def test_normalize_equals_the_oracle() -> None:
+    images, _ = batch()
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    ours = normalize(images, per_channel(mean, 3, "mean", "cpu"), per_channel(std, 3, "std", "cpu"))
+    assert ours.dtype == torch.float32
+    want = (images.double() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    # Three roundings, on numbers of at most 1 before the division: 3·2^-24 / std.
+    assert (ours - want).abs().max() < 3 * 2**-24 / min(std)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop": -1}, "crop of at least 0"),
+        ({"cutout": -2}, "cutout of at least 0"),
+        ({"mixup": -0.1}, "mixup alpha of at least 0"),
+        ({"mixup": float("nan")}, "mixup alpha of at least 0"),
+        ({"randaugment": (0, 9)}, "randaugment of at least 1 operation"),
+        ({"randaugment": (2, 31)}, "magnitude of 0 to 30"),
+    ],
+)
+def test_augmentation_refuses_numbers_without_meaning(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**settings)  # type: ignore[arg-type]
+
+
+def test_per_channel_refuses_another_count() -> None:
+    with pytest.raises(ValueError, match="expected mean for 1 channels, got 3 numbers"):
+        per_channel((0.5, 0.5, 0.5), 1, "mean", "cpu")

@@ -1,0 +1,70 @@
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from normfree.comparison import scheduling as runs
+from normfree.report.panels import Curve, Panel
+from normfree.train import TrainConfig, fit
+from normfree_papers.claims import claim as claims
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
+
+Make = Callable[..., Claim]
+
+
+def measure(settings: Settings) -> Measurement:
+    """One number a seed, and a picture of them."""
+    settings.progress(0, 1, "the only step")
+    numbers = [1.0 + 0.1 * seed for seed in settings.seeds]
+    panel = Panel("numbers", (Curve("one", tuple(numbers)), Curve("gone", (float("nan"),) * len(numbers))), log_y=False)
+    return Measurement(values={"one": numbers, "two": 2.0}, panels=(panel,), notes=("a note",))
+
+
+CLAIM = Claim(
+    id="fixup/fake",
+    where="Nowhere",
+    statement="One is one.",
+    paper_value="1",
+    how="By looking.",
+    cost=Cost(quick_seconds=1, full_seconds=1),
+    checks=(
+        Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one"),
+        Check(name="two", statement="two is above 1", low=1.0, why="it is two"),
+    ),
+    measure=measure,
+)
+
+
+@pytest.fixture
+def fake() -> Claim:
+    """A claim that holds, in no registry."""
+    return CLAIM
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Register a claim made from fields, and take it out again."""
+    claims.all_claims()
+    made = []
+
+    def add(**fields: object) -> Claim:
+        made.append(claims.register(replace(CLAIM, **fields)))
+        return made[-1]
+
+    yield add
+    for claim in made:
+        claims._CLAIMS.pop(claim.id)
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """The configurations that were trained in this process."""
+    seen: list[TrainConfig] = []
+
+    def noted(config: TrainConfig, **options: Any) -> Any:
+        seen.append(config)
+        return fit(config, **options)
+
+    monkeypatch.setattr(runs, "fit", noted)
+    return seen

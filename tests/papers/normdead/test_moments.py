@@ -1,0 +1,58 @@
+"""Normalizing without statistics and the limits of NF's scaling, sections 2.3 and 5.1 of `normdead`."""
+
+import math
+
+import pytest
+import torch
+
+from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.storage import collect
+from normfree_papers.normdead import limits, moments
+
+
+def judged(claim_id: str):
+    claim = _CLAIMS[claim_id]
+    settings = Settings(scale="quick", seeds=claim.seeds_at("quick"))
+    state = torch.get_rng_state()
+    result = collect(claim, settings, claim.measure(settings), 1.0)
+    assert torch.equal(torch.get_rng_state(), state)  # dropout drew from a copy
+    return claim, result, judge(claim, result)
+
+
+def test_power_estimates_rise_to_the_largest_singular_value():
+    found = moments.power_estimates(4)
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("start", [0.1, 4.0])
+def test_fixed_point_is_one_and_attracts(start):
+    steps = [abs(moments.fixed_point(start, layers) - 1) for layers in (1, 5, 20, 100)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < 1e-9
+
+
+def test_layer_moments_start_with_the_inputs():
+    mean, variance = moments.layer_moments("selu", (1.0, 4.0), 0)
+    assert len(mean) == len(variance) == moments._DEPTH + 1
+    assert mean[0] == pytest.approx(1.0, abs=4 * 2 / math.sqrt(256 * 512))
+    assert variance[0] == pytest.approx(4.0, rel=0.02)
+
+
+def test_expected_concatenation_follows_from_its_first_steps():
+    found = limits.expected_concatenation()
+    assert found[0] == 1
+    assert found[1] == 1 / 2  # the first branch is as large as its inputs
+    assert found[2] == pytest.approx((320 + 64 / 2) / 384 / 3)
+
+
+def test_claim_of_section_5_1_holds_and_fails_where_nf_suits_concatenation():
+    claim, result, judgement = judged("normdead/sec5_1")
+    assert judgement.status == "holds"
+    result["values"]["last branch variance, concatenation"] = {"mean": 1.0, "values": [1.0]}
+    assert judge(claim, result).status == "fails"
+
+
+@pytest.mark.slow
+def test_claim_of_section_2_3_on_moments_holds():
+    assert judged("normdead/sec2_3_moments")[2].status == "holds"

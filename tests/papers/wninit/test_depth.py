@@ -1,0 +1,388 @@
+"""Figures 2 to 4 and Table 1 of wninit: numbers and verdicts from made-up runs, and a short real sweep."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from made_up_runs import MadeUpRuns, checks_that, measure
+from normfree.comparison.scheduling import gpu_seconds
+from normfree.train import TrainConfig
+from normfree.train.recipes import recipe
+from normfree_papers.claims import claim as claims
+from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
+from normfree_papers.claims.run_cache import Trained, Trainings
+from normfree_papers.claims.storage import collect
+from normfree_papers.claims.sweeps import Sweep
+from normfree_papers.wninit import depth, warmup
+
+assert depth
+assert warmup
+NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1")
+Made = Callable[[TrainConfig], Trained | None]
+DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())
+
+
+def made_up(test: float, validation: float | None = None) -> Trained:
+    """A run that ended with this test accuracy in per cent; its held-out accuracy is the same unless given."""
+    held = test if validation is None else validation
+    metrics = [{"epoch": i, "train_accuracy": (test + i) / 100} for i in (1, 2)]
+    scores = {"test": {"accuracy": test / 100}, "validation": {"accuracy": held / 100}}
+    return Trained({"status": "finished", **scores}, metrics)
+
+
+def get(name: str) -> Claim:
+    return claims._CLAIMS[f"wninit/{name}"]
+
+
+def measured(
+    name: str, make: Made, scale: str = "full", seeds: tuple[int, ...] = (0,)
+) -> tuple[Measurement, Judgement, MadeUpRuns]:
+    return measure(get(name), lambda _, config: make(config), scale=scale, seeds=seeds)
+
+
+def nothing(config: TrainConfig) -> None:
+    return None
+
+
+@cache
+def asked_for(name: str) -> dict[str, TrainConfig]:
+    """The runs of a full claim."""
+    return measured(name, nothing, seeds=get(name).seeds_at("full"))[2].asked
+
+
+def depth_of(config: TrainConfig) -> int:
+    return int(config.model.split("-")[1])
+
+
+# The runs that are asked for
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_has_its_own_name_and_fingerprint(name, scale):
+    _, _, fake = measured(name, nothing, scale, (0, 1))
+    assert len({config.fingerprint() for config in fake.asked.values()}) == len(fake.asked)
+    assert {config.seed for config in fake.asked.values()} == {0, 1}
+    assert all(config.validation == 0.1 for config in fake.asked.values())  # "a set of held-out examples"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_runs_need_no_data_of_others(name):
+    _, _, fake = measured(name, nothing, "quick")
+    assert {config.data for config in fake.asked.values()} == {"fashion14"}
+
+
+def test_both_halves_of_figure_2_are_of_the_same_runs():
+    asked = [asked_for(name) for name in ("fig2_left", "fig2_right")]
+    assert asked[0] == asked[1]
+    configs = asked[0].values()
+    assert {config.data for config in configs} == {"mnist"}
+    assert {20, 200} <= {depth_of(config) for config in configs}  # the depths that the text names
+    assert 1e-5 in {config.lr for config in configs}  # and the rate
+    assert {config.method for config in configs} == {"wn", "wn_data"}
+    one = asked[0]["proposed, 200 layers, lr 0.001, seed 0"]
+    assert one == recipe("wninit_mlp")
+
+
+def test_wide_resnets_are_trained_for_one_epoch_to_10000_layers():
+    asked = asked_for("fig3_right")
+    assert {config.epochs for config in asked.values()} == {1}
+    assert max(depth_of(config) for config in asked.values()) == 10_000
+    assert {config.method for config in asked.values()} == {"wn", "wn_data", "wn_hanin", "wn_default"}
+    assert asked["proposed, 100 layers, lr 0.03, seed 0"] == recipe("wninit_depth")
+
+
+def test_figure_4_has_20_seeds_and_three_epochs():
+    asked = asked_for("fig4")
+    assert {config.seed for config in asked.values()} == set(range(20))
+    assert {(config.model, config.epochs) for config in asked.values()} == {("wrn-40-10", 3)}
+    assert {config.warmup for config in asked.values()} == {0.0, 1.0}
+
+
+def test_table_1_is_trained_by_the_recipes_that_train_alone():
+    asked = asked_for("table1")
+    assert asked["ResNet-110, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_cifar")
+    assert asked["ResNet-56, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_cifar", model="resnet56")
+    assert asked["WRN-40-10, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_wrn")
+    warm = {name: config.warmup > 0 for name, config in asked.items()}
+    assert all(("warm-up" in name) == warmed for name, warmed in warm.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cost_is_what_the_runs_are_expected_to_take(name):
+    claim = get(name)
+    assert claim.cost.full_seconds == pytest.approx(sum(map(gpu_seconds, asked_for(name).values())), rel=0.05)
+    assert claim.cost.device == "gpu"
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_run_gives_no_number_and_no_picture(name, scale):
+    measurement, judgement, _ = measured(name, nothing, scale)
+    assert not measurement.values
+    assert not measurement.panels
+    assert {row.verdict for row in judgement.rows} == {"missing"}
+    assert judgement.status == "not run"
+
+
+# Depth
+
+
+def mlps(config: TrainConfig) -> Trained:
+    """What the paper says: the proposed trains at all depths, the data-dependent one to 20, at smaller rates."""
+    if config.lr > 0.01 or (config.method == "wn_data" and (depth_of(config) > 20 or config.lr > 0.001)):
+        return DIVERGED
+    return made_up(97.0 if config.lr >= 0.001 else 30.0)
+
+
+def test_figure_2_holds_for_what_the_paper_says():
+    measurement, judgement, _ = measured("fig2_left", mlps)
+    assert judgement.status == "holds"
+    assert measurement.values["proposed, 200 layers"] == [97.0]
+    assert measurement.values["data-dependent, 50 layers"] == [0.0]  # diverged at every rate: 0, as in the caption
+    assert [panel.title for panel in measurement.panels] == ["test accuracy, MNIST", "training accuracy, MNIST"]
+    curve = measurement.panels[1].curves[0]
+    assert (curve.name, curve.x, curve.values) == ("proposed", (10, 20, 50, 100, 200), (99.0,) * 5)
+
+
+def test_figure_2_fails_where_the_data_dependent_one_trains_deeper():
+    def make(config: TrainConfig) -> Trained:
+        return made_up(97.0) if config.method == "wn_data" and depth_of(config) == 50 else mlps(config)
+
+    assert checks_that(measured("fig2_left", make)[1], "fails") == {"data-dependent, 50 layers"}
+
+
+def test_figure_2_fails_where_the_proposed_one_does_not_train_200_layers():
+    _, judgement, _ = measured("fig2_left", lambda c: made_up(60.0) if depth_of(c) == 200 else mlps(c))
+    assert checks_that(judgement, "fails") == {"proposed, 200 layers", "data-dependent, 200 layers"}
+    assert judgement.status == "fails"
+
+
+def test_rate_is_chosen_by_the_held_out_images():
+    def make(config: TrainConfig) -> Trained:
+        return {0.1: DIVERGED, 0.01: made_up(95.0, 80.0), 0.001: made_up(91.0, 85.0)}.get(config.lr, made_up(99, 10))
+
+    values = measured("fig2_left", make)[0].values
+    assert values["proposed, 100 layers"] == [91.0]  # not the best on the test images
+
+
+def test_note_names_the_rate_that_was_taken_of_equally_good_ones():
+    measurement = measured("fig2_left", lambda c: made_up(90.0 if c.lr == 0.1 else 50.0, 80.0))[0]
+    assert measurement.values["proposed, 200 layers"] == [90.0]
+    assert "proposed 0.1 at 10 layers" in measurement.notes[0]
+
+
+def test_baseline_counts_only_with_all_rates_tried():
+    measurement, judgement, _ = measured("fig2_left", lambda c: None if c.lr == 1e-5 else mlps(c))
+    assert {name for name in measurement.values if name.startswith("data")} == set()
+    assert measurement.values["proposed, 200 layers"] == [97.0]  # that it trains is known by now
+    assert judgement.status == "partly"
+
+
+def test_seeds_are_measured_one_by_one():
+    values = measured("fig2_left", lambda c: made_up(80.0 + c.seed), seeds=(3, 1))[0].values
+    assert values["proposed, 20 layers"] == [81.0, 83.0]  # in the order of the seeds
+
+
+def test_share_of_settings_is_counted():
+    measurement, judgement, _ = measured("fig2_right", mlps)
+    # rates 0.01 and 0.001 of five at five depths; 0.001 of five at two depths
+    assert measurement.values["share, proposed"] == [pytest.approx(10 / 25)]
+    assert measurement.values["share, data-dependent"] == [pytest.approx(2 / 25)]
+    assert measurement.values["share, proposed - data-dependent"] == [pytest.approx(8 / 25)]
+    assert measurement.values["depths with a rate ten times larger"] == [1.0]
+    assert judgement.status == "holds"
+    jobs = {curve.name: curve.values for curve in measurement.panels[0].curves}
+    assert jobs["proposed"] == (97.0,) * 10 + (30.0,) * 10 + (0.0,) * 5
+
+
+def test_share_is_missing_with_a_run_and_fails_when_equal():
+    def without_one(config: TrainConfig) -> Trained | None:
+        return None if (config.method, depth_of(config), config.lr) == ("wn", 10, 0.1) else mlps(config)
+
+    assert "share, proposed" not in measured("fig2_right", without_one)[0].values
+    _, judgement, _ = measured("fig2_right", lambda c: made_up(90.0))
+    assert checks_that(judgement, "fails") == {row.check.name for row in judgement.rows}
+
+
+def test_larger_rates_count_from_ten_times_on():
+    def make(top: float, other: float) -> Made:
+        return lambda c: made_up(90.0 if c.lr <= (top if c.method == "wn" else other) else 10.0)
+
+    name = "depths with a rate ten times larger"
+    assert measured("fig2_right", make(1e-2, 1e-3))[0].values[name] == [1.0]
+    assert measured("fig2_right", make(1e-3, 1e-3))[0].values[name] == [0.0]
+    assert measured("fig2_right", make(1e-3, 0.0))[0].values[name] == [1.0]  # the other trains at no rate
+    assert measured("fig2_right", make(0.0, 0.0))[0].values[name] == [0.0]  # and neither does this one
+
+
+def test_plain_cnns_hold_and_fail():
+    def make(config: TrainConfig) -> Trained:
+        deep = config.method == "wn_data" and depth_of(config) > 10
+        return DIVERGED if deep or config.lr == 0.1 else made_up(60.0)
+
+    measurement, judgement, _ = measured("fig3_left", make)
+    assert judgement.status == "holds"
+    assert measurement.values["data-dependent, 100 layers"] == [pytest.approx(10.0)]  # chance
+    assert measured("fig3_left", lambda c: made_up(60.0))[1].status == "fails"
+    quick = measured("fig3_left", make, "quick")[1]
+    assert quick.status == "partly"  # the deep ones are not tested
+    assert checks_that(quick, "holds") == {check.name for check in get("fig3_left").checks_at("quick")}
+
+
+def wide(config: TrainConfig) -> Trained:
+    """What the paper says of one epoch: rates ten times Hanin's, the default diverges, data-dependent is slow."""
+    top = {"wn": 0.03, "wn_hanin": 0.003, "wn_data": 0.001, "wn_default": 0.0}[config.method]
+    return DIVERGED if config.lr > top else made_up({"wn": 38.0, "wn_hanin": 36.0}.get(config.method, 28.0))
+
+
+def test_wide_resnets_hold_for_what_the_paper_says():
+    values, judgement = (found := measured("fig3_right", wide))[0].values, found[1]
+    assert judgement.status == "holds"
+    assert values["PyTorch default, share of depths that train"] == [0.0]
+    assert values["proposed - data-dependent, 10000 layers"] == [pytest.approx(10.0)]
+    assert values["proposed - stage-wise Hanin, mean over depths"] == [pytest.approx(2.0)]
+    assert values["depths with a rate ten times Hanin's"] == [1.0]
+
+
+def test_wide_resnets_fail_one_by_one():
+    def worse(config: TrainConfig) -> Trained:
+        return made_up(26.0) if (config.method, depth_of(config)) == ("wn", 10_000) else wide(config)
+
+    assert checks_that(measured("fig3_right", worse)[1], "fails") == {
+        "proposed, most - least over depths", "proposed - data-dependent, 10000 layers",
+    }  # fmt: skip
+
+    def default_trains(config: TrainConfig) -> Trained:
+        return made_up(30.0) if config.method == "wn_default" and depth_of(config) < 10_000 else wide(config)
+
+    found, judgement, _ = measured("fig3_right", default_trains)
+    assert found.values["PyTorch default, share of depths that train"] == [pytest.approx(2 / 3)]
+    assert checks_that(judgement, "fails") == {"PyTorch default, share of depths that train"}
+
+    def hanin_as_fast(config: TrainConfig) -> Trained:
+        return made_up(38.0) if config.method == "wn_hanin" and config.lr <= 0.01 else wide(config)
+
+    assert checks_that(measured("fig3_right", hanin_as_fast)[1], "fails") == {"depths with a rate ten times Hanin's"}
+
+
+def test_wide_resnets_without_the_deepest_leave_out_what_needs_it():
+    measurement, judgement, _ = measured("fig3_right", lambda c: wide(c) if depth_of(c) < 10_000 else None)
+    assert checks_that(judgement, "holds") == {"proposed, 100 layers", "proposed, 1000 layers"}
+    assert not checks_that(judgement, "fails")
+    assert measurement.panels[0].curves[0].x == (100, 1000)
+
+
+# Seeds and warm-up
+
+
+def survivors(config: TrainConfig) -> Trained:
+    """Five seeds: the proposed survives all but one, the others only with warm-up and a small rate."""
+    if config.method == "wn":
+        return DIVERGED if (config.lr, config.warmup, config.seed) == (0.1, 0.0, 4) else made_up(50.0)
+    return made_up(50.0) if config.warmup and config.lr < 0.1 else DIVERGED
+
+
+def test_share_of_seeds_that_survive_is_counted():
+    values, judgement = (found := measured("fig4", survivors, seeds=range(5)))[0].values, found[1]
+    assert values["survive, proposed, lr 0.1, no warm-up"] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    # leads: 1, 1 and 0.8 without warm-up; 0, 0 and 1 with it
+    assert values["proposed - best other, worst setting"] == pytest.approx(0.0)
+    assert values["proposed - best other, mean over settings"] == pytest.approx(3.8 / 6)
+    # gains: 0, 0, 0.2 for the proposed; 1, 1, 0 for each of three others
+    assert values["warm-up - no warm-up"] == pytest.approx(6.2 / 12)
+    assert judgement.status == "holds"
+
+
+def test_survival_fails_where_another_is_more_robust_and_warm_up_does_nothing():
+    _, judgement, _ = measured("fig4", lambda c: DIVERGED if c.method == "wn" else made_up(50.0), seeds=(0, 1))
+    assert checks_that(judgement, "fails") == {row.check.name for row in judgement.rows}
+
+
+def test_survival_with_a_missing_seed_is_not_judged():
+    measurement, judgement, _ = measured("fig4", lambda c: None if c.seed else survivors(c), seeds=(0, 1))
+    assert measurement.values["survive, proposed, lr 0.01, warm-up"] == [1.0]
+    assert checks_that(judgement, "missing") == {row.check.name for row in judgement.rows}
+
+
+# The error in the end
+
+PRINTED = {  # Table 1, typed again
+    ("resnet56", "wn_data", 0): 9.19, ("resnet56", "wn", 0): 7.87, ("resnet56", "wn", 1): 7.20,
+    ("resnet110", "wn_data", 0): 9.33, ("resnet110", "wn", 0): 7.71, ("resnet110", "wn", 1): 6.69,
+    ("wrn-40-10", "wn_data", 0): 6.10, ("wrn-40-10", "wn", 0): 4.74, ("wrn-40-10", "wn", 1): 4.75,
+    ("resnet56", "batchnorm", 0): 6.97, ("resnet110", "batchnorm", 0): 6.61, ("wrn-40-10", "batchnorm", 0): 3.53,
+}  # fmt: skip
+
+
+def printed(config: TrainConfig) -> Trained:
+    return made_up(100 - PRINTED[config.model, config.method, int(config.warmup > 0)])
+
+
+def test_table_1_holds_with_the_printed_errors():
+    measurement, judgement, _ = measured("table1", printed)
+    assert judgement.status == "partly"
+    assert checks_that(judgement, "missing") == {row.check.name for row in judgement.rows if row.check.lacks}
+    for row in judgement.rows:  # the paper's number of each check is what its own errors give
+        if not row.check.lacks:
+            assert row.measured == pytest.approx(row.check.paper, abs=1e-6)
+    for panel in measurement.panels:
+        assert len(panel.names) == 4
+        paper, here = (curve.values for curve in panel.curves)
+        assert here == pytest.approx(paper)
+    assert len(measurement.tables[0].rows) == 12
+
+
+def test_table_1_takes_the_better_rate_and_a_diverged_run_as_chance():
+    def make(config: TrainConfig) -> Trained:
+        return DIVERGED if (config.model == "resnet56" and config.warmup) or config.lr == 0.1 else printed(config)
+
+    values = measured("table1", make)[0].values
+    assert values["ResNet-56, proposed + warm-up"] == [pytest.approx(90.0)]
+    assert values["ResNet-110, proposed + warm-up"] == [pytest.approx(6.69)]  # at 0.03
+
+
+def test_table_1_fails_with_a_large_error_and_a_reversed_order():
+    def make(config: TrainConfig) -> Trained:
+        if config.model == "resnet56" and config.warmup:
+            return made_up(92.2)  # 0.6 above the printed error
+        return made_up(95.5) if (config.model, config.method) == ("wrn-40-10", "wn_data") else printed(config)
+
+    _, judgement, _ = measured("table1", make)
+    assert checks_that(judgement, "fails") == {
+        "ResNet-56, proposed + warm-up",
+        "ResNet-56, proposed - proposed + warm-up",
+        "WRN-40-10, data-dependent - proposed",
+    }
+
+
+def test_table_1_with_the_headline_rows_alone():
+    measurement, judgement, _ = measured("table1", lambda c: printed(c) if c.warmup and c.lr == 0.1 else None)
+    assert set(measurement.values) == {f"{net}, proposed + warm-up" for net in ("ResNet-56", "ResNet-110", "WRN-40-10")}
+    assert checks_that(judgement, "holds") == set(measurement.values)
+    assert judgement.status == "partly"
+
+
+# Real runs
+
+
+def test_sweep_trains_what_it_asks_for(tmp_path):
+    trainings = Trainings(tmp_path / "kept", tmp_path / "work")
+    network = recipe("wninit_mlp", model="mlp-3-16", data="fashion14", epochs=1)
+    settings = Settings(scale="quick", trainings=trainings)
+    sweep = Sweep.run(settings, {"proposed": "wn"}, {3: network}, (0.01, 1e-5), diverged=0.0, trains=50.0)
+    assert sweep.largest("proposed", 3, whole=True) == {0: 0.01}
+    assert sweep.shares("proposed") == {0: 0.5}
+    assert sweep.accuracies("proposed", 3, whole=True)[0] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_quick_sweep_of_mlps_holds(tmp_path: Path):
+    claim = get("fig2_left")
+    settings = Settings(scale="quick", trainings=Trainings(tmp_path / "kept", tmp_path / "work"))
+    judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
+    tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
+    assert all(row.verdict == "holds" for row in tested), tested

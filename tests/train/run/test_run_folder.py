@@ -1,0 +1,420 @@
+"""A run's folder: one writer, nothing twice, nothing of the machine but its hardware."""
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+import pytest
+import torch
+
+import normfree
+from normfree.train.run import lock
+from normfree.train.run import run_folder as runs
+from normfree.train.run.run_folder import RunFolder, require_same
+
+HOLDS = """
+import os, sys, time
+from normfree.train.run.run_folder import RunFolder
+with RunFolder(sys.argv[1]).hold(resume="resume" in sys.argv):
+    if "fork" in sys.argv and os.fork() == 0:
+        os.setsid()
+        print("ready", flush=True)
+        time.sleep(60)
+    if "fork" not in sys.argv:
+        print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(path: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds a run, killed at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    command = [sys.executable, "-c", HOLDS, str(path), *words]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        try:
+            assert child.stdout.readline() == b"ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def begin(path: Path, steps: int = 4) -> RunFolder:
+    """A run that logged some steps, saved after two of them, and was killed."""
+    run = RunFolder(path)
+    with run.hold():
+        run.config_path.write_text("lr = 0.1\n")
+        for step in range(1, steps + 1):
+            run.append({"step": step, "train_loss": 1 / step})
+            if step == 2:
+                run.save({"w": torch.tensor(float(step))}, {"step": step})
+    return run
+
+
+# Holding
+
+
+def test_new_run_makes_its_folder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "deep" / "one")
+    assert (run.exists, run.status) == (False, None)
+    with run.hold() as held:
+        assert held is run
+        assert not run.exists
+    assert os.listdir(run.path) == ["lock"]
+    with run.hold():  # a run that ended before it began is none
+        run.append({"step": 0})
+    assert (run.exists, run.status) == (True, "unfinished")
+
+
+def test_second_start_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds one \(unfinished\); go on with --resume") as caught, run.hold():
+        pass
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with run.hold(resume=True):
+        run.write_result({"status": "finished"})
+    with pytest.raises(ValueError, match=r"holds one \(finished\)"), run.hold():
+        pass
+
+
+def test_resume_without_a_run_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with (
+            pytest.raises(ValueError, match=r"expected a run to resume .* found none"),
+            RunFolder(path).hold(resume=True),
+        ):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_of_another_process_is_refused_until_its_death(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    with holder(tmp_path, "resume") as child:
+        says = rf"no other process trains in, but '.*' is held by process {child.pid}; wait for it"
+        for resume in (True, False):
+            with pytest.raises(ValueError, match=says), run.hold(resume=resume):
+                pass
+        assert run.read_metrics()  # anyone may read
+    assert child.returncode == -signal.SIGKILL
+    with run.hold(resume=True):
+        pass
+
+
+def test_folder_is_held_once_in_a_process_too(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).hold():
+        says = f"held by process {os.getpid()}"
+        with pytest.raises(ValueError, match=says), RunFolder(tmp_path).hold():
+            pass
+    with RunFolder(tmp_path).hold():
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    with holder(tmp_path, "resume", "fork") as child:
+        with pytest.raises(ValueError, match="is held"), run.hold(resume=True):
+            pass
+        workers = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        if not workers.exists():
+            pytest.skip("needs the list of children of /proc")
+        (worker,) = map(int, workers.read_text().split())
+        child.kill()
+        child.wait()
+        try:
+            os.kill(worker, 0)  # it lives
+            with run.hold(resume=True):
+                pass
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_file_system_without_locks_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock, "_take", refuse)
+    with pytest.raises(ValueError, match="expected a file system with locks"), RunFolder(tmp_path).hold():
+        pass
+
+
+def test_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(OSError, match=r"could not write the run's folder .* move the file"), RunFolder(path).hold():
+            pass
+
+
+def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(lock, "FileIO", refuse)
+    with pytest.raises(OSError, match="Read-only file system; choose a folder"), RunFolder(tmp_path).hold():
+        pass
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    (tmp_path / ".tmp-abc.json").write_text("half")
+    (tmp_path / "notes.txt").write_text("mine")
+    with run.hold(resume=True):
+        pass
+    assert not (tmp_path / ".tmp-abc.json").exists()
+    assert (tmp_path / "notes.txt").exists()
+
+
+# Going on
+
+
+def test_resume_gives_the_checkpoint_and_cuts_later_metrics(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    assert [record["step"] for record in run.read_metrics()] == [1, 2, 3, 4]
+    with run.hold(resume=True):
+        found = run.resume()
+        assert found is not None
+        assert (found[0]["w"].item(), found[1]["step"]) == (2.0, 2)
+        assert [record["step"] for record in run.read_metrics()] == [1, 2]
+        run.append({"step": 3, "train_loss": 0.5})
+    assert [record["step"] for record in run.read_metrics()] == [1, 2, 3]
+
+
+def test_resume_after_more_lines_in_the_same_process_loses_none(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.hold():
+        run.append({"step": 1})
+        run.save({}, {"step": 1})
+        run.append({"step": 2})
+        run.resume()  # its open file is replaced
+        run.append({"step": 5})
+    assert [record["step"] for record in run.read_metrics()] == [1, 5]
+
+
+def test_resume_before_the_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.hold():
+        run.append({"step": 0})
+        run.append({"step": 1})
+    with run.hold(resume=True):
+        assert run.resume() is None
+    assert run.read_metrics() == []
+
+
+def test_resume_refuses_a_damaged_checkpoint_and_cuts_nothing(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    (tmp_path / "checkpoint-2" / "state.json").write_text("{}")
+    with run.hold(resume=True), pytest.raises(ValueError, match=r"checkpoint-2/state.json' is damaged"):
+        run.resume()
+    assert len(run.read_metrics()) == 4
+
+
+@pytest.mark.parametrize(
+    "end", [b'{"step": 5, "train_lo', b"{", b"\0\0\0", b'{"step": 5}', b'{"step": 5, "tr\n', b"\0\n\0\n"]
+)
+def test_torn_end_of_the_metrics_is_dropped(end: bytes, tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    with run.metrics_path.open("ab") as file:
+        file.write(end)
+    assert [record["step"] for record in run.read_metrics()] == [1, 2, 3, 4]
+    with run.hold(resume=True):
+        run.resume()
+        run.append({"step": 3})
+    assert [record["step"] for record in run.read_metrics()] == [1, 2, 3]
+    assert run.metrics_path.read_bytes().count(b"\n") == 3
+
+
+def test_damaged_line_amid_the_metrics_is_refused_by_number(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    lines = run.metrics_path.read_bytes().split(b"\n")
+    run.metrics_path.write_bytes(b"\n".join([lines[0], b'{"ste', *lines[1:]]))
+    with pytest.raises(ValueError, match=r"line 2 of '.*metrics.jsonl', but it is damaged; delete the line"):
+        run.read_metrics()
+
+
+def test_metrics_are_json_lines_and_come_back(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.read_metrics() == []
+    record = {"step": 1, "loss": 0.1 + 0.2, "inf": math.inf, "nan": math.nan, "text": "ä\nb", "list": [1]}
+    with run.hold():
+        run.append(record)
+        assert json.loads(run.metrics_path.read_text(encoding="utf-8"))["inf"] == "inf"  # there at once
+        assert repr(run.read_metrics()) == repr([record])
+        with pytest.raises(ValueError, match="expected the number of the step"):
+            run.append({"loss": 1.0})
+
+
+def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(FileIO):
+        """A disk with room for three more bytes."""
+
+        room = 3
+
+        def write(self, content: bytes) -> int:  # type: ignore[override]
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done = super().write(content[: self.room])
+            self.room -= done
+            return done
+
+    run = begin(tmp_path)
+    before = run.metrics_path.read_bytes()
+    with run.hold(resume=True):
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "FileIO", Full)
+            with pytest.raises(OSError, match=r"could not write the metrics .* No space left on device; free"):
+                run.append({"step": 5})
+        assert run.metrics_path.read_bytes() == before
+
+
+def test_metrics_are_on_the_disk_before_their_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(runs, "sync", lambda path: events.append(path.name))
+    monkeypatch.setattr(runs.checkpoint, "save", lambda *_, **__: events.append("checkpoint"))
+    with RunFolder(tmp_path).hold() as run:
+        run.append({"step": 1})
+        run.save({}, {"step": 1})
+    assert events == ["metrics.jsonl", "checkpoint"]
+
+
+# The result
+
+
+def test_result_comes_back_with_its_origin(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    with run.hold(resume=True):
+        run.write_result({"status": "diverged", "test_accuracy": math.nan, "seeds": (1, 2)})
+    assert run.status == "diverged"
+    result = run.read_result()
+    assert (result["test_accuracy"], result["seeds"]) == ("nan", [1, 2])
+    assert set(result) >= {"commit", "versions", "hardware", "date"}
+
+
+def test_result_names_no_folder_user_or_host(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.hold():
+        run.write_result(
+            {
+                "status": "interrupted",
+                "config": {"data": str(Path.home() / "my data" / "cifar"), "out": tmp_path, "relative": "runs/one"},
+                "reason": f"could not write '{tmp_path}/metrics.jsonl': full; see https://example.org/a/b",
+                "command": ["normfree", "train", "--out", str(tmp_path)],
+                "speed": "12 images/s",
+            }
+        )
+    text = run.result_path.read_text()
+    for secret in (str(Path.cwd()), str(Path.home()) + "/", os.uname().nodename, str(tmp_path), "my data"):
+        assert secret not in text
+    result = run.read_result()
+    assert result["config"] == {"data": "cifar", "out": tmp_path.name, "relative": "runs/one"}
+    assert result["reason"] == "could not write 'metrics.jsonl': full; see https://example.org/a/b"
+    assert result["speed"] == "12 images/s"
+
+
+def test_wrong_results_are_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match="found none"):
+        run.read_result()
+    with (
+        run.hold(),
+        pytest.raises(ValueError, match="expected a status, one of finished, interrupted, "),
+    ):
+        run.write_result({"status": "fine"})
+    for content in ("", "[]", '{"status": "fine"}', "\0"):
+        run.result_path.write_text(content)
+        with pytest.raises(ValueError, match=r"result.json', but it is damaged; delete it"):
+            _ = run.status
+
+
+def test_full_disk_leaves_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with run.hold():
+        run.write_result({"status": "interrupted"})
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="could not write the result"):
+                run.write_result({"status": "finished"})
+    assert run.status == "interrupted"
+
+
+# The configuration
+
+
+def test_same_configuration_is_accepted() -> None:
+    config = {"lr": 0.1, "data": {"crop": 4, "mean": (0.1, 0.2), "none": {}}, "odd": math.nan}
+    require_same(config, json.loads(json.dumps({**config, "odd": "nan"})), "run")
+    require_same(config, {**config, "device": "cuda", "lr": 0.2}, "run", free=("device", "lr"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lr": 0.2}, "it has lr 0.1, not 0.2;"),
+        ({"data": {"crop": 0, "flip": True}}, "it has data.crop 4, not 0;"),
+        ({"data": {"crop": 4, "flip": 1}}, "it has data.flip True, not 1;"),
+        ({"new": 1}, "it has new nothing, not 1;"),
+        ({"data": {}}, "data.crop 4, not nothing"),
+        ({str(i): i for i in range(8)}, "and 3 more"),
+    ],
+)
+def test_other_configuration_is_refused_by_field(change: dict[str, object], says: str) -> None:
+    stored = {"lr": 0.1, "data": {"crop": 4, "flip": True}}
+    with pytest.raises(ValueError, match=says) as caught:
+        require_same(stored, {**stored, **change}, "runs/one")
+    assert "in 'runs/one'" in str(caught.value)
+    assert "choose another folder" in str(caught.value)
+
+
+# Death at any moment
+
+TRAINS = """
+import sys, torch
+from normfree.train.run.run_folder import RunFolder
+run = RunFolder(sys.argv[1])
+with run.hold(resume=run.exists):
+    found = run.resume() if run.exists else None
+    step = found[1]["step"] if found else 0
+    total = found[0]["total"] if found else torch.zeros((), dtype=torch.int64)
+    print("ready", flush=True)
+    while step < 10**6:
+        step += 1
+        total += step
+        run.append({"step": step, "total": int(total)})
+        if step % 5 == 0:
+            run.save({"total": total}, {"step": step})
+"""
+
+
+def test_killed_runs_together_equal_one_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    run, command = RunFolder(tmp_path), [sys.executable, "-c", TRAINS, str(tmp_path)]
+    seen = 0
+    for more in (7, 23):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as child:
+            assert child.stdout
+            try:
+                assert child.stdout.readline() == b"ready\n"
+                deadline = time.monotonic() + 30
+                while len(run.read_metrics()) < seen + more and time.monotonic() < deadline:
+                    time.sleep(0.001)
+            finally:
+                child.kill()
+        seen = len(run.read_metrics())
+    records = run.read_metrics()
+    assert len(records) >= 30
+    assert records == [{"step": n, "total": n * (n + 1) // 2} for n in range(1, len(records) + 1)]
