@@ -159,11 +159,11 @@ def require_one_input(context: typer.Context) -> None:
 
 def folder_of(model: str) -> Path | None:
     """The folder of a run or a converted model, where an argument names one."""
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.train.run.loading import holds_model
 
     path = Path(model)
-    return path if path.is_dir() and (holds_model(path) or not is_ours(model)) else None
+    return path if path.is_dir() and (holds_model(path) or not is_model_name(model)) else None
 
 
 def require_model(model: str, verb: str) -> None:
@@ -210,13 +210,13 @@ def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | No
     import torch
 
     from normfree.models import build
-    from normfree.models.foreign import create, is_foreign
+    from normfree.models.foreign import create_model, is_foreign
     from normfree.models.weight_files import load_weights
 
     if is_foreign(model):
         with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
             torch.manual_seed(seed)
-            built: nn.Module = create(model)
+            built: nn.Module = create_model(model)
     else:
         built = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
     if checkpoint is not None:
@@ -233,7 +233,7 @@ def _moved(inputs: Any, device: torch.device) -> Any:
 
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Noise in the shape of what the model reads, or what a function of the user gives."""
-    from normfree.models.foreign import called, is_foreign, named_object
+    from normfree.models.foreign import call_factory, import_object, is_foreign
 
     if not example:
         return noise(model, shape, batch, seed)
@@ -241,10 +241,10 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
         raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
     import torch
 
-    found = named_object(example, "example")
+    found = import_object(example, "example")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return called(found, example) if callable(found) else found
+        return call_factory(found, example) if callable(found) else found
 
 
 def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
@@ -254,13 +254,13 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     """
     import torch
 
-    from normfree.models import find
+    from normfree.models import find_family
     from normfree.models.foreign import is_foreign
     from normfree.models.special_tokens import random_words
 
     generator = torch.Generator().manual_seed(seed)
     if _reads_words(model):
-        family = find(model)[0]
+        family = find_family(model)[0]
         return random_words(family.inputs, (batch, _length(shape) if shape else family.size), generator)
     if shape:
         parts: list[Any] = shape.lower().split("x")
@@ -272,15 +272,15 @@ def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
     elif is_foreign(model):
         sizes = [3, 224, 224]
     else:
-        sizes = [3, find(model)[0].size, find(model)[0].size]
+        sizes = [3, find_family(model)[0].size, find_family(model)[0].size]
     return torch.randn(batch, *sizes, generator=generator)
 
 
 def _reads_words(model: str) -> bool:
-    from normfree.models import find
+    from normfree.models import find_family
     from normfree.models.foreign import is_foreign
 
-    return not is_foreign(model) and find(model)[0].reads_tokens
+    return not is_foreign(model) and find_family(model)[0].reads_tokens
 
 
 def _length(shape: str) -> int:
@@ -308,10 +308,10 @@ def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
 
     A model by name says whether it reads words or numbers; to others whole numbers are words, but bytes are pixels.
     """
-    from normfree.models import find
+    from normfree.models import find_family
     from normfree.models.foreign import is_foreign
 
-    family = None if not model or is_foreign(model) else find(model)[0]
+    family = None if not model or is_foreign(model) else find_family(model)[0]
     tensors = _tensors(path)
     wanted = ["inputs", "decoder_inputs"] if family is not None and family.inputs == 2 else ["inputs"]
     for name in wanted:

@@ -18,7 +18,7 @@ from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
 from normfree.methods import get
 from normfree.methods.method import ONE
-from normfree.models import Stated, admits
+from normfree.models import BaseModel, admits
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.nn.weight_layers import WeightKind
 from normfree.plan import Branch, Layer, ResidualPlan
@@ -109,7 +109,7 @@ def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
     Another's model is there already when a method comes to it. None is sure that scales the sum itself, which needs a
     module around it, or that is not made for attention.
     """
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         return functools.partial(admits, model.name)
     skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
 

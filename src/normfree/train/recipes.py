@@ -51,9 +51,9 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
     Raises `ValueError` for an unknown recipe or field, naming the closest, and for a bad value.
     """
     if name not in _RECIPES:
-        from normfree.methods.registry import unknown  # here, because it loads torch
+        from normfree.theory.errors import unknown_name
 
-        raise unknown("recipe", name, _RECIPES)
+        raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name].make().with_changes(**changes)
 
 

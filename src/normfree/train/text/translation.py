@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.models.transformer import END, PAD, Transformer
+from normfree.models.special_tokens import END, PAD
+from normfree.models.transformer import Transformer
 from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
 
