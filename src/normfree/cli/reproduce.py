@@ -147,9 +147,9 @@ def _run(
 ) -> tuple[Claim, dict[str, Any], Judgement]:
     """Reproduce one claim and print its checks."""
     from normfree.cli.compare import default_jobs
+    from normfree.nn.devices import device_of
     from normfree.report import open_console
     from normfree.report.progress import progress
-    from normfree.train.engine.hardware import device_of
     from normfree_papers.claims.claim import Settings
     from normfree_papers.claims.reproduction import reproduce
     from normfree_papers.claims.run_cache import StoppedError, Trainings
