@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from normfree.cli.options import given, require_alone, require_either
+from normfree.extras import missing_package
 
 if TYPE_CHECKING:
     from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings
@@ -146,9 +147,9 @@ def _run(
 ) -> tuple[Claim, dict[str, Any], Judgement]:
     """Reproduce one claim and print its checks."""
     from normfree.cli.compare import default_jobs
+    from normfree.nn.devices import device_of
     from normfree.report import open_console
     from normfree.report.progress import progress
-    from normfree.train.engine.hardware import device_of
     from normfree_papers.claims.claim import Settings
     from normfree_papers.claims.reproduction import reproduce
     from normfree_papers.claims.run_cache import StoppedError, Trainings
@@ -212,7 +213,7 @@ def _print(
         if path.exists():
             console.print(str(path), markup=False)
         elif result.get("panels"):
-            console.print("no picture: it needs matplotlib; run: pip install 'normfree[plots]'", markup=False)
+            console.print(f"no picture: {missing_package('matplotlib', 'a plot')}", markup=False)
 
 
 def _list(out: Path, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
+from normfree.extras import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Status, Table
 
@@ -132,7 +133,7 @@ def render_page(page: Page) -> str:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ImportError as error:
-        raise ImportError("a page needs jinja2, which is not installed; run: pip install 'normfree[plots]'") from error
+        raise ImportError(missing_package("jinja2", "a page")) from error
     names = curve_names(page.all_panels)
     split = len(names) > len(COLOURS) * len(DASHES)
     script = _asset("page.js")

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from normfree.extras import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
 from normfree.report.ticks import log_labels, log_range, log_ticks, separate_thousands, set_names, set_positions
 
@@ -74,9 +75,7 @@ def write_plot(
     try:
         from matplotlib import style
     except ImportError as error:
-        raise ImportError(
-            "a plot needs matplotlib, which is not installed; run: pip install 'normfree[plots]'"
-        ) from error
+        raise ImportError(missing_package("matplotlib", "a plot")) from error
     drawing = io.BytesIO()  # so that a failure leaves no half-written file
     with style.context(["default", _STYLE]):
         figure = _figure(panels, title, min(columns, len(panels)), widths)

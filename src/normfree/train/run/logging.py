@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normfree.extras import missing_package
 from normfree.files import explained
 from normfree.report.learning import draw_learning
 from normfree.train.run.run_folder import RunFolder
@@ -35,9 +36,7 @@ class EventLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(
-                f"expected tensorboard for tensorboard=true ({error}); pip install 'normfree[tracking]'"
-            ) from None
+            raise ValueError(missing_package("tensorboard", "tensorboard=true")) from error
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
