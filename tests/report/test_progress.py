@@ -176,7 +176,7 @@ def test_numbers_leave_out_what_is_not_known() -> None:
 
 
 def test_import_leaves_rich_alone() -> None:
-    modules = "normfree.report.progress, normfree.report.learning"
+    modules = "normfree.report.progress, normfree.report.training_curves"
     code = f"import sys, {modules}; sys.exit(bool({{'rich', 'matplotlib'}} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
