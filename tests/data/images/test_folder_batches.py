@@ -180,7 +180,7 @@ def copied(root: Path, place: Path) -> Path:
 
 
 def test_workers_are_no_more_than_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.data.images.folder_batches.own_cores", lambda: 1)
+    monkeypatch.setattr("normfree.data.images.folder_batches.available_cores", lambda: 1)
     made = stream(root, workers=3)
     made.batch(0)
     assert made._loader is not None

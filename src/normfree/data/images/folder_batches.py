@@ -17,7 +17,7 @@ from normfree.data.images.augment import Augmentation, augment, cutout, draw, no
 from normfree.data.images.image_batches import Batch, check_ranks, check_split, laid_out
 from normfree.data.images.image_folder import Folder, Pictures, Request
 from normfree.data.images.mixup import mix, share_table, shares, shifts
-from normfree.provenance import own_cores
+from normfree.provenance import available_cores
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -40,7 +40,7 @@ def _loader(pictures: Pictures, requests: Any, workers: int, device: torch.devic
 
     Such a process, one of many runs at once, may have no children, and the other runs keep the cores busy.
     """
-    workers = 0 if multiprocessing.current_process().daemon else min(workers, own_cores())
+    workers = 0 if multiprocessing.current_process().daemon else min(workers, available_cores())
     return DataLoader(
         pictures,
         batch_sampler=requests,
