@@ -8,7 +8,8 @@ from __future__ import annotations
 from normfree.report.panels import Curve, Level, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -45,38 +46,41 @@ def _depth_checks(scale: Scale) -> list[Check]:
     for depth in _DEPTHS[scale]:
         for method in ("Fixup", "batch norm", *([_SLOW] if depth >= _SLOW_FROM else [])):
             checks.append(
-                Check(
-                    name=f"accuracy, {method}, {depth:,} layers",
-                    statement=f"{method} trains {depth:,} layers in the first epoch, to an accuracy in % of",
+                expect(
+                    f"accuracy, {method}, {depth:,} layers",
                     paper="a plot; it trains" if method != _SLOW else None,
                     low=25.0,
-                    why="only a plot: well above the 10 % of chance; Fixup reached 35 to 38 % at 100 and 1,000 layers "
-                    "before" + ("; this rate of the scalars is ours" if method == _SLOW else ""),
                     main=method == "Fixup",
                     scale=scale,
+                ).says(
+                    f"{method} trains {depth:,} layers in the first epoch, to an accuracy in % of",
+                    why="only a plot: well above the 10 % of chance; Fixup reached 35 to 38 % at 100 and 1,000 layers "
+                    "before" + ("; this rate of the scalars is ours" if method == _SLOW else ""),
                 )
             )
             if method != "batch norm":
                 checks.append(
-                    Check(
-                        name=f"{method} - batch norm, {depth:,} layers",
-                        statement=f"{method} matches batch norm at {depth:,} layers, in points of accuracy",
+                    expect(
+                        f"{method} - batch norm, {depth:,} layers",
                         paper="matches" if method == "Fixup" else None,
                         low=-10.0,
-                        why="only a plot: at most 10 points below, since accuracies of a first epoch move by points "
-                        "from seed to seed",
                         main=method == "Fixup",
                         scale=scale,
+                    ).says(
+                        f"{method} matches batch norm at {depth:,} layers, in points of accuracy",
+                        why="only a plot: at most 10 points below, since accuracies of a first epoch move by points "
+                        "from seed to seed",
                     )
                 )
         checks += [
-            Check(
-                name=f"accuracy, {method}, {depth:,} layers",
-                statement=f"{method} does not train {depth:,} layers at this rate, its accuracy in % is",
+            expect(
+                f"accuracy, {method}, {depth:,} layers",
                 paper="not able to train past 100 layers",
                 high=DEAD,
-                why="the text; twice chance",
                 scale=scale,
+            ).says(
+                f"{method} does not train {depth:,} layers at this rate, its accuracy in % is",
+                why="the text; twice chance",
             )
             for method in ("LSUV", "√½ scaling")
             if depth > 100

@@ -9,7 +9,8 @@ from typing import Any
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -41,36 +42,24 @@ def _resnet_rows(scale: Scale) -> dict[str, TrainConfig]:
 
 
 def _printed_check(row: str, paper: float, slack: float, why: str, *, main: bool = True) -> Check:
-    return Check(
-        name=f"test error, {row}",
-        statement=f"test error of {row}, in %",
+    return expect(
+        f"test error, {row}",
         paper=paper,
         low=round(paper - slack, 2),
         high=round(paper + slack, 2),
-        why=why,
         main=main,
         scale="full",
-    )
+    ).says(f"test error of {row}, in %", why=why)
 
 
 def _quick_checks(model: str, statement: str, paper: str) -> tuple[Check, Check]:
     """That Fixup is near batch norm; and that it trains, or two networks that both die would count as equally good."""
     return (
-        Check(
-            name=f"{model}: test error, Fixup",
-            statement="Fixup trains, its test error in % is",
-            paper="trains",
-            high=100 - DEAD,
-            why="more than twice chance in accuracy",
-            scale="quick",
+        expect(f"{model}: test error, Fixup", paper="trains", high=100 - DEAD, scale="quick").says(
+            "Fixup trains, its test error in % is", why="more than twice chance in accuracy"
         ),
-        Check(
-            name=f"{model}: Fixup - batch norm",
-            statement=statement,
-            paper=paper,
-            high=5.0,
-            why="chosen for a run of 5 epochs on 6,000 images",
-            scale="quick",
+        expect(f"{model}: Fixup - batch norm", paper=paper, high=5.0, scale="quick").says(
+            statement, why="chosen for a run of 5 epochs on 6,000 images"
         ),
     )
 
@@ -90,43 +79,28 @@ _TWO_SIGMA = "no spread is printed; two standard deviations of an error counted 
     checks=(
         _printed_check("Fixup", 7.24, 0.5, f"{_TWO_SIGMA} 0.5"),
         _printed_check("batch norm", 6.61, 0.5, f"{_TWO_SIGMA} 0.5"),
-        Check(
-            name="Fixup - batch norm",
-            statement="Fixup's error lies above batch norm's, in points",
-            paper=0.63,
-            low=0.0,
-            why="the order of the table",
-            scale="full",
+        expect("Fixup - batch norm", paper=0.63, low=0.0, scale="full").says(
+            "Fixup's error lies above batch norm's, in points", why="the order of the table"
         ),
         _printed_check(
             "Xavier, small rate", 7.78, 1.0, "twice that of the others, as the rate is not given", main=False
         ),
-        Check(
-            name="Xavier - Fixup",
-            statement="Xavier's error at a small rate lies above Fixup's, in points",
-            paper=0.54,
-            low=0.0,
+        aside("Xavier - Fixup", paper=0.54, low=0.0, scale="full").says(
+            "Xavier's error at a small rate lies above Fixup's, in points",
             why="the order of the table; the rate is chosen, so an aside",
-            main=False,
-            scale="full",
         ),
-        Check(
-            name="accuracy, Xavier, rate 0.01",
-            statement="Xavier does not train at a tenth of the rate, its accuracy in % is",
-            paper="fails to train",
-            high=DEAD,
+        aside("accuracy, Xavier, rate 0.01", paper="fails to train", high=DEAD, scale="full").says(
+            "Xavier does not train at a tenth of the rate, its accuracy in % is",
             why="the text of section 4.2; twice chance",
-            main=False,
-            scale="full",
         ),
-        Check(
-            name="training accuracy, Fixup - batch norm",
-            statement="Fixup fits the training images as well as batch norm, in points",
+        aside(
+            "training accuracy, Fixup - batch norm",
             paper="the gap is due to regularization rather than optimization",
             low=-0.5,
-            why="the text of section 4.2; half a point of slack",
-            main=False,
             scale="full",
+        ).says(
+            "Fixup fits the training images as well as batch norm, in points",
+            why="the text of section 4.2; half a point of slack",
         ),
         *_quick_checks(
             "ResNet-20",
@@ -197,29 +171,18 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     cost=Cost(quick_seconds=85, full_seconds=290, device="gpu"),
     checks=(
         *(
-            Check(
-                name=f"{better} - {worse}",
-                statement=f"{words}: training accuracy of {better} less that of {worse}, in points",
-                paper="a plot; above 0",
-                low=2.0,
+            expect(f"{better} - {worse}", paper="a plot; above 0", low=2.0).says(
+                f"{words}: training accuracy of {better} less that of {worse}, in points",
                 why="only a plot: nine times the sampling error of a share of 50,000 images, three times that of 6,000",
             )
             for (better, worse), words in _LOSES.items()
         ),
-        Check(
-            name="training accuracy, 10 × scale, no bias",
-            statement="training fails at 10 times the scale, its accuracy in % is",
-            paper="fails",
-            high=DEAD,
-            why="the text of appendix C.1; twice chance",
+        expect("training accuracy, 10 × scale, no bias", paper="fails", high=DEAD).says(
+            "training fails at 10 times the scale, its accuracy in % is", why="the text of appendix C.1; twice chance"
         ),
-        Check(
-            name="Fixup - batch norm",
-            statement="Fixup learns as fast as batch norm, in points of training accuracy",
-            paper="converges as fast",
-            low=-10.0,
+        aside("Fixup - batch norm", paper="converges as fast", low=-10.0).says(
+            "Fixup learns as fast as batch norm, in points of training accuracy",
             why="the text of section 4.2; at most 10 points below in a third epoch",
-            main=False,
         ),
     ),
     seeds=1,
@@ -263,19 +226,12 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     checks=(
         _printed_check("Fixup", 2.3, 0.3, f"{_TWO_SIGMA} 0.3"),
         _printed_check("batch norm", 2.5, 0.3, f"{_TWO_SIGMA} 0.3"),
-        Check(
-            name="Fixup - batch norm",
-            statement="Fixup's error is not above batch norm's, in points",
-            paper=-0.2,
-            high=0.3,
+        expect("Fixup - batch norm", paper=-0.2, high=0.3, scale="full").says(
+            "Fixup's error is not above batch norm's, in points",
             why="competitive, the text says; two standard deviations of an error counted on 10,000 images",
-            scale="full",
         ),
-        Check(
-            name="SVHN: Fixup - batch norm",
-            statement="on SVHN with WRN-16-12 neither, in points",
-            paper=0.0,
-            high=0.2,
+        expect("SVHN: Fixup - batch norm", paper=0.0, high=0.2).says(
+            "on SVHN with WRN-16-12 neither, in points",
             why="both print 1.4 %; two standard deviations of an error counted on 26,000 images",
             lacks="SVHN",
         ),
