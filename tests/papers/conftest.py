@@ -7,7 +7,7 @@ import pytest
 from normfree.comparison import scheduling as runs
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig, fit
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
 Make = Callable[..., Claim]

@@ -12,8 +12,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, mean, minus, over, values_of
-from normfree_papers.claims.sweeps import Sweep, held_out
+from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, Sweep, held_out, mean, minus, over, values_of
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}

@@ -20,13 +20,13 @@ from normfree_papers.claims.seed_metrics import (
     beside_paper,
     each,
     error,
+    held_out,
     learning,
     mean,
     minus,
     train_rows,
     values_of,
 )
-from normfree_papers.claims.sweeps import held_out
 
 _INITIALIZATIONS = {
     "proposed": "wn",

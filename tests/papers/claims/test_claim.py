@@ -8,18 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from normfree_papers.claims.claim import (
-    PAPERS,
-    Check,
-    Claim,
-    Cost,
-    Measurement,
-    Settings,
-    all_claims,
-    get,
-    judge,
-    register,
-)
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, judge
+from normfree_papers.claims.registry import PAPERS, all_claims, get, register
 
 MAIN = Check(name="main", statement="between 1 and 2", paper=1.5, low=1.0, high=2.0, why="the text")
 ASIDE = Check(name="aside", statement="at least 3", low=3.0, why="the plot", main=False)

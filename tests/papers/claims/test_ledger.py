@@ -17,9 +17,10 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
-from normfree_papers.claims.claim import PAPERS, Check, Claim, Cost, all_claims, judge
+from normfree_papers.claims.claim import Check, Claim, Cost, judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
 from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.storage import result_path
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from normfree.cli import main
-from normfree_papers.claims.claim import PAPERS, Check, Measurement, Settings, all_claims
+from normfree_papers.claims.claim import Check, Measurement, Settings
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import draw, redraw, reproduce
 from normfree_papers.claims.reproduction import run as run_claim
 from normfree_papers.claims.storage import result_path
