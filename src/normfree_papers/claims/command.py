@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from normfree.files import plain_json
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
 from normfree.train.engine.hardware import device_of
-from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings
+from normfree_papers.claims.claim import Claim, Judgement, Scale
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
     MARKS,
@@ -24,11 +25,10 @@ from normfree_papers.claims.ledger_entries import (
     rough_duration,
 )
 from normfree_papers.claims.registry import get
-from normfree_papers.claims.reproduction import redraw, reproduce_from
-from normfree_papers.claims.run_cache import RunCache, StoppedError
-from normfree_papers.claims.storage import Result, result_path, stored
+from normfree_papers.claims.reproduction import redraw, reproduce_with_runs
+from normfree_papers.claims.run_cache import StoppedError
+from normfree_papers.claims.storage import Result, result_path
 
-WORK = Path("runs/claims")  # runs in progress, with their checkpoints
 _SHOWN = 5  # the number of missing runs that are named
 _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
 
@@ -71,22 +71,21 @@ def run(options: Options) -> int:
         return 2  # as for normfree alone
     if options.only and (untrained := [claim.id for claim in claims if not claim.needs_training]):
         raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
-    messages = open_console(stderr=True)
     if options.draw:
         count = _redraw(options.out, claims)
-        messages.print(f"drew {count} picture{'s' if count != 1 else ''} in {options.out}", markup=False)
+        _message(f"drew {count} picture{'s' if count != 1 else ''} in {options.out}")
     judged: list[tuple[Claim, Result, Judgement]] = []
     for claim in () if options.draw else claims:
         try:
             judged.append((claim, *_reproduce(claim, options)))
         except StoppedError as stopped:
-            messages.print("stopped; the runs so far are kept, and the same command continues")
+            _message("stopped; the runs so far are kept, and the same command continues")
             return 128 + stopped.signal
     if options.as_json and judged:
         print(json.dumps([_record(*one) for one in judged], indent=1, ensure_ascii=False))
     for path in options.files:
         write_ledger(path, options.out, claims or None)
-        messages.print(f"wrote {path}", markup=False)
+        _message(f"wrote {path}")
     names = [name for _, result, _ in judged for name in result.get("runs", ())]
     for part in options.only or ():
         if not any(part in name for name in names):
@@ -100,12 +99,14 @@ def _note_missing_results(options: Options, claims: Sequence[Claim]) -> None:
         return
     costs = [f"{claim.id} takes about {cost_of(claim, options.scale)}" for claim in claims]
     running = f" to run, {'; '.join(costs)};" if costs else ""
-    open_console(stderr=True).print(
+    _message(
         f"note: no stored results in '{options.out}';{running} the repository has them: run there, or name its results "
-        "folder with --out",
-        markup=False,
-        soft_wrap=True,
+        "folder with --out"
     )
+
+
+def _message(text: str) -> None:
+    open_console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
 def _redraw(out: Path, claims: Sequence[Claim]) -> int:
@@ -123,27 +124,22 @@ def _reproduce(claim: Claim, options: Options) -> tuple[Result, Judgement]:
     device = options.device or ("auto" if only else "cpu")
     if options.device is not None:
         device_of(device)  # refuses a device that is not there
-    before = None if options.again else stored(options.out, claim, options.scale)
-    if options.seeds:
-        seeds = tuple(range(options.seeds))
-    else:  # a stored result with other seeds is good enough
-        seeds = tuple(before["seeds"]) if before else claim.seeds_at(options.scale)
+    start = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(claim.id) as update:
-        runs = RunCache(
-            options.out / "runs",
-            WORK,
+        result, judgement = reproduce_with_runs(
+            claim,
+            scale=options.scale,
+            seeds=options.seeds,
             device=device,
             data=options.data,
-            jobs=options.jobs or default_jobs(device),
+            out=options.out,
+            again=options.again,
+            jobs=1 if only == () else options.jobs or default_jobs(device),
             only=only,
             progress=update,
         )
-        settings = Settings(
-            scale=options.scale, seeds=seeds, device=device, data=options.data, progress=update, runs=runs
-        )
-        result, judgement = reproduce_from(before, claim, settings, options.out)
     if not options.as_json:
-        _print(claim, result, judgement, options, is_stored=result is before)
+        _print(claim, result, judgement, options, is_stored=result["date"] < start)
     return result, judgement
 
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from normfree.files import explained, replacing, write_json
-from normfree_papers.claims.claim import SCALES, Claim, Judgement, Scale, Settings, judge
+from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
+from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.storage import (
     Result,
     collect,
@@ -23,6 +24,7 @@ from normfree_papers.claims.storage import (
 )
 
 RESULTS = Path("results")
+WORK = Path("runs/claims")  # runs in progress, with their checkpoints
 
 
 def reproduce(
@@ -49,14 +51,45 @@ def reproduce(
     """
     claim = get(claim_id)
     settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
-    before = None if again else stored(out, claim, settings.scale)
-    return reproduce_from(before, claim, settings, out)
+    return _reproduce(claim, settings, out, None if again else stored(out, claim, settings.scale))
 
 
-def reproduce_from(
-    before: Result | None, claim: Claim, settings: Settings, out: str | Path
+def reproduce_with_runs(
+    claim: Claim,
+    *,
+    scale: Scale,
+    seeds: int | None,
+    device: str,
+    data: Path,
+    out: Path,
+    again: bool,
+    jobs: int,
+    only: Sequence[str] | None,
+    progress: Progress,
 ) -> tuple[Result, Judgement]:
-    """As `reproduce`, with the stored result already read."""
+    """As `reproduce`, with the training runs below `out`; without `seeds`, a stored result of any seeds is used.
+
+    Args:
+        claim: The claim.
+        jobs: Training runs at a time.
+        only: The runs that may be trained, as for `RunCache`.
+        progress: Called with the steps done, the number of steps, and the name of the next step.
+
+    Raises:
+        StoppedError: after SIGINT or SIGTERM; the same call continues.
+    """
+    before = None if again else stored(out, claim, scale)
+    if seeds is not None:
+        chosen = tuple(range(seeds))
+    else:
+        chosen = tuple(before["seeds"]) if before is not None else claim.seeds_at(scale)
+    runs = RunCache(out / "runs", WORK, device=device, data=data, jobs=jobs, only=only, progress=progress)
+    settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=progress, runs=runs)
+    return _reproduce(claim, settings, out, before)
+
+
+def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result | None) -> tuple[Result, Judgement]:
+    """Run a claim unless the stored result `before` is whole and of these seeds, store the result, and judge it."""
     if before is not None and tuple(before["seeds"]) != settings.seeds:
         before = None
     result = before if before is not None and is_whole(before) else run(claim, settings, before)
