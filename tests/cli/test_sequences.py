@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from normfree.cli import main
-from normfree.cli.diagnose import noise
 from normfree.diagnostics import diagnose
+from normfree.diagnostics.named_models import random_inputs
 from normfree.models import build
 
 Run = Callable[..., tuple[int, str, str]]
@@ -53,7 +53,7 @@ def test_diagnose_takes_models_of_sequences(run: Run, name: str) -> None:
 
 
 def test_gradient_is_put_on_a_memory_that_nothing_reads_yet() -> None:
-    given = noise(NAMES[0], "", 4, 0)
+    given = random_inputs(NAMES[0], batch=4)
     fixup = diagnose(build(NAMES[0], "fixup", generator=torch.Generator().manual_seed(0)), given)
     assert fixup.signal.injected == "output, memory"
     assert fixup.verdict.status == "preserved"

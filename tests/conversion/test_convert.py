@@ -284,7 +284,7 @@ class Odd(Block):
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is no normalizer we know"),
         (network(1), "batchnorm", r"nothing to convert to"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
-        (network(1), "fixup:branches=false", r"takes the branches away"),
+        (network(1), "fixup:branches=false", r"removes the branches"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_by_name(model: nn.Module, method: str, message: str) -> None:

@@ -147,7 +147,7 @@ def test_render_page_without_a_script_shows_tables() -> None:
 
 def test_render_page_without_jinja2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"needs jinja2, which is not installed; run: .*normfree\[plots\]"):
+    with pytest.raises(ImportError, match=r"needs jinja2, which is not installed; .*run: pip install '\.\[plots\]'"):
         render_page(PAGE)
 
 

@@ -180,7 +180,7 @@ def test_report_loads_no_matplotlib_before_it_is_needed() -> None:
 
 def test_write_plot_without_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"needs matplotlib, which is not installed; run: .*normfree\[plots\]"):
+    with pytest.raises(ImportError, match=r"needs matplotlib, which is not installed; .*: pip install '\.\[plots\]'"):
         write_plot(PANELS, tmp_path / "plot.png")
 
 

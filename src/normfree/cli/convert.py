@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.diagnose import Example, example_inputs, network, require_model, require_one_input
+from normfree.cli.diagnose import Example, example_inputs, require_model, require_one_input
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     import torch
 
     from normfree.conversion import convert, fold_batchnorm
+    from normfree.diagnostics.named_models import build_by_name
     from normfree.graph import discover
 
-    before = network(model, "", None, checkpoint, seed)
+    before = build_by_name(model, checkpoint=checkpoint, seed=seed)
     names = (f"{model}, before", f"{model}, {method or 'folded'}")
     if method:
         generator = torch.Generator().manual_seed(seed)

@@ -11,11 +11,9 @@ from normfree.cli.options import DEVICE, require_either
 from normfree.cli.plugins import Plugins, load_plugins
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from normfree.diagnostics.diagnosis import Diagnosis
-    from normfree.methods import Batch
 
 STATUSES = ("growing", "vanishing", "exploding", "dead branch")
 
@@ -79,11 +77,19 @@ def diagnose_model(
     import torch
 
     from normfree.diagnostics import diagnosis as room
+    from normfree.diagnostics.named_models import (
+        build_by_name,
+        read_batch,
+        reads_tokens,
+        sequence_length,
+        shape_options,
+        to_device,
+    )
     from normfree.models.foreign import is_foreign
+    from normfree.nn.devices import device_of
     from normfree.report.progress import progress
     from normfree.report.tables import print_table
     from normfree.report.terminal import open_console
-    from normfree.train.engine.hardware import device_of
 
     load_plugins(plugin)
     if fail_on and fail_on not in STATUSES:
@@ -113,11 +119,11 @@ def diagnose_model(
     targets: Tensor | None = None
     name = model if folder is None else _name_in(folder)
     if data is not None:
-        inputs, targets = _read(data, name)
-    elif folder is not None and not example and (not shape or _reads_words(name)):
+        inputs, targets = read_batch(data, name)
+    elif folder is not None and not example and (not shape or reads_tokens(name)):
         from normfree.train.run.loading import noise_for
 
-        inputs = noise_for(folder, batch=batch, length=_length(shape) if shape else None, seed=seed)
+        inputs = noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed)
     else:
         inputs = example_inputs(name, example, shape, batch, seed)
     found: list[Diagnosis] = []
@@ -125,11 +131,15 @@ def diagnose_model(
         label = spec or model
         with progress(f"diagnosing {label}"):
             try:
-                built = network(model, spec, inputs, checkpoint, seed) if folder is None else _loaded(folder)
+                built = (
+                    build_by_name(model, spec, inputs=inputs, checkpoint=checkpoint, seed=seed)
+                    if folder is None
+                    else _loaded(folder)
+                )
                 built.train(not evaluate)
                 built.to(place)
                 generator = torch.Generator().manual_seed(seed)
-                moved = _moved(inputs, place), None if targets is None else targets.to(place)
+                moved = to_device(inputs, place), None if targets is None else targets.to(place)
                 found.append(room.diagnose(built, *moved, name=label, generator=generator))
             except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
                 raise ValueError(
@@ -143,7 +153,7 @@ def diagnose_model(
         print_table(room.table(found), console)
         console.print(room.summary(*found), highlight=False, markup=False)
         if data is None and not example:
-            console.print(f"(the input was noise: {shape_of(inputs)})", highlight=False, markup=False)
+            console.print(f"(the input was noise: {shape_options(inputs)})", highlight=False, markup=False)
     for path in out or []:
         room.save(found, path, title=f"Signal propagation in {model}")
         open_console(stderr=True).print(f"wrote {path}")
@@ -159,11 +169,13 @@ def require_one_input(context: typer.Context) -> None:
 
 def folder_of(model: str) -> Path | None:
     """The folder of a run or a converted model, where an argument names one."""
+    path = Path(model)
+    if not path.is_dir():
+        return None
     from normfree.models import is_ours
     from normfree.train.run.loading import holds_model
 
-    path = Path(model)
-    return path if path.is_dir() and (holds_model(path) or not is_ours(model)) else None
+    return path if holds_model(path) or not is_ours(model) else None
 
 
 def require_model(model: str, verb: str) -> None:
@@ -205,142 +217,13 @@ def _loaded(folder: Path) -> nn.Module:
     return load(folder)
 
 
-def network(model: str, method: str, inputs: Batch | None, checkpoint: Path | None, seed: int) -> nn.Module:
-    """The model, built here or by others, with the checkpoint's weights."""
-    import torch
-
-    from normfree.models import build
-    from normfree.models.foreign import create, is_foreign
-    from normfree.models.weight_files import load_weights
-
-    if is_foreign(model):
-        with torch.random.fork_rng(devices=[]):  # other people's constructors draw from the global generator
-            torch.manual_seed(seed)
-            built: nn.Module = create(model)
-    else:
-        built = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
-    if checkpoint is not None:
-        load_weights(checkpoint, built)
-    return built
-
-
-def _moved(inputs: Any, device: torch.device) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map
-
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, inputs)
-
-
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Noise in the shape of what the model reads, or what a function of the user gives."""
-    from normfree.models.foreign import called, is_foreign, named_object
+    from normfree.diagnostics.named_models import inputs_from_function, random_inputs
+    from normfree.models.foreign import is_foreign
 
     if not example:
-        return noise(model, shape, batch, seed)
+        return random_inputs(model, shape, batch=batch, seed=seed)
     if not is_foreign(model):
         raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
-    import torch
-
-    found = named_object(example, "example")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return called(found, example) if callable(found) else found
-
-
-def noise(model: str, shape: str, batch: int, seed: int) -> Batch:
-    """N(0, 1) numbers in a shape such as 3x32x32; where none is given, in that of the images the model is for.
-
-    A model of sequences gets random words of its default vocabulary, in sequences of the given length.
-    """
-    import torch
-
-    from normfree.models import find
-    from normfree.models.foreign import is_foreign
-    from normfree.models.special_tokens import random_words
-
-    generator = torch.Generator().manual_seed(seed)
-    if _reads_words(model):
-        family = find(model)[0]
-        return random_words(family.inputs, (batch, _length(shape) if shape else family.size), generator)
-    if shape:
-        parts: list[Any] = shape.lower().split("x")
-        if not all(part.isdigit() and int(part) > 0 for part in parts):
-            raise ValueError(
-                f"expected --input such as 3x224x224, got '{shape}'; write whole numbers from 1 on with x between them"
-            )
-        sizes = [int(part) for part in parts]
-    elif is_foreign(model):
-        sizes = [3, 224, 224]
-    else:
-        sizes = [3, find(model)[0].size, find(model)[0].size]
-    return torch.randn(batch, *sizes, generator=generator)
-
-
-def _reads_words(model: str) -> bool:
-    from normfree.models import find
-    from normfree.models.foreign import is_foreign
-
-    return not is_foreign(model) and find(model)[0].reads_tokens
-
-
-def _length(shape: str) -> int:
-    if not (shape.isdigit() and int(shape) > 0):
-        raise ValueError(f"expected --input to be the length of a sequence, such as 32, got '{shape}'")
-    return int(shape)
-
-
-def shape_of(inputs: Any) -> str:
-    """The shape of inputs, as --batch and --input would say it.
-
-    >>> import torch
-    >>> shape_of(torch.zeros(8, 3, 32, 32))
-    '--batch 8 --input 3x32x32'
-    """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-    return f"--batch {first.shape[0]} --input {'x'.join(map(str, first.shape[1:]))}"
-
-
-def _read(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
-    """The batch in a file; of a model that reads two sequences, they are 'inputs' and 'decoder_inputs'.
-
-    A model by name says whether it reads words or numbers; to others whole numbers are words, but bytes are pixels.
-    """
-    from normfree.models import find
-    from normfree.models.foreign import is_foreign
-
-    family = None if not model or is_foreign(model) else find(model)[0]
-    tensors = _tensors(path)
-    wanted = ["inputs", "decoder_inputs"] if family is not None and family.inputs == 2 else ["inputs"]
-    for name in wanted:
-        if name not in tensors:
-            raise ValueError(f"expected a tensor '{name}' in '{path}', got {', '.join(tensors) or 'nothing'}")
-    found = [tensors[name] for name in wanted]
-    if family is not None:
-        found = [t.long() if family.reads_tokens else t.float() for t in found]
-    return found[0] if len(found) == 1 else tuple(found), tensors.get("targets")
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    import numpy as np
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise ValueError(f"expected a batch at '{path}', found none")
-    if path.suffix == ".npy":
-        try:
-            array = np.load(path, allow_pickle=False)
-            words = array.dtype.kind in "iu" and array.dtype != np.uint8
-            return {"inputs": torch.from_numpy(array.astype(np.int64 if words else np.float32))}
-        except (ValueError, TypeError, EOFError) as error:
-            raise ValueError(f"expected numbers in '{path}': {error}") from error
-    if path.suffix != ".safetensors":
-        raise ValueError(f"expected --data to end in .safetensors or .npy, got '{path.name}'")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    return inputs_from_function(example, seed=seed)

@@ -168,8 +168,8 @@ def continue_lines(
 
 def _opened(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
     """The configuration, vocabulary and model of a run on one kind of `data`; refuses one on another."""
+    from normfree.nn.devices import device_of
     from normfree.train import load, read_config
-    from normfree.train.engine.hardware import device_of
     from normfree.train.run.loading import load_vocabulary
 
     config = read_config(run)

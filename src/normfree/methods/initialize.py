@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from normfree.methods.init_context import Batch, Site
 from normfree.methods.method import Method
 from normfree.methods.registry import get
-from normfree.nn.model_state import undone_on_error
+from normfree.nn.model_state import restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual
 from normfree.nn.scalar_wrapping import scalars_of
@@ -48,7 +48,7 @@ def initialize_(
             )
     site = Site(model, plan, generator, example)
     _check(site, method)
-    with undone_on_error(model):
+    with restored_on_error(model):
         _write_(site, method)
     return model
 

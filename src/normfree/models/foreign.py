@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.extras import install_command
 from normfree.methods import unknown
 
 
@@ -34,7 +35,7 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
         raise ValueError(f"expected a model such as 'torchvision:resnet50' or 'package.module:factory', got '{name}'")
     asked = {} if classes is None else {"num_classes": classes}
     if source in ("torchvision", "timm"):
-        library = _import("timm" if source == "timm" else "torchvision.models", name, "install normfree[vision]")
+        library = _import("timm" if source == "timm" else "torchvision.models", name, install_command("vision"))
         known = library.list_models()
         if target not in known:
             raise unknown(f"model of {source}", target, known)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from normfree.cli.compare import default_jobs
+from normfree.extras import missing_package
 from normfree.files import plain_json
+from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
-from normfree.train.engine.hardware import device_of
 from normfree_papers.claims.claim import Claim, Judgement, Scale
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
@@ -171,7 +172,7 @@ def _print(claim: Claim, result: Result, judgement: Judgement, options: Options,
         if path.exists():
             console.print(str(path), markup=False)
         elif result.get("panels"):
-            console.print("no picture: it needs matplotlib; run: pip install 'normfree[plots]'", markup=False)
+            console.print(f"no picture: {missing_package('matplotlib', 'a plot')}", markup=False)
 
 
 def _list(options: Options) -> None:

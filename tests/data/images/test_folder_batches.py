@@ -222,9 +222,7 @@ def test_hidden_files_and_folders_are_no_images(root: Path, tmp_path: Path) -> N
 
 def test_folder_without_pillow_is_refused_when_it_is_opened(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(
-        ValueError, match=r"^expected pillow, which reads an image folder, found none; run: pip install"
-    ):
+    with pytest.raises(ValueError, match=r"^reading an image folder needs pillow, .*; .*run: pip install"):
         read_folder(root)
 
 

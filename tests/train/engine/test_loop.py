@@ -247,7 +247,7 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"device": "toaster"}, "expected a device such as cpu or cuda, got 'toaster'"),
         ({"model": "resnet9"}, "expects a depth"),
         ({"method": "fixupp"}, "fixup"),
-        ({"tensorboard": True}, r"pip install 'normfree\[tracking\]'"),
+        ({"tensorboard": True}, r"pip install '\.\[tracking\]'"),
         ({"dropout": 0.1}, r"expected dropout=0\.0 for images, where it changes nothing, got 0\.1; leave it out"),
         ({"beam": 3}, "expected beam=5 for images"),
         (

@@ -31,7 +31,7 @@ def test_run_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def missing(*_: Any) -> None:
         raise ImportError("no matplotlib")
 
-    monkeypatch.setattr(curves, "draw_learning", missing)
+    monkeypatch.setattr(curves, "draw_training_curves", missing)
     assert write_curves(logged(tmp_path), "x") is None
 
 
@@ -73,7 +73,7 @@ def test_log_gets_every_number_once(tmp_path: Path, written: list[Any]) -> None:
 
 def test_missing_tensorboard_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"pip install 'normfree\[tracking\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[tracking\]'"):
         EventLog(tmp_path)
 
 

@@ -161,5 +161,5 @@ def test_bleu_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         return load(name, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r"expected sacrebleu.*pip install 'normfree\[text\]'"):
+    with pytest.raises(ValueError, match=r"needs sacrebleu.*pip install '\.\[text\]'"):
         translating.bleu(["a"], ["a"])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from normfree.data.images.image_set import Split
+from normfree.extras import missing_package
 
 _REMEDY = "fetch the file again"
 # A pickle of an array names these and nothing else; the entries are handed out without importing what a pickle names.
@@ -82,9 +83,7 @@ def read_mat(path: Path, classes: int = 10) -> Split:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise ValueError(
-            f"expected scipy, which reads '{path.name}', found none; run: pip install 'normfree[data]'"
-        ) from error
+        raise ValueError(missing_package("scipy", f"reading '{path.name}'")) from error
     try:
         content = loadmat(str(path), variable_names=["X", "y"])
         pixels, labels = content["X"], content["y"].reshape(-1)
@@ -98,13 +97,11 @@ def read_mat(path: Path, classes: int = 10) -> Split:
 
 
 def require_pillow(what: str) -> None:
-    """Raise `ValueError`, which says what is read by it, if pillow is missing."""
+    """Raise `ValueError` if pillow, which reads `what`, is not installed."""
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise ValueError(
-            f"expected pillow, which reads {what}, found none; run: pip install 'normfree[data]'"
-        ) from error
+        raise ValueError(missing_package("pillow", f"reading {what}")) from error
 
 
 def read_idx(images: Path, labels: Path, classes: int = 10) -> Split:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from normfree.extras import missing_package
 from normfree.files import explained, replacing
 from normfree.models.special_tokens import END, PAD, SPECIAL, START, UNKNOWN
 
@@ -65,7 +66,7 @@ class Vocabulary:
         Raises:
             ValueError: if the text does not have so many subwords, has more characters, or sentencepiece is missing.
         """
-        sentencepiece = _sentencepiece("trains a vocabulary")
+        sentencepiece = _sentencepiece("training a vocabulary")
         if size <= SPECIAL or not 0 < coverage <= 1:
             raise ValueError(f"expected more than {SPECIAL} tokens and a coverage in (0, 1], got {size} and {coverage}")
         kept = [line for line in lines if line.strip()]
@@ -116,7 +117,9 @@ class Vocabulary:
             ValueError: if sentencepiece is missing.
         """
         if self._processor is None:
-            self._processor = _sentencepiece("splits text into tokens").SentencePieceProcessor(model_proto=self.model)
+            self._processor = _sentencepiece("splitting text into tokens").SentencePieceProcessor(
+                model_proto=self.model
+            )
         return [list(ids) for ids in self._processor.encode(list(texts), num_threads=1)]
 
     def decode(self, ids: Iterable[int], *, after: bool = False) -> str:
@@ -146,14 +149,12 @@ class Vocabulary:
         return joined if after else joined.lstrip(" ")
 
 
-def _sentencepiece(doing: str) -> Any:
+def _sentencepiece(purpose: str) -> Any:
     try:
         import sentencepiece
     except ImportError as error:
-        raise ValueError(
-            f"expected sentencepiece, which {doing}, found none; run: pip install 'normfree[text]', or train from a "
-            "folder that was prepared elsewhere"
-        ) from error
+        remedy = "or train from a folder that was prepared elsewhere"
+        raise ValueError(f"{missing_package('sentencepiece', purpose)}, {remedy}") from error
     return sentencepiece
 
 

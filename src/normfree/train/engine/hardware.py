@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from normfree.nn.devices import device_of as device_of
 from normfree.train.config import TrainConfig
 
 _AHEAD = 4  # steps that the host may be ahead of the device, so that a signal is heard soon
 _RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluation; torch gives up at 8
-
-
-def device_of(name: str) -> torch.device:
-    """The device of this process; the processes of a job on GPUs take one each."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = f": {str(error).splitlines()[0]}" if name.partition(":")[0] in ("cuda", "mps", "xpu") else ""
-        raise ValueError(
-            f"expected a device such as cpu or cuda, got '{name}'{reason}; auto takes the best there is"
-        ) from error
-    return device
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from normfree.extras import missing_package
 from normfree.files import explained
-from normfree.report.learning import draw_learning
+from normfree.report.training_curves import draw_training_curves
 from normfree.train.run.run_folder import RunFolder
 
 
@@ -19,7 +20,7 @@ def write_curves(folder: RunFolder, title: str) -> Path | None:
         return None
     try:
         with explained("the picture", path):
-            draw_learning(records, path, title)
+            draw_training_curves(records, path, title)
     except ImportError:  # a run does not need a picture
         return None
     return path
@@ -35,9 +36,7 @@ class EventLog:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ValueError(
-                f"expected tensorboard for tensorboard=true ({error}); pip install 'normfree[tracking]'"
-            ) from None
+            raise ValueError(missing_package("tensorboard", "tensorboard=true")) from error
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normfree.data.text.vocabulary import Vocabulary
+from normfree.extras import missing_package
 from normfree.models.transformer import END, PAD, Transformer
 from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
@@ -112,9 +113,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
-        raise ValueError(
-            "expected sacrebleu, which computes BLEU, found none; run: pip install 'normfree[text]'"
-        ) from error
+        raise ValueError(missing_package("sacrebleu", "computing BLEU")) from error
     metric = BLEU()
     score = metric.corpus_score(list(hypotheses), [list(references)]).score
     return Bleu(float(score), str(metric.get_signature()))

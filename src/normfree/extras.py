@@ -1,0 +1,36 @@
+"""Optional packages: the extra that installs each of them, and the message for one that is not installed.
+
+try:
+    import scipy
+except ImportError as error:
+    raise ValueError(missing_package("scipy", "reading 'a.mat'")) from error
+"""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "plots": ("matplotlib", "jinja2"),
+    "data": ("pillow", "scipy"),
+    "vision": ("torchvision", "timm"),
+    "text": ("sentencepiece", "sacrebleu"),
+    "tracking": ("tensorboard",),
+}
+
+
+def missing_package(package: str, purpose: str) -> str:
+    """One sentence for an optional package that is not installed: who needs it, and the command that installs it.
+
+    Args:
+        package: the name of the package, as pip knows it; one of those in `EXTRAS`.
+        purpose: the subject of the sentence, such as "a plot" or "reading 'a.mat'".
+
+    >>> missing_package("matplotlib", "a plot")
+    "a plot needs matplotlib, which is not installed; in a clone of normfree, run: pip install '.[plots]'"
+    """
+    extra = next(extra for extra, packages in EXTRAS.items() if package in packages)
+    return f"{purpose} needs {package}, which is not installed; {install_command(extra)}"
+
+
+def install_command(extra: str) -> str:
+    """The end of an error message: the command that installs an extra from a clone, since no index has the package."""
+    return f"in a clone of normfree, run: pip install '.[{extra}]'"

@@ -1,0 +1,75 @@
+"""Folders that an earlier version wrote still load and compute the same numbers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import normfree as nf
+from normfree.data.text.prepared_folder import open_prepared
+from normfree.train import read_config
+from thin_resnet import thin_resnet
+
+FOLDERS = Path(__file__).parent / "fixtures" / "release-0.1"
+EXPECTED = load_file(FOLDERS / "expected.safetensors")
+IMAGES = torch.randn(4, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+RUNS = ("run-fixup", "run-nf_adam_ema", "run-batchnorm", "run-wn")
+CONVERSIONS = tuple(name for name in sorted(EXPECTED) if name.startswith("converted-"))
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to the order of float32 sums, which depends on the processor."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_folder_is_tested() -> None:
+    others = {"run-converted", "run-stopped", "run-translation", "prepared-pairs"}
+    assert {path.name for path in FOLDERS.iterdir() if path.is_dir()} == {*RUNS, *CONVERSIONS, *others}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_loads_and_scores_as_before(name: str) -> None:
+    assert_same(nf.load(FOLDERS / name)(IMAGES), EXPECTED[name])
+    loss, accuracy = EXPECTED[f"{name}.score"].tolist()
+    score = nf.evaluate(FOLDERS / name)
+    assert score.loss == pytest.approx(loss, rel=1e-4)
+    assert score.accuracy == pytest.approx(accuracy, abs=2e-3)
+
+
+def test_other_weights_are_noticed() -> None:
+    """The control: the tolerance tells two models apart."""
+    with pytest.raises(AssertionError):
+        assert_same(nf.load(FOLDERS / "run-fixup")(IMAGES), EXPECTED["run-wn"])
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversion_loads_as_before(name: str) -> None:
+    assert_same(nf.load(FOLDERS / name, thin_resnet)(IMAGES), EXPECTED[name])
+
+
+def test_run_of_a_converted_model_loads_as_before() -> None:
+    assert_same(nf.load(FOLDERS / "run-converted", thin_resnet)(IMAGES), EXPECTED["run-converted"])
+
+
+def test_stopped_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(FOLDERS / "run-stopped", run)
+    result = nf.fit(read_config(run), out=run, resume=True, picture=False)
+    assert (result.status, result.steps) == ("finished", 1350)
+    assert_same(nf.load(run)(IMAGES), EXPECTED["run-stopped.resumed"])
+
+
+def test_translation_loads_as_before() -> None:
+    pytest.importorskip("sacrebleu")
+    run = FOLDERS / "run-translation"
+    tokens = torch.tensor([[5, 6, 7, 3]]), torch.tensor([[2, 5, 6]])
+    assert_same(nf.load(run)(*tokens), EXPECTED["run-translation"])
+    assert nf.evaluate(run, data_dir=str(FOLDERS / "prepared-pairs")).loss > 0
+
+
+def test_prepared_text_opens_as_before() -> None:
+    data = open_prepared(FOLDERS / "prepared-pairs")
+    assert len(data.pairs("train").source) == 40
+    assert data.vocabulary_size == 25

@@ -1,0 +1,34 @@
+"""The extras are those of the package, and the message for a missing package names a command that works."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from normfree.extras import EXTRAS, missing_package
+
+_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_PACKAGES = [(extra, package) for extra, packages in EXTRAS.items() for package in packages]
+
+
+def test_extras_are_those_of_the_project() -> None:
+    declared = {
+        extra: tuple(re.split("[><=]", requirement)[0] for requirement in requirements)
+        for extra, requirements in _PROJECT["optional-dependencies"].items()
+        if extra != "dev"
+    }
+    assert declared == EXTRAS
+
+
+@pytest.mark.parametrize(("extra", "package"), _PACKAGES)
+def test_message_names_the_package_and_the_command(extra: str, package: str) -> None:
+    message = missing_package(package, "this test")
+    assert message == (
+        f"this test needs {package}, which is not installed; in a clone of normfree, run: pip install '.[{extra}]'"
+    )
+
+
+def test_no_message_installs_from_an_index() -> None:
+    sources = (Path(__file__).parents[1] / "src").rglob("*.py")
+    assert not [str(path) for path in sources if "normfree[" in path.read_text(encoding="utf-8")]
