@@ -18,7 +18,7 @@ from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
 from normfree.graph import admits_conversion
 from normfree.methods import get
-from normfree.models import Stated, admits
+from normfree.models import BaseModel, admits
 from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
@@ -103,7 +103,7 @@ def verdict_on(model: nn.Module, signal: Signal) -> Verdict:
 
 def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
     """A function that tells which methods a model of ours can be built with, or any other surely be converted by."""
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         return functools.partial(admits, model.name)
     return lambda name: admits_conversion(model, plan, get(name))
 

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.methods import unknown
 from normfree.report import Table
 from normfree.report.panels import Panel
+from normfree.theory.errors import unknown_name
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -50,7 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise unknown("scale", self.scale, SCALES)
+            raise unknown_name("scale", self.scale, SCALES)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
                 f"expected one or more different seeds, got {list(self.seeds)}; pass for example (0, 1, 2)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Concatenate, ParamSpec
 
-from normfree.methods import unknown
+from normfree.theory.errors import unknown_name
 from normfree_papers.claims.claim import Claim, Measurement, Settings
 
 PAPERS = {
@@ -54,7 +54,7 @@ def register(claim: Claim) -> Claim:
         ValueError: if its id is taken, or its paper is unknown.
     """
     if claim.paper not in PAPERS:
-        raise unknown("paper of a claim", claim.paper, PAPERS)
+        raise unknown_name("paper of a claim", claim.paper, PAPERS)
     if claim.id in _CLAIMS:
         raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
     _CLAIMS[claim.id] = claim
@@ -104,4 +104,4 @@ def get(claim_id: str) -> Claim:
     if claim_id in PAPERS:
         own = [name for name in known if name.startswith(f"{claim_id}/")]
         raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
-    raise unknown("claim", claim_id, known)
+    raise unknown_name("claim", claim_id, known)
