@@ -15,7 +15,8 @@ import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
-from normfree.train.config import TrainConfig
+from normfree.train.config import TrainConfig, configuration
+from normfree.train.recipes import recipe
 from normfree.train.settings import hints
 
 positive = st.floats(1e-12, 1e12)
@@ -350,3 +351,31 @@ def test_augmentation_takes_every_setting_over() -> None:
     config = TrainConfig(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
     assert config.augmentation() == Augmentation(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
     assert TrainConfig().augmentation() == Augmentation()
+
+
+def test_configuration_puts_a_file_over_the_recipe_and_changes_over_both(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("lr = 0.3\nepochs = 7\n")
+    found = configuration("fixup_cifar", file=tmp_path / "mine.toml", changes=["lr=0.2"])
+    assert found == recipe("fixup_cifar", lr=0.2, epochs=7)
+    assert configuration(changes=["seed=3"]) == TrainConfig(seed=3)
+
+
+def test_configuration_of_a_model_says_where_its_name_belongs() -> None:
+    with pytest.raises(ValueError, match="got the model 'resnet20'; give it as --model resnet20"):
+        configuration("resnet20")
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "says"),
+    [
+        ({"warmup": 2.0, "epochs": 1}, 100, "the warm-up of 2 epochs is longer than the run of 100 steps"),
+        ({"warmup": 200.0, "warmup_in": "steps"}, 100, "the warm-up of 200 steps is longer"),
+        ({"batch_size": 5000, "epochs": 3}, 3, "a batch of 5,000 takes all training images at once, and some twice"),
+        ({"data": "pairs:x", "epochs": 3}, 3, "a batch of 128 tokens takes all training sentences at once; make"),
+        ({"data": "text:x", "epochs": 3}, 3, "a batch of 128 blocks takes the whole training text at once; make"),
+    ],
+)
+def test_warnings_name_the_setting(changes: dict[str, Any], steps: int, says: str) -> None:
+    (found,) = TrainConfig(**changes).warnings(steps)
+    assert says in found
+    assert not TrainConfig().warnings(steps=1000)

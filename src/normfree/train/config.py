@@ -1,114 +1,160 @@
-"""What a training run is: one frozen value that says everything, checked when it is made, kept as TOML."""
+"""`TrainConfig`: all settings of a training run, checked when it is made, and stored as TOML."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import re
 import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.train.settings import checked, hints, parsed, require_known, toml
+from normfree.train.settings import (
+    Range,
+    checked,
+    explained_toml,
+    hints,
+    parsed,
+    require_in_range,
+    require_known,
+    setting,
+    toml,
+)
 
-if TYPE_CHECKING:  # these load torch, which a command line that only reads a configuration can do without
+if TYPE_CHECKING:  # these load torch; a command that only reads a configuration must not wait for it
     from normfree.data.images.augment import Augmentation
     from normfree.optim.schedules import Schedule
 
 
+_NOT_EMPTY = Range("not to be empty", bool)
+_POSITIVE = Range("above 0", lambda x: x > 0)
+_NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
+_AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
+_FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+_FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
+_SEED = Range("at least 0 and below 2^63", lambda x: 0 <= x < 2**63)
+_BETAS = Range("at least 0 and below 1", lambda betas: all(0 <= beta < 1 for beta in betas))
+_RANDAUGMENT = Range(
+    "as at least 0 operations and a magnitude of 0 to 30",
+    lambda pair: pair[0] >= 0 and 0 <= pair[1] <= 30,
+)
+_MILESTONES = Range(
+    "as rising fractions of the run between 0 and 1",
+    lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points),
+    remedy="divide epochs by the number of epochs",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run.
+    """All settings of a training run.
+
+    Every setting has a default, and is checked when the configuration is made. The names of models, methods and data
+    are looked up when they are used. `print(TrainConfig().to_toml(explained=True))` lists every setting and its
+    meaning; so does `normfree train --show`.
 
     >>> TrainConfig(epochs=5).with_changes(lr=0.2).lr
     0.2
 
-    Raises `ValueError` for a value that is of the wrong type or out of range; names of models, methods and data are
-    looked up when they are used.
+    Raises:
+        ValueError: If a value has the wrong type or is out of range.
     """
 
-    # What is trained
-    model: str = "resnet20"  # the model's name, see `normfree models`
-    method: str = "fixup"  # the method's name and options, see `normfree methods`; 'as built' converts nothing
-    form: Literal["post", "pre", "linear"] | None = None  # the block form; none for the method's or model's own
-    dropout: float = 0.0  # in Transformers: of embeddings, branches' ends and inside the feed-forward
+    # Model
+    model: str = setting("resnet20", "the model's name, see `normfree models`", _NOT_EMPTY)
+    method: str = setting(
+        "fixup", "the method's name and options, see `normfree methods`; 'as built' converts nothing", _NOT_EMPTY
+    )
+    form: Literal["post", "pre", "linear"] | None = setting(
+        None, "the block form; none for the method's or model's own"
+    )
+    dropout: float = setting(
+        0.0, "in Transformers: of embeddings, of the branches' outputs and inside the feed-forward layers", _FRACTION
+    )
 
-    # On what
-    data: str = "fashion14"  # the data's name, see `normfree data`
-    data_dir: str = ".data"  # the folder that data is kept in
-    validation: float = 0.1  # the fraction of the training data held out; 0 trains on all
-    crop: int = 0  # zero padding on each side before a random crop, in pixels
-    flip: bool = False  # mirror half of the images
-    cutout: int = 0  # the side of the square that is cut out, in pixels; 0 for none
-    mixup: float = 0.0  # α of mixup's Beta(α, α); 0 for none
-    randaugment: tuple[int, int] = (0, 0)  # RandAugment's operations an image and their magnitude of 30; (0, 0) none
+    # Data
+    data: str = setting("fashion14", "the data's name, see `normfree data`", _NOT_EMPTY)
+    data_dir: str = setting(".data", "the folder of the data sets", _NOT_EMPTY)
+    validation: float = setting(0.1, "the fraction of the training data held out; 0 trains on all", _FRACTION)
+    crop: int = setting(0, "zero padding on each side before a random crop, in pixels", _NOT_NEGATIVE)
+    flip: bool = setting(False, "mirror half of the images")
+    cutout: int = setting(0, "the side of the square that is cut out, in pixels; 0 for none", _NOT_NEGATIVE)
+    mixup: float = setting(0.0, "α of mixup's Beta(α, α); 0 for none", _NOT_NEGATIVE)
+    randaugment: tuple[int, int] = setting(
+        (0, 0), "RandAugment's operations per image and their magnitude, 0 to 30; (0, 0) for none", _RANDAUGMENT
+    )
 
-    # How long, and how much at a time
-    epochs: int = 10  # passes over the training data
-    batch_size: int = 128  # images a step, over all processes and micro-batches; of pairs, at most so many tokens
-    accumulate: int = 1  # micro-batches that a step's batch is split into
-    eval_batch_size: int = 1000  # images at a time in evaluation
-    block: int = 128  # tokens a block of running text, of which a batch has `batch_size`
-    beam: int = 5  # hypotheses of a sentence that is translated
-    length_penalty: float = 1.0  # of translations; 0 favours short ones
+    # Length and batches
+    epochs: int = setting(10, "passes over the training data", _NOT_NEGATIVE)
+    batch_size: int = setting(
+        128, "images per step, over all processes and micro-batches; of pairs, at most so many tokens", _AT_LEAST_ONE
+    )
+    accumulate: int = setting(1, "micro-batches that each batch is split into", _AT_LEAST_ONE)
+    eval_batch_size: int = setting(1000, "images per batch in evaluation", _AT_LEAST_ONE)
+    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", _AT_LEAST_ONE)
+    beam: int = setting(5, "hypotheses per sentence in translation", _AT_LEAST_ONE)
+    length_penalty: float = setting(1.0, "of translations; 0 favours short ones")
 
     # Optimizer
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # Adam adds weight decay to the gradient, AdamW does not
-    lr: float = 0.1  # the learning rate of the weights; scalars learn at the method's multiple of it
-    momentum: float = 0.9  # of SGD
-    nesterov: bool = False  # look ahead with the momentum, in SGD
-    betas: tuple[float, float] = (0.9, 0.999)  # of Adam
-    eps: float = 1e-8  # of Adam
-    weight_decay: float = 5e-4  # of everything that the method decays
-    label_smoothing: float = 0.0  # the share of a label that is spread over all classes
-    clip: Literal["none", "agc", "norm"] = "none"  # clip gradients unit by unit (AGC) or by their norm
-    clip_at: float = 0.01  # the largest ratio of norms (AGC) or the largest norm
-    ema: float = 0.0  # the decay of the moving average of the weights that is evaluated; 0 for none
+    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+        "sgd", "Adam adds weight decay to the gradient, AdamW does not"
+    )
+    lr: float = setting(
+        0.1, "the learning rate of the weights; that of scalars is the method's multiple of it", _POSITIVE
+    )
+    momentum: float = setting(0.9, "of SGD", _FRACTION)
+    nesterov: bool = setting(False, "Nesterov momentum, in SGD")
+    betas: tuple[float, float] = setting((0.9, 0.999), "of Adam", _BETAS)
+    eps: float = setting(1e-8, "of Adam", _POSITIVE)
+    weight_decay: float = setting(5e-4, "of every parameter that the method decays", _NOT_NEGATIVE)
+    label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", _FRACTION)
+    clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients unit by unit (AGC) or by their norm")
+    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", _POSITIVE)
+    ema: float = setting(
+        0.0, "the decay of the moving average of the weights, which is evaluated in their place; 0 for none", _FRACTION
+    )
 
     # Schedule of the learning rate
-    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = "cosine"  # how it falls
-    milestones: tuple[float, ...] = (0.5, 0.75)  # where a step schedule drops, as fractions of the run
-    decay: float = 0.1  # what it multiplies the rate by
-    cosine_by: Literal["step", "epoch"] = "step"  # how often a cosine falls
-    warmup: float = 0.0  # epochs of warm-up, or steps
-    warmup_in: Literal["epochs", "steps"] = "epochs"  # what `warmup` counts
-    warmup_shape: Literal["linear", "quadratic"] = "linear"  # in the step
+    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = setting("cosine", "its shape")
+    milestones: tuple[float, ...] = setting(
+        (0.5, 0.75), "where a step schedule drops, as fractions of the run", _MILESTONES
+    )
+    decay: float = setting(0.1, "the factor of each such drop", _FACTOR)
+    cosine_by: Literal["step", "epoch"] = setting("step", "how often a cosine falls")
+    warmup: float = setting(0.0, "epochs of warm-up, or steps", _NOT_NEGATIVE)
+    warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
+    warmup_shape: Literal["linear", "quadratic"] = setting("linear", "in the step")
 
-    # Arithmetic and speed
-    # What is left to be chosen is fast on a GPU and plain on a CPU; see `resolved`.
-    precision: Literal["auto", "float32", "bf16", "mixed"] = "auto"  # bf16: all weight layers; mixed: branches only
-    channels_last: bool | None = None  # keep images and weights with their channels last
-    compile: bool | None = None  # compile the blocks
-    graph: bool | None = None  # capture a step in one CUDA graph
-    region: int = 1  # blocks a compiled region
-    recompute: int = 0  # blocks a segment that is computed again in the backward pass; 0 keeps all activations
+    # Arithmetic and speed; `resolved` chooses what is left open: fast settings on a GPU, plain ones on a CPU
+    precision: Literal["auto", "float32", "bf16", "mixed"] = setting(
+        "auto", "bf16: all weight layers; mixed: branches only"
+    )
+    channels_last: bool | None = setting(None, "keep images and weights with their channels last")
+    compile: bool | None = setting(None, "compile the blocks")
+    graph: bool | None = setting(None, "capture a step in one CUDA graph")
+    region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
+    recompute: int = setting(
+        0, "blocks per segment that the backward pass computes again; 0 keeps all activations", _NOT_NEGATIVE
+    )
 
     # The run
-    seed: int = 0  # of the initial weights, the order of the data and the augmentation
-    loss_limit: float = 1e4  # a loss above it counts as diverged
-    device: str = "auto"  # a torch device; auto takes a GPU where there is one
-    checkpoint_minutes: float = 10.0  # minutes between checkpoints; 0 for none by the clock
-    checkpoint_epochs: int = 1  # epochs between checkpoints, more if they are large; 0 for none by the epoch
-    workers: int = 4  # processes that read an image folder, at most one a core
-    tensorboard: bool = False  # write a TensorBoard log beside the metrics
+    seed: int = setting(0, "of the initial weights, the order of the data and the augmentation", _SEED)
+    loss_limit: float = setting(1e4, "a run with a loss above it has diverged", _POSITIVE)
+    device: str = setting("auto", "a torch device; auto takes a GPU if there is one", _NOT_EMPTY)
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 for none by the clock", _NOT_NEGATIVE)
+    checkpoint_epochs: int = setting(
+        1, "epochs between checkpoints, more if they are large; 0 for none by the epoch", _NOT_NEGATIVE
+    )
+    workers: int = setting(4, "processes that read an image folder, at most one per core", _NOT_NEGATIVE)
+    tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
 
     def __post_init__(self) -> None:
-        for name, hint in hints(type(self)).items():
-            object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
-        for expected, holds, names in _RANGES:
-            for name in names:
-                if not holds(getattr(self, name)):
-                    raise ValueError(f"expected '{name}' {expected}, got {getattr(self, name)!r}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"expected 'betas' at least 0 and below 1, got {list(self.betas)}")
-        if self.randaugment[0] < 0 or not 0 <= self.randaugment[1] <= 30:
-            raise ValueError(
-                f"expected 'randaugment' as at least 0 operations and a magnitude of 0 to 30, "
-                f"got {list(self.randaugment)}"
-            )
+        for field in fields(self):
+            value = checked(field.name, hints(type(self))[field.name], getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        for field in fields(self):
+            require_in_range(field, getattr(self, field.name))
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"expected 'accumulate' to divide the batch size of {self.batch_size}, got {self.accumulate}; "
@@ -119,23 +165,36 @@ class TrainConfig:
                 f"expected optimizer 'sgd' with a momentum above 0 for 'nesterov', got '{self.optimizer}' and "
                 f"{self.momentum:g}"
             )
-        if not all(0 <= m <= 1 for m in self.milestones) or list(self.milestones) != sorted(self.milestones):
-            raise ValueError(
-                f"expected 'milestones' as rising fractions of the run between 0 and 1, got {list(self.milestones)}; "
-                "divide epochs by the number of epochs"
-            )
 
     def with_changes(self, **changes: Any) -> TrainConfig:
-        """The same run but for some fields. Raises `ValueError` for an unknown field, with the closest known one."""
+        """Return a copy with some settings changed.
+
+        Args:
+            changes: The new values, by the names of the settings.
+
+        Returns:
+            The changed configuration.
+
+        Raises:
+            ValueError: If a setting is unknown (the message names the closest one) or a value is bad.
+        """
         for name in changes:
             require_known(name, hints(TrainConfig))
         return replace(self, **changes)
 
     def resolved(self, *, cuda: bool, branches: int = 0, world: int = 1) -> TrainConfig:
-        """The same run with everything chosen that was left open, for a network of `branches` residual branches.
+        """Return a copy in which every setting that was left open is chosen.
 
-        Thousands of small additions lose their low bits in a bf16 residual stream, so a deep network keeps it in
-        float32. Several processes reduce their gradients between backward pass and update, outside of any graph.
+        Thousands of small additions lose their low bits in a bf16 residual stream, so a deep network keeps its stream
+        in float32. Several processes reduce their gradients between backward pass and update, outside any CUDA graph.
+
+        Args:
+            cuda: Whether the run is on a GPU.
+            branches: The number of residual branches of the network.
+            world: The number of processes.
+
+        Returns:
+            The configuration with a precision, and with `channels_last`, `compile` and `graph` on or off.
         """
         precision = ("mixed" if branches >= _DEEP else "bf16") if cuda else "float32"
         return self.with_changes(
@@ -147,21 +206,36 @@ class TrainConfig:
 
     @staticmethod
     def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
-        """Read changes from a command line, for `with_changes`.
+        """Parse changes from a command line, for `with_changes`.
 
         >>> TrainConfig.parse_changes(["lr=0.2", "method=fixup:scalar_lr=1/L", "milestones=[0.5,0.75]"])
         {'lr': 0.2, 'method': 'fixup:scalar_lr=1/L', 'milestones': (0.5, 0.75)}
 
-        Raises `ValueError` for a text that is no change, an unknown or repeated field, and a value of the wrong type.
+        Args:
+            texts: Changes of the form 'name=value'.
+
+        Returns:
+            The values by name, in the types of their settings.
+
+        Raises:
+            ValueError: If a text has no '=', a setting is unknown or repeated, or a value has the wrong type.
         """
         return parsed(TrainConfig, texts)
 
     @classmethod
     def from_toml(cls, path: str | Path, base: TrainConfig | None = None) -> TrainConfig:
-        """Read the fields that a TOML file gives; the others are those of `base`, or the defaults.
+        """Read a configuration from a TOML file.
 
-        Raises `ValueError` for text that is no TOML, an unknown field or a bad value, and `OSError` where the file
-        cannot be read.
+        Args:
+            path: The file; it may give only some of the settings.
+            base: The configuration that provides all other settings; the defaults if None.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: If the text is not TOML, a setting is unknown, or a value is bad.
+            OSError: If the file cannot be read.
         """
         try:
             with Path(path).open("rb") as file:
@@ -178,31 +252,50 @@ class TrainConfig:
             raise ValueError(f"{error}; correct it in '{path}'") from None
 
     def to_toml(self, *, explained: bool = False) -> str:
-        """All fields as TOML that `from_toml` reads back equal; None is left out.
+        """Render all settings as TOML, which `from_toml` reads back equal.
 
-        `explained` puts beside each what it means, as it stands above in this file, and names those left out.
+        Args:
+            explained: Whether to add the meaning of each setting as a comment.
+
+        Returns:
+            The text. A setting that is None is left out, or is a comment with `explained`.
         """
-        lines = toml(asdict(self))
-        if not explained:
-            return lines
-        given = {line.partition(" ")[0]: line for line in lines.splitlines()}
-        meanings = re.findall(r"^    (\w+): (?:Literal\[(.*?)\])?.*?  # (.+)$", inspect.getsource(type(self)), re.M)
-        return "".join(
-            f"{given.get(name, f'# {name} = …'):32}  # {choices}{': ' if choices else ''}{what}\n"
-            for name, choices, what in meanings
-        )
+        return explained_toml(self) if explained else toml(asdict(self))
 
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that change with everything that can change the numbers of a run.
+        """Return twelve hexadecimal digits that identify the numbers of this run.
 
-        Left out are where data lies, how often state is saved, how many processes read it and what is logged, which
-        change no number, and the device: 'auto' does not say which it was, a run may be continued on another machine,
-        and the result names the hardware. What changes only the rounding (compile, graph, channels_last, …) counts,
-        because a run that is continued must go on bit for bit. A setting at its default does not count, so that one
-        that is added later changes no run that was made before.
+        The digits do not depend on settings that change no number: the folder of the data, how often the run is
+        saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
+        which it was, a run may be resumed on another machine, and the result names the hardware. Settings that change
+        only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
+        setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
         """
         counted = {name: value for name, value in asdict(self).items() if name not in FREE and value != _DEFAULTS[name]}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
+
+    def warnings(self, steps: int) -> list[str]:
+        """List settings that spoil a run of this length although it can be trained.
+
+        Args:
+            steps: The steps of the whole run.
+
+        Returns:
+            One sentence per warning.
+        """
+        found = []
+        if self.warmup > (steps if self.warmup_in == "steps" else self.epochs) > 0:
+            found.append(
+                f"the warm-up of {self.warmup:g} {self.warmup_in} is longer than the run of {steps:,} steps, which "
+                "does not come to its learning rate; make it shorter with --set warmup=…"
+            )
+        if steps == self.epochs > 0:
+            takes = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}
+            images = " takes all training images at once, and some twice if they are fewer"
+            taken = takes.get(self.data.partition(":")[0])
+            content = images if taken is None else f"{taken} at once"
+            found.append(f"a batch of {self.batch_size:,}{content}; make it smaller with --set batch_size=…")
+        return found
 
     @property
     def lr_schedule(self) -> Schedule:
@@ -220,7 +313,7 @@ class TrainConfig:
         )
 
     def augmentation(self) -> Augmentation:
-        """What is done to a training image."""
+        """Return the augmentation of training images."""
         from normfree.data.images.augment import Augmentation
 
         return Augmentation(
@@ -233,18 +326,52 @@ class TrainConfig:
 
 
 _DEEP = 400  # residual branches
-# What changes no number of a run, so that it may differ when one is resumed; `fingerprint` says why.
+# Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
 FREE = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
-
-_RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
-    ("not to be empty", bool, ("model", "method", "data", "data_dir", "device")),
-    ("above 0", lambda x: x > 0, ("lr", "eps", "clip_at", "loss_limit")),
-    ("above 0 and at most 1", lambda x: 0 < x <= 1, ("decay",)),
-    ("at least 0 and below 1", lambda x: 0 <= x < 1, ("validation", "momentum", "label_smoothing", "ema", "dropout")),
-    ("at least 1", lambda x: x >= 1, ("batch_size", "accumulate", "eval_batch_size", "region", "block", "beam")),
-    ("at least 0", lambda x: x >= 0, ("epochs", "crop", "cutout", "mixup", "weight_decay", "warmup")),
-    ("at least 0", lambda x: x >= 0, ("recompute", "checkpoint_minutes", "checkpoint_epochs", "workers")),
-    ("at least 0 and below 2^63", lambda x: 0 <= x < 2**63, ("seed",)),
-)
-
 _DEFAULTS = asdict(TrainConfig())
+
+
+def configuration(
+    name: str | None = None,
+    *,
+    file: str | Path | None = None,
+    changes: Iterable[str] = (),
+    resume: str | Path | None = None,
+) -> TrainConfig:
+    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
+
+    Args:
+        name: The recipe; the defaults if None.
+        file: A TOML file with some of the settings.
+        changes: Single settings of the form 'name=value'.
+        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
+        OSError: If the file cannot be read.
+    """
+    from normfree.train.recipes import recipe, recipes  # imported here because recipes are made of configurations
+
+    if resume is not None and name is None and file is None:
+        from normfree.train.run.loading import read_config  # imported here because it loads torch
+
+        chosen = read_config(resume)
+    else:
+        if name is not None and name not in recipes():
+            _refuse_model(name)
+        chosen = TrainConfig() if name is None else recipe(name)
+    if file is not None:
+        chosen = TrainConfig.from_toml(file, base=chosen)
+    return chosen.with_changes(**TrainConfig.parse_changes(changes))
+
+
+def _refuse_model(name: str) -> None:
+    """Raise `ValueError` if the name in place of a recipe's is a model's; the message says where it belongs."""
+    from normfree.models import is_model_name  # imported here because it loads torch
+    from normfree.models.foreign import is_foreign
+
+    if is_foreign(name) or is_model_name(name):
+        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")

@@ -1,7 +1,7 @@
-"""Named configurations: the experiments of the papers as their authors ran them.
+"""Recipes: named configurations, such as the experiments of the papers as their authors ran them.
 
-A variant calls its base and changes what differs, so that the difference can be read. What a paper does not give is
-chosen here, and said where it is.
+A variant calls its base and changes a few settings, so that the difference is visible. A setting that the paper does
+not give is chosen here, and a comment says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normfree.train.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A named configuration, what it is in one line, and where it comes from."""
+    """A named configuration with a one-line summary and its source."""
 
     name: str
     summary: str
@@ -27,7 +27,7 @@ _RECIPES: dict[str, Recipe] = {}
 
 
 def _named(reference: str) -> Callable[[Callable[[], TrainConfig]], Callable[[], TrainConfig]]:
-    """Add a function to the recipes under its own name, with its docstring as the summary."""
+    """Register a function as a recipe under its own name; its docstring is the summary."""
 
     def add(make: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
         name, summary = make.__name__, (make.__doc__ or "").strip().rstrip(".")
@@ -38,22 +38,30 @@ def _named(reference: str) -> Callable[[Callable[[], TrainConfig]], Callable[[],
 
 
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name, in the order of this file."""
+    """Return all recipes by name, in the order of this file."""
     return dict(_RECIPES)
 
 
 def recipe(name: str, **changes: Any) -> TrainConfig:
-    """The configuration of a recipe, with changes.
+    """Return the configuration of a recipe, with changes.
 
     >>> recipe("fixup_cifar", lr=0.2).lr
     0.2
 
-    Raises `ValueError` for an unknown recipe or field, naming the closest, and for a bad value.
+    Args:
+        name: The recipe's name; see `normfree train --list`.
+        changes: New values of settings, by name.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If the recipe or a setting is unknown (the message names the closest one) or a value is bad.
     """
     if name not in _RECIPES:
-        from normfree.methods.registry import unknown  # here, because it loads torch
+        from normfree.theory.errors import unknown_name
 
-        raise unknown("recipe", name, _RECIPES)
+        raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name].make().with_changes(**changes)
 
 

@@ -1,7 +1,6 @@
-"""Settings as text: values of a dataclass checked against its types, read from 'name=value', written as TOML.
+"""Settings as a dataclass: help and range beside each field, values from 'name=value', and TOML.
 
-Works on any dataclass whose fields are str, int, float, bool, a choice of texts, a tuple of numbers, or None beside one
-of these.
+A field has the type str, int, float or bool, a `Literal` of texts, a tuple of numbers, or one of these or None.
 """
 
 from __future__ import annotations
@@ -9,46 +8,70 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values that a setting may have: in words, as a test, and a remedy for the error message."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    remedy: str = ""
+
+
+def setting(default: Any, help: str, range: Range | None = None) -> Any:
+    """Declare a dataclass field with its default, its meaning in one line, and the range of its values."""
+    return field(default=default, metadata={"help": help, "range": range})
+
+
+def require_in_range(setting: Field[Any], value: Any) -> None:
+    """Raise `ValueError` if a value is outside the range of its setting."""
+    allowed: Range | None = setting.metadata["range"]
+    if allowed is not None and not allowed.holds(value):
+        got = list(value) if isinstance(value, tuple) else value
+        remedy = f"; {allowed.remedy}" if allowed.remedy else ""
+        raise ValueError(f"expected '{setting.name}' {allowed.text}, got {got!r}{remedy}")
+
+
 def hints(settings: Any) -> dict[str, Any]:
-    """The type of every field, by name."""
+    """Return the type of every field by its name."""
     return _hints(settings)
 
 
-_hints = cache(get_type_hints)  # behind a function, since mypy takes no dataclass for hashable
+_hints = cache(get_type_hints)  # behind a function, because mypy considers no dataclass hashable
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:
-    """Raise `ValueError` for a name that is not among the known ones, with the closest that is."""
+    """Raise `ValueError` with the closest known name if a name is unknown."""
     known = list(known)
     if name not in known:
-        from normfree.methods.registry import unknown  # here, because it loads torch
+        from normfree.theory.errors import unknown_name
 
-        raise unknown("setting", name, known, where)
+        raise unknown_name("setting", name, known, where)
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:
-    """`value` as the type `hint`, with whole numbers taken for numbers and lists for tuples.
+    """Return `value` in the type `hint`; a whole number becomes a float and a list a tuple where the type asks for it.
 
     >>> checked("lr", float, 1), checked("betas", tuple[float, float], [0.9, 0.99])
     (1.0, (0.9, 0.99))
 
-    Raises `ValueError` when it is of another type, is not finite, or is not among the choices.
+    Raises `ValueError` if the value has another type, is not finite, or is not among the choices.
     """
     hint, optional = _without_none(hint)
     if value is None and optional:
         return None
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            from normfree.methods.registry import unknown
+            from normfree.theory.errors import unknown_name
 
-            raise unknown(f"value of '{name}'", str(value), get_args(hint))
+            raise unknown_name(f"value of '{name}'", str(value), get_args(hint))
         return value
     if get_origin(hint) is tuple:
         return _checked_tuple(name, get_args(hint), value)
@@ -65,7 +88,7 @@ def checked(name: str, hint: Any, value: Any) -> Any:
 
 
 def _finite(value: Real) -> float | None:
-    """A number of any kind, NumPy's too, as a float; None where it is not finite as one."""
+    """Return a number of any type, NumPy's included, as a float; None if that is not finite."""
     try:
         number = float(value)
     except OverflowError:
@@ -77,7 +100,7 @@ _NOUN = {float: "a number", int: "a whole number", bool: "true or false", str: "
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """The type beside None, and whether None is allowed."""
+    """Return the type without None, and whether None is allowed."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
     (other,) = (h for h in get_args(hint) if h is not NoneType)
@@ -93,9 +116,9 @@ def _checked_tuple(name: str, kinds: tuple[Any, ...], value: Any) -> tuple[Any, 
 
 
 def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
-    """Read texts such as 'lr=0.2' or 'milestones=[0.5,0.75]' as values of the fields of `settings`.
+    """Parse texts such as 'lr=0.2' or 'milestones=[0.5,0.75]' into values of the fields of `settings`.
 
-    Raises `ValueError` for a text without '=', an unknown or repeated name, and a value that is not of the type.
+    Raises `ValueError` if a text has no '=', a name is unknown or repeated, or a value has the wrong type.
     """
     types = hints(settings)
     changes: dict[str, Any] = {}
@@ -111,7 +134,7 @@ def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _value(hint: Any, text: str) -> Any:
-    """What a text means for a type; where it means nothing, the text itself, for `checked` to refuse."""
+    """Parse a text as a type; a text that cannot be parsed is returned as it is, and `checked` refuses it."""
     hint, optional = _without_none(hint)
     if optional and text.lower() == "none":
         return None
@@ -129,7 +152,7 @@ def _value(hint: Any, text: str) -> Any:
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """A flat mapping of texts, numbers, truth values and lists of these as TOML; None is left out.
+    """Render a flat mapping of texts, numbers, truth values and lists of these as TOML; None is left out.
 
     >>> print(toml({"lr": 0.1, "form": None, "betas": (0.9, 0.99), "flip": True}), end="")
     lr = 0.1
@@ -139,6 +162,19 @@ def toml(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items() if value is not None)
 
 
+def explained_toml(settings: Any) -> str:
+    """Render settings as TOML with the choices and the help of each as a comment; one that is None is commented out."""
+    given = asdict(settings)
+    lines = []
+    for setting in fields(settings):
+        value = given[setting.name]
+        line = f"# {setting.name} = …" if value is None else f"{setting.name} = {_toml_value(value)}"
+        hint, _ = _without_none(hints(type(settings))[setting.name])
+        choices = ", ".join(map(_toml_value, get_args(hint))) if get_origin(hint) is Literal else ""
+        lines.append(f"{line:32}  # {choices}{': ' if choices else ''}{setting.metadata['help']}\n")
+    return "".join(lines)
+
+
 def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -146,5 +182,5 @@ def _toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    # JSON escapes a text as TOML does, but for DEL, which TOML does not allow as it is.
+    # JSON escapes a text as TOML does, except DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
