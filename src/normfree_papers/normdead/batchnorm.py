@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
 _OVER = (0, 2, 3)
@@ -65,7 +65,7 @@ def _through(
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         *(
-            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
+            rounding(name, statement)
             for name, statement in (
                 ("gradient against equation 3", "equation 3 with μ_g the mean of g, relative difference"),
                 ("torch's batch norm against equation 3", "the same of nn.BatchNorm2d, its ε in σ"),
@@ -111,7 +111,7 @@ def _through(
 )
 def eq3(settings: Settings) -> Measurement:
     """Gradients through batch norm held against equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
     refused = True
     for seed in settings.each_seed():
@@ -137,15 +137,14 @@ def eq3(settings: Settings) -> Measurement:
             "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
             **{f"mean of the gradient, {name}": float(left_mean(means[name]).max()) for name in means},
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
         for name in _SHOWN:
             shown[name].append(left_mean(means[name]).tolist())
         refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
     columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
     words = "raises an error" if refused else "runs"
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "what is left of the gradient's mean over the batch",

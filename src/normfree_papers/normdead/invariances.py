@@ -18,7 +18,7 @@ from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import ROUNDING, generator, normal, undisturbed
 
 _FACTOR = 3.0  # of a change of scale: no power of two, which would change no digit
 

@@ -15,10 +15,10 @@ from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import ROUNDING, generator, normal, rounding, undisturbed
 
 _DRAWS, _DEPTH, _WIDTH, _BATCH = 1_000_000, 32, 512, 256
 _STARTS = {"mean 0, variance 4": (0.0, 4.0), "mean 0, variance 0.1": (0.0, 0.1), "mean 1, variance 1": (1.0, 1.0)}
@@ -80,9 +80,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
     quick_seeds=2,
     seeds=5,
     checks=(
-        expect("row norm less 1, weight norm", paper=0.0, high=ROUNDING).says(
-            "weight vectors have unit norm, largest difference", why=WHY_ROUNDING
-        ),
+        rounding("row norm less 1, weight norm", "weight vectors have unit norm, largest difference"),
         _near(
             "mean, normalization propagation",
             "behind a unit row and its ReLU the mean is 0",
@@ -166,7 +164,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
 @undisturbed
 def sec2_3_moments(settings: Settings) -> Measurement:
     """Moments behind weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     estimates: list[list[float]] = []
     curves: dict[str, list[list[float]]] = {}
     for seed in settings.each_seed():
@@ -207,10 +205,9 @@ def sec2_3_moments(settings: Settings) -> Measurement:
             "variance behind alpha dropout": float(dropped.var()),
             "variance behind plain dropout": float(plain.var()),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "variance over an MLP",

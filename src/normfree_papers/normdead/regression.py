@@ -13,9 +13,9 @@ from torch import Tensor
 
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8
 _FORMS = ("raw", "centred", "normalized", "whitened")
@@ -68,17 +68,14 @@ def condition(hessian: Tensor) -> float:
     "different scales, and gradient descent at rate 1/λ_max.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
-        expect("Hessian against the mean of x xᵀ", paper=0.0, high=ROUNDING).says(
-            "the two sides of equation 1, relative difference", why=WHY_ROUNDING
+        rounding("Hessian against the mean of x xᵀ", "the two sides of equation 1, relative difference"),
+        rounding("Hessian at other weights and targets", "it depends on neither w nor y: relative change"),
+        rounding(
+            "Hessian against the covariance, centred data",
+            "for data of mean 0 this is the covariance, as the text says",
         ),
-        expect("Hessian at other weights and targets", paper=0.0, high=ROUNDING).says(
-            "it depends on neither w nor y: relative change", why=WHY_ROUNDING
-        ),
-        expect("Hessian against the covariance, centred data", paper=0.0, high=ROUNDING).says(
-            "for data of mean 0 this is the covariance, as the text says", why=WHY_ROUNDING
-        ),
-        expect("Hessian against the covariance and μμᵀ, raw data", high=ROUNDING).says(
-            "for data of mean μ it is the covariance and μμᵀ", why=WHY_ROUNDING
+        rounding(
+            "Hessian against the covariance and μμᵀ, raw data", "for data of mean μ it is the covariance and μμᵀ", None
         ),
         expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).says(
             "and not the covariance",
@@ -108,15 +105,16 @@ def condition(hessian: Tensor) -> float:
             "at no step is the loss above (1 - 1/κ)²ᵗ, by which the condition number κ governs learning",
             why="the slowest direction shrinks by 1 - 1/κ a step; rounding",
         ),
-        expect("block of a layer against v²·mean of x xᵀ", paper="directly carry over", high=ROUNDING).says(
+        rounding(
+            "block of a layer against v²·mean of x xᵀ",
             "in a network of two linear layers the block of a neuron's weights is the same matrix times v²",
-            why=WHY_ROUNDING,
+            "directly carry over",
         ),
     ),
 )
 def eq1(settings: Settings) -> Measurement:
     """Hessians of linear regression and covariances. Reference: normdead, section 2.1, equation 1; LeCun 1998."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     curves: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     spectra: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     for seed in settings.each_seed():
@@ -153,14 +151,13 @@ def eq1(settings: Settings) -> Measurement:
             "excess loss over its bound": max(bounds),
             "block of a layer against v²·mean of x xᵀ": max(_layer_blocks(x, y, v, g)),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
         for form in _FORMS:
             curves[form].append(losses[form])
             spectra[form].append(torch.linalg.eigvalsh(hessians[form]).flip(0).tolist())
     found = {form: [fmean(column) for column in zip(*spectra[form], strict=True)] for form in _FORMS}
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "eigenvalues of the Hessian",

@@ -22,8 +22,8 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import generator, normal, undisturbed
-from normfree_papers.normdead.imitation import centred, variance
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
+from normfree_papers.normdead.nf_signal import centred, variance
 
 _BLOCKS, _WIDTH, _GROWTH, _DRAWS = 12, 512, 64, 1_000_000
 _KINDS = ("sum", "concatenation", "gate")

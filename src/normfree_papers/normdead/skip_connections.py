@@ -17,10 +17,10 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import generator, normal, undisturbed
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
 
 # Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
 
@@ -171,7 +171,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 @undisturbed
 def sec3_2(settings: Settings) -> Measurement:
     """Moments over three kinds of skip connection, held against closed forms. Reference: normdead, section 3.2."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
     stages = []
     start = (math.sqrt(1 / math.pi), 1.0)
@@ -203,8 +203,7 @@ def sec3_2(settings: Settings) -> Measurement:
             "mean square of a DenseNet's stage": stages[-1][-1],
             "variance of x - ReLU(x)": float((x - x.relu()).var()),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
 
     positions = tuple(map(float, range(_BLOCKS + 1)))
 
@@ -221,7 +220,7 @@ def sec3_2(settings: Settings) -> Measurement:
         return Panel(title, curve, "measured over closed form", "block", log_y=False, x=positions)
 
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             drawn(0, "mean"),
             drawn(1, "mean square", Curve("DenseNet, first stage", means(stages))),

@@ -22,7 +22,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # a quick run
 _FULL_DEPTH, _FULL_WIDTH = 40, 320

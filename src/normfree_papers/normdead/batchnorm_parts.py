@@ -16,11 +16,11 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal, undisturbed
-from normfree_papers.normdead.imitation import batch_norm, centred, he
+from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.nf_signal import batch_norm, centred, he
 
 _FACTOR = 3.0
 _INPUTS, _OUTPUTS, _BATCH = 64, 32, 128
@@ -175,10 +175,6 @@ def gradient_means(method: str, seed: int) -> list[float]:
 _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta=1"}
 
 
-def _same(name: str, statement: str, paper: str) -> Check:
-    return expect(name, paper=paper, high=ROUNDING).says(statement, why=WHY_ROUNDING)
-
-
 @claim(
     id="normdead/sec5_2",
     where="Section 5.2",
@@ -198,19 +194,21 @@ def _same(name: str, statement: str, paper: str) -> Check:
         expect("largest Var[x]", low=5.0).says(
             "while the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
         ),
-        _same("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
-        _same("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
+        rounding("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
+        rounding("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
         expect("weight scale, neither", low=0.1).says("a plain layer is not (the control)", why="factors around e"),
-        _same("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
-        _same(
+        rounding("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
+        rounding(
             "output over 3 at 3 times the input, centred weight norm",
             "of centred weight norm it passes in full",
             "the input scale-invariance is lost",
         ),
-        _same("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
-        _same("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
-        _same("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
-        _same("branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"),
+        rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
+        rounding("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
+        rounding("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
+        rounding(
+            "branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"
+        ),
         expect(
             "NF-ResNet at 3 times its input",
             paper="some sort of scale-invariance for the entirety of the network",
@@ -233,7 +231,7 @@ def _same(name: str, statement: str, paper: str) -> Check:
             "but not the last of a pre-activation branch, which enters the sum (the control)",
             why="the branch is three times as large beside its shortcut",
         ),
-        _same(
+        rounding(
             "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
         ),
         expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
@@ -264,7 +262,7 @@ def _same(name: str, statement: str, paper: str) -> Check:
 @undisturbed
 def sec5_2(settings: Settings) -> Measurement:
     """What each piece of an NF-ResNet does to scales, shifts and gradients. Reference: normdead, section 5.2."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
     centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}
     for seed in settings.each_seed():
@@ -290,8 +288,8 @@ def sec5_2(settings: Settings) -> Measurement:
             "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"][-1]),
             "smallest mean of a gradient, NF-ResNet": min(centring["NF"][-1]),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
+    values = by_name(numbers)
     return Measurement(
         values=values,
         panels=(

@@ -19,10 +19,10 @@ from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means, straight_line
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
 
 _GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), written out again
 _WIDTH, _BATCH, _LAYERS, _BLOCKS = 512, 1024, 6, 8
@@ -134,7 +134,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     seeds=3,
     checks=(
         *(
-            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
+            rounding(name, statement)
             for name, statement in (
                 ("mean of weights over rms, centred", "centred weights have mean 0, largest of all neurons"),
                 ("spread of weight variance, centred", "and one variance, largest difference between neurons"),
@@ -190,7 +190,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
 @undisturbed
 def sec4_2(settings: Settings) -> Measurement:
     """Means and variances behind centred weight norm and at transitions. Reference: normdead, section 4.2."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
     for seed in settings.each_seed():
         g = generator(seed)
@@ -218,11 +218,10 @@ def sec4_2(settings: Settings) -> Measurement:
             "variance after over before a transition, raw": transition_drop(settings, seed, raw=True),
             **{f"variance a block, {order}": _slope(orders[order][-1]) for order in _ORDERS},
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
     blocks = tuple(map(float, range(_BLOCKS + 1)))
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "variance of the sum by the order in the branch",
