@@ -1,4 +1,4 @@
-"""Batch norm's backward pass in `normdead`: equation 3, which centres the gradient.
+"""The claim of `normdead` on the backward pass of batch norm: equation 3, which centres the gradient.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.2, equations 2 and 3.
 """
@@ -22,24 +22,24 @@ _SHOWN = ("before", "batch norm", "statistics held fixed", "layer norm")
 
 
 def batch_normalize(x: Tensor, *, hold: bool = False, correction: int = 0) -> Tensor:
-    """Equation 2 without ε; `hold` takes the statistics out of the graph, `correction=1` is torch's own variance."""
+    """Equation 2 without ε; `hold` detaches the statistics, and `correction=1` is the default variance of torch."""
     mu, var = x.mean(_OVER, keepdim=True), x.var(_OVER, correction=correction, keepdim=True)
     return (x - mu.detach()) / var.detach().sqrt() if hold else (x - mu) / var.sqrt()
 
 
 def equation3(g: Tensor, x_hat: Tensor, sigma: Tensor, *, summed: bool = False) -> Tensor:
-    """(g - μ_g - cov(g, x̂)·x̂)/σ, with μ_g the mean over the batch, or `summed` as the text prints it."""
+    """(g - μ_g - cov(g, x̂)·x̂)/σ, with μ_g the mean over the batch, or the sum, as the text prints it."""
     mu = g.sum(_OVER, keepdim=True) if summed else g.mean(_OVER, keepdim=True)
     return (g - mu - (g * x_hat).mean(_OVER, keepdim=True) * x_hat) / sigma
 
 
 def listing(x: Tensor) -> Tensor:
-    """`batch_normalize` as the survey's listing has it, which does not keep the reduced dimensions."""
+    """Batch norm as in the listing of the survey, which drops the reduced dimensions."""
     return (x - torch.mean(x, dim=(0, -1, -2))) / torch.sqrt(torch.var(x, dim=(0, -1, -2)) + 1e-5)
 
 
 def left_mean(gradient: Tensor) -> Tensor:
-    """|mean over the batch| over the root mean square, for every channel."""
+    """The mean over the batch relative to the root mean square, for every channel."""
     return gradient.mean(_OVER).abs() / gradient.square().mean(_OVER).sqrt()
 
 
@@ -159,7 +159,7 @@ def eq3(settings: Settings) -> Measurement:
 
 
 def _weight_along(x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor) -> float:
-    """How much of x̂ the gradient lacks over cov(g, x̂), where the variance is the unbiased one; mean over channels."""
+    """The part along x̂ that the unbiased variance removes, relative to cov(g, x̂); mean over channels."""
     x_hat, _, g, at_x = _through(lambda t: batch_normalize(t, correction=1), x, gamma, beta, target)
     removed = g - g.mean(_OVER, keepdim=True) - at_x * x.std(_OVER, correction=1, keepdim=True)
     weight = (removed * x_hat).sum(_OVER) / x_hat.square().sum(_OVER)

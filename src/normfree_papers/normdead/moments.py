@@ -1,4 +1,4 @@
-"""What normalizes without statistics in `normdead`: weight norm, normalization propagation, spectral norm, SELU.
+"""The claim of `normdead` on normalizing without statistics: weight norm, spectral norm, SELU and their kin.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.3.
 """
@@ -26,7 +26,7 @@ _ITERATIONS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
 def power_estimates(seed: int) -> list[float]:
-    """The layer's estimate of the largest singular value over the true one, by number of power iterations."""
+    """The estimated over the true largest singular value, by number of power iterations."""
     layer = SpectralNormLinear(64, 48, bias=False).double().eval()
     g = generator(seed)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def power_estimates(seed: int) -> list[float]:
 
 @torch.no_grad()
 def layer_moments(method: str, start: tuple[float, float], seed: int) -> tuple[list[float], list[float]]:
-    """Mean and variance of all numbers after each activation of an MLP, from inputs of a mean and a variance."""
+    """Mean and variance of all numbers after each activation of an MLP, for inputs of given mean and variance."""
     g = generator(seed)
     model = build(f"mlp-{_DEPTH + 1}-{_WIDTH}", method, size=1, in_channels=_WIDTH, generator=g).double()
     x = start[0] + math.sqrt(start[1]) * normal((_BATCH, _WIDTH), g)
@@ -173,7 +173,7 @@ def sec2_3_moments(settings: Settings) -> Measurement:
         with torch.no_grad():
             layer.weight.copy_(5 * normal((50, 100), g) + 1)
         rows = layer.effective_weight().detach()
-        # 50 rows read 20,000 inputs each: outputs are N(0, 1) where rows have unit norm.
+        # 50 rows with 20,000 inputs each: rows of unit norm have outputs from N(0, 1).
         z = (normal((_DRAWS // 50, 100), g) @ rows.T).flatten()
         propagated = NormPropReLU()(z)
         estimates.append(power_estimates(seed))

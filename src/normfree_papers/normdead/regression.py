@@ -1,4 +1,4 @@
-"""The first statement of `normdead`: the Hessian of linear regression, and what normalized data do to it.
+"""The claim of `normdead` on linear regression: its Hessian, for raw, normalized and whitened data.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.1, equation 1.
 """
@@ -23,7 +23,7 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def data_forms(x: Tensor) -> dict[str, Tensor]:
-    """The data as they are, with mean 0, also with unit variance, and whitened, by its own statistics."""
+    """The data as they are, centred, normalized, and whitened, by their own statistics."""
     centred = x - x.mean(0)
     eigenvalues, vectors = torch.linalg.eigh(centred.T @ centred / len(x))
     whitened = centred @ vectors / eigenvalues.sqrt()
@@ -31,7 +31,7 @@ def data_forms(x: Tensor) -> dict[str, Tensor]:
 
 
 def regression_hessian(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """The Hessian of mean ½(wᵀx - y)² by automatic differentiation of the loss alone."""
+    """The Hessian of mean ½(wᵀx - y)² by automatic differentiation of the loss."""
 
     def loss(weights: Tensor) -> Tensor:
         return 0.5 * (x @ weights - y).square().mean()
@@ -40,7 +40,7 @@ def regression_hessian(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def descent(x: Tensor, y: Tensor, steps: Sequence[int]) -> list[float]:
-    """Excess loss over that of w = 0 after steps of gradient descent at rate 1/λ_max, by the eigenvectors' errors."""
+    """Excess loss after steps of gradient descent at rate 1/λ_max, relative to that of w = 0."""
     second = x.T @ x / len(x)
     best = torch.linalg.lstsq(x, y.unsqueeze(1), driver="gelsd").solution.squeeze(1)
     rate = 1 / torch.linalg.eigvalsh(second)[-1]
@@ -134,7 +134,7 @@ def eq1(settings: Settings) -> Measurement:
             loss / bound
             for form in _FORMS
             for t, loss in zip(_STEPS, losses[form], strict=True)
-            if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it rounding is all there is
+            if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it there is only rounding
         ]
         conditions = {form: condition(matrix) for form, matrix in hessians.items()}
         one = {
@@ -190,7 +190,7 @@ def eq1(settings: Settings) -> Measurement:
 
 
 def _layer_blocks(x: Tensor, y: Tensor, v: Tensor, g: torch.Generator) -> list[float]:
-    """How far the Hessian's block of each neuron of vᵀWx lies from v² times the mean of x xᵀ."""
+    """The relative difference of each neuron's block of the Hessian of vᵀWx from v² times the mean of x xᵀ."""
     weight, second = normal((len(v), x.shape[1]), g), x.T @ x / len(x)
 
     def loss(row: Tensor, i: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What skip connections do to mean, variance and gradients in `normdead`: sums, concatenations and gates.
+"""The claims of `normdead` on skip connections: mean, variance and gradients of sums, concatenations and gates.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 3.2.
 """
@@ -26,7 +26,7 @@ from normfree_papers.normdead.float64 import generator, normal, undisturbed
 
 _BLOCKS, _WIDTH, _GROWTH, _BATCH = 12, 512, 64, 256
 _KINDS = ("sum", "concatenation", "gate")
-Moments = tuple[list[float], list[float]]  # means and mean squares, the start first
+Moments = tuple[list[float], list[float]]  # means and mean squares, from the input on
 
 
 def _linear(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
@@ -47,7 +47,7 @@ def _block(kind: str, width: int, g: torch.Generator) -> nn.Module:
 
 @torch.no_grad()
 def chained(kind: str, x: Tensor, g: torch.Generator) -> tuple[Moments, list[float]]:
-    """Moments of all numbers after each block, and the correlation of transform and input where there are sums."""
+    """Moments of all numbers after each block, and for sums the correlation of transform and input."""
     found: Moments = ([float(x.mean())], [float(x.square().mean())])
     correlations = []
     for _ in range(_BLOCKS):
@@ -82,7 +82,7 @@ def expected(kind: str, m: float, q: float) -> Moments:
 
 @torch.no_grad()
 def dense_stage(settings: Settings, seed: int) -> list[float]:
-    """Mean square after each layer of a DenseNet's first stage over that of its stem's output, without a border."""
+    """Mean square after each layer of a DenseNet's first stage relative to its stem, with circular padding."""
     g = generator(seed)
     model = build("dense-40-12", "he_in", padding_mode="circular", generator=g).to(settings.device)
     x = model.stem(torch.randn(8 if settings.quick else 32, 3, 32, 32, generator=g).to(settings.device))
@@ -181,7 +181,7 @@ def sec3_2(settings: Settings) -> Measurement:
         one: dict[str, float] = {}
         for kind in _KINDS:
             width = 256 if kind == "concatenation" else _WIDTH
-            # What the transform itself puts out: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
+            # As the outputs of the transform: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
             moments, correlations = chained(kind, torch.relu(math.sqrt(2) * normal((_BATCH, width), g)), g)
             curves[kind].append(moments)
             for what, measured, exact in zip(("mean", "mean square"), moments, theory[kind], strict=True):
