@@ -178,8 +178,8 @@ def sec2_3_moments(settings: Settings) -> Measurement:
         propagated = NormPropReLU()(z)
         estimates.append(power_estimates(seed))
         ends = {}
-        for start, numbers in _STARTS.items():
-            mean_curve, variance_curve = layer_moments("selu", numbers, seed)
+        for start, moments in _STARTS.items():
+            mean_curve, variance_curve = layer_moments("selu", moments, seed)
             curves.setdefault(f"SELU, {start}", []).append(variance_curve)
             ends[start] = (mean_curve[-1], variance_curve[-1])
         squares = []
