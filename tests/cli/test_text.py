@@ -15,7 +15,7 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.plugins import load_plugins
+from normfree.cli.options import load_plugins
 from normfree.data.text.parallel_text import decoded
 from normfree.data.text.prepared_folder import MANIFEST, open_prepared
 from normfree.methods import unregister

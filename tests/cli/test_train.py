@@ -257,7 +257,7 @@ def test_signal_is_the_exit_status_and_the_run_goes_on(
         stop_at(patch, 3, number)
         found, out, _ = run("train", *SMALL, "--out", "run")
     assert found == status
-    assert f"stopped by {signal.Signals(number).name}; go on with: normfree train --resume run" in out
+    assert f"stopped by {signal.Signals(number).name}; continue with: normfree train --resume run" in out
     assert (result()["status"], result()["signal"], result()["steps"]) == ("interrupted", number, 3)
     assert run("train", "--resume", "run")[0] == 0
     assert result()["test"] == result("whole")["test"]

@@ -1,4 +1,4 @@
-"""`normfree demo`: three short experiments on one page."""
+"""`normfree demo`: run three short experiments, and write one page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import typer
 def make_demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
     ] = None,
 ) -> None:
-    """Show in about two minutes what trains without normalization and what does not, on one page.
+    """Show on one page what trains without normalization and what does not, in about two minutes.
 
-    A signal through a thousand layers, accuracy against depth, and a batch of two. What is done is not run again.
+    Three experiments: a signal through a thousand layers, accuracy against depth, and a batch of two. Finished
+    experiments are not run again.
     """
     from normfree.cli.compare import default_jobs
     from normfree.comparison.comparison import table
