@@ -209,10 +209,10 @@ def _model_folder(model: str) -> Path | None:
     path = Path(model)
     if not path.is_dir():
         return None
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.train.run.loading import holds_model
 
-    return path if holds_model(path) or not is_ours(model) else None
+    return path if holds_model(path) or not is_model_name(model) else None
 
 
 def _folder_around(weights: Path) -> Path | None:

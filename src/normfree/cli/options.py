@@ -57,10 +57,10 @@ def load_plugins(modules: Sequence[str] | None) -> None:
         except ValueError:
             raise  # the library's own message about a bad method
         except Exception as error:  # the user's code may raise anything
-            from normfree.models.foreign import in_words
+            from normfree.models.foreign import describe_error
 
             raise ValueError(
-                f"--plugin: expected a module that can be imported, but {module!r} stopped: {in_words(error)}; "
+                f"--plugin: expected a module that can be imported, but {module!r} stopped: {describe_error(error)}; "
                 "import it in Python to see where"
             ) from error
 

@@ -116,7 +116,7 @@ def train_model(
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
-    from normfree.report.progress import numbers, progress
+    from normfree.report.progress import metrics_text, progress
     from normfree.train import fit
     from normfree.train.engine.distributed import SharedError
 
@@ -130,7 +130,8 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> Ru
                 if not warned:
                     _print_warnings(config, s.total, open_console(stderr=True))
                 warned = True
-                update(s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit))
+                text = metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
+                update(s.done, s.total, text)
 
             return fit(config, out=folder, resume=resume, progress=show_progress, command=command)
     except SharedError:
@@ -206,7 +207,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
-    from normfree.report.progress import duration
+    from normfree.report.formatting import duration
 
     console = open_console()
     config = result.config

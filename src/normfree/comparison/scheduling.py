@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from normfree.comparison.workers import Said, run_tasks
 from normfree.models import build
 from normfree.models.foreign import is_foreign
-from normfree.report.progress import numbers
+from normfree.report.progress import metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.run.result import Snapshot
 from normfree.train.run.signals import Stop
@@ -56,7 +56,7 @@ def train(task: Task, say: Callable[[str], None]) -> dict[str, Any]:
         return done
 
     def tell(seen: Snapshot) -> None:
-        say(f"{seen.done / seen.total:.0%}, {numbers(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)}")
+        say(f"{seen.done / seen.total:.0%}, {metrics_text(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)}")
 
     resume = RunFolder(task.folder).exists
     result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=tell)
