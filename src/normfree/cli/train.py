@@ -159,6 +159,7 @@ def evaluate_run(
     For example: normfree evaluate runs/fashion
     """
     load_plugins(plugin)
+    from normfree.report.formatting import percent
     from normfree.report.progress import progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
@@ -176,7 +177,7 @@ def evaluate_run(
         typer.echo(json.dumps(plain_json(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
-    typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
+    typer.echo(f"{what}: {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}")
     if translated is not None:
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
@@ -207,7 +208,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
-    from normfree.report.formatting import duration
+    from normfree.report.formatting import duration, percent
 
     console = open_console()
     config = result.config
@@ -218,15 +219,17 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     )
     if result.train_loss is not None:
         console.print(
-            f"training    {_percent(result.train_accuracy)} right, loss {result.train_loss:.4g}", markup=False
+            f"training    {percent(result.train_accuracy, digits=2)} right, loss {result.train_loss:.4g}", markup=False
         )
     for name, found in (("validation", result.validation), ("test", result.test)):
         if found is not None:
             perplexity = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
-            line = f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}{perplexity}"
+            line = f"{name:11s} {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}{perplexity}"
             console.print(line, markup=False)
     if result.linear_accuracy is not None:
-        console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
+        console.print(
+            f"for comparison: a linear classifier gets {percent(result.linear_accuracy, digits=2)}", markup=False
+        )
     if result.bleu is not None:
         console.print(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})", markup=False)
     took = f"{result.throughput:,.0f} {result.unit}/s" if result.throughput else "nothing was left to train"
@@ -264,10 +267,6 @@ def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
     """Print the settings that spoil a run of so many steps."""
     for warning in config.warnings(steps):
         console.print(warning, markup=False, style="yellow")
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f} %"
 
 
 def _list_recipes(as_json: bool) -> None:
