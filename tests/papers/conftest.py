@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from normfree.comparison import scheduling as runs
+from normfree.comparison import sweep as runs
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig, fit
 from normfree_papers.claims import claim as claims

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import MadeUpRuns
-from normfree.comparison.scheduling import folder_name
+from normfree.comparison.sweep import folder_name
 from normfree.train import RunFolder, TrainConfig
 from normfree_papers.claims.claim import PAPERS, SCALES, Claim, Settings, all_claims, judge
 from normfree_papers.claims.storage import collect, is_whole, panels_of, read_result, result_path

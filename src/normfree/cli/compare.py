@@ -56,7 +56,7 @@ def compare_methods(
     """
     import json
 
-    from normfree.comparison.comparison import redraw, save, table
+    from normfree.comparison.comparison_report import redraw, save, table
     from normfree.report import open_console, print_table
 
     messages = open_console(stderr=True)

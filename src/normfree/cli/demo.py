@@ -20,8 +20,8 @@ def make_demo(
     experiments are not run again.
     """
     from normfree.cli.compare import default_jobs
-    from normfree.comparison.comparison import table
-    from normfree.comparison.demo import SAYS, run_demo, save
+    from normfree.comparison.comparison_report import table
+    from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
     from normfree.report.terminal import line_plot
@@ -32,7 +32,7 @@ def make_demo(
     if demo is None:
         open_console(stderr=True).print("stopped; what is done is kept, and the same command goes on", style="yellow")
         raise typer.Exit(130)
-    named = {f"{method}: {SAYS.get(method, '')}": values for method, values in demo.forward.items()}
+    named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
     console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
     console.print()
     print_table(table(demo.depth), console)

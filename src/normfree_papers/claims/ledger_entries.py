@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.scheduling import ended
+from normfree.comparison.sweep import ended_result
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, all_claims, judge
 from normfree_papers.claims.storage import Result, stored
@@ -217,7 +217,7 @@ def _counts(found: Sequence[Entry]) -> str:
 def runs_of(entry: Entry, out: Path) -> list[tuple[str, Path, Mapping[str, Any] | None]]:
     """The runs of a claim that were made: name, folder, and result where it is still kept."""
     runs = {name: out / "runs" / folder for name, folder in entry.made.items()}
-    return [(name, folder, ended(folder)) for name, folder in runs.items()]
+    return [(name, folder, ended_result(folder)) for name, folder in runs.items()]
 
 
 def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:

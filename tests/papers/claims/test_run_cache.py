@@ -19,8 +19,9 @@ import pytest
 
 import normfree
 from forked_runs import Runs, _serve
-from normfree.comparison import scheduling as room
-from normfree.comparison.scheduling import Task, folder_name, gpu_seconds, train
+from normfree.comparison import scheduling
+from normfree.comparison.scheduling import gpu_seconds
+from normfree.comparison.sweep import RunTask, folder_name, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
@@ -279,17 +280,17 @@ def test_copy_that_fails_is_one_sentence_and_leaves_no_run(tmp_path: Path, monke
 
 
 def test_train_reads_what_has_ended(tmp_path: Path, fitted: list[TrainConfig]) -> None:
-    task = Task(BASE, tmp_path / folder_name(BASE))
-    first = train(task, print)
-    assert train(task, print)["test"] == first["test"]
+    task = RunTask(BASE, tmp_path / folder_name(BASE))
+    first = train_run(task, print)
+    assert train_run(task, print)["test"] == first["test"]
     assert len(fitted) == 1
 
 
 @pytest.mark.parametrize("model", ["wrn-202-1", "resnet200", "mlp-170-16", "cnn-170-8"])
 def test_size_of_a_deep_network_follows_from_shallow_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    extrapolated = room._size.__wrapped__(model)
-    monkeypatch.setattr(room, "_DEEP", 1000)
-    assert extrapolated == pytest.approx(room._size.__wrapped__(model), rel=1e-12)
+    extrapolated = scheduling._size.__wrapped__(model)
+    monkeypatch.setattr(scheduling, "_DEEP", 1000)
+    assert extrapolated == pytest.approx(scheduling._size.__wrapped__(model), rel=1e-12)
 
 
 def test_seconds_grow_with_depth_epochs_and_images() -> None:
