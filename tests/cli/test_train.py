@@ -286,7 +286,7 @@ def test_divergence_has_its_own_exit_status(run: Run) -> None:
     status, out, err = run("train", *SMALL, "--set", "lr=1e6", "--out", "run")
     assert (status, err) == (3, "")
     assert "diverged: the loss is no longer finite" in out
-    assert out.endswith("or look with: normfree diagnose run\n")
+    assert out.endswith("or see where the signal goes with: normfree diagnose run\n")
     assert "Traceback" not in out
     assert result()["status"] == "diverged"
     status, out, err = run("train", "--resume", "run")

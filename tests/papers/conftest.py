@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from normfree.comparison import sweep as runs
+from normfree.cli import main
 from normfree.report.panels import Curve, Panel
-from normfree.train import TrainConfig, fit
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
 Make = Callable[..., Claim]
@@ -43,6 +42,33 @@ def fake() -> Claim:
 
 
 @pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process: exit status, stdout and stderr."""
+    for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["reproduce", *arguments])
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def counted(fake: Claim) -> Any:
+    """A measurement that counts its runs."""
+
+    def once(settings: Settings) -> Measurement:
+        once.runs += 1
+        return fake.measure(settings)
+
+    once.runs = 0
+    return once
+
+
+@pytest.fixture
 def make() -> Iterator[Make]:
     """Register a claim made from fields, and take it out again."""
     claims.all_claims()
@@ -55,16 +81,3 @@ def make() -> Iterator[Make]:
     yield add
     for claim in made:
         claims._CLAIMS.pop(claim.id)
-
-
-@pytest.fixture
-def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
-    """The configurations that were trained in this process."""
-    seen: list[TrainConfig] = []
-
-    def noted(config: TrainConfig, **options: Any) -> Any:
-        seen.append(config)
-        return fit(config, **options)
-
-    monkeypatch.setattr(runs, "fit", noted)
-    return seen

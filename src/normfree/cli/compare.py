@@ -122,8 +122,8 @@ def default_jobs(device: str) -> int:
     """Return one run per CPU core that this process may use; on a GPU one run at a time."""
     import torch
 
-    from normfree.provenance import own_cores
+    from normfree.provenance import available_cores
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
-    return own_cores()
+    return available_cores()

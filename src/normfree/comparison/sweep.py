@@ -12,7 +12,7 @@ import torch
 
 from normfree.comparison.comparison import ComparedRun, Comparison
 from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
-from normfree.data.images.embedded import LINEAR_ACCURACY
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.data.text.prepared_folder import Prepared
 from normfree.graph.discovery import discover
 from normfree.methods import get
