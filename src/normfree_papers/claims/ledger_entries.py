@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normfree.comparison.sweep import ended_result
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
