@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import normfree
 from normfree.conversion import convert, convert_
-from normfree.conversion.norms import norms
+from normfree.conversion.norms import find_norms
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalar_wrapping import scalars_of
@@ -162,7 +162,7 @@ def test_subtracted_branch_is_a_branch() -> None:
 
 def test_subtracted_shortcut_gets_no_scalar() -> None:
     """What is added to a block's output to scale its shortcut would have the wrong sign."""
-    with pytest.raises(ValueError, match="its shortcut is not what the block is given"):
+    with pytest.raises(ValueError, match="its shortcut is not the first argument of the block"):
         convert(network(block=SubtractedFrom), "learnscalar", X)
 
 
@@ -301,7 +301,7 @@ def test_model_is_put_back_when_conversion_fails_half_way(monkeypatch: pytest.Mo
     model[1].eval()
     handle = model[1].register_forward_hook(lambda *_: None)
     before = copy.deepcopy(model)
-    monkeypatch.setattr("normfree.conversion.pipeline._check_result", lambda *_: 1 / 0)
+    monkeypatch.setattr("normfree.conversion.pipeline._check_", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         convert_(model, "nf", X)
     assert [type(m) for m in model.modules()] == [type(m) for m in before.modules()]
@@ -375,7 +375,7 @@ def test_frozen_and_synchronized_norms_go() -> None:
     frozen = torchvision.models.resnet18(norm_layer=torchvision.ops.FrozenBatchNorm2d)
     model, plan = convert(frozen, "skipinit", torch.randn(1, 3, 32, 32))
     assert {r.kind for r in plan.changes.removed} == {"FrozenBatchNorm2d"}
-    assert not norms(model)
+    assert not find_norms(model)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm, nn.RMSNorm, lambda c: nn.GroupNorm(2, c)])
@@ -420,7 +420,7 @@ def plain_network() -> nn.Sequential:
 @pytest.mark.parametrize("method", ["wn", "nf", "lsuv", "he_in", "dyt"])
 def test_network_without_sums_gets_what_can_be_done(method: str) -> None:
     model, plan = convert(plain_network(), method, torch.randn(4, 3, 8, 8))
-    assert not norms(model)
+    assert not find_norms(model)
     assert "no residual sum was found" in plan.changes.notes[0]
     assert "no residual branches" in str(plan)
 
@@ -624,7 +624,7 @@ def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
     assert not model.bias.any()
     assert torch.equal(model.factor, torch.ones(1, 1, 8))
     assert [s.name for s in plan.changes.scaled] == ["token"]
-    assert "token anew (it was 0)" in str(plan)
+    assert "token (it was 0)" in str(plan)
 
 
 class SumComesSecond(Block):
@@ -667,9 +667,9 @@ class Calls(nn.Module):
 @pytest.mark.parametrize(
     ("block", "call", "method", "reason"),
     [
-        (SumComesSecond, lambda b, x: b(x)[1], "sqrt_half", "it is not what 'blocks.0' puts out"),
-        (SumInDict, lambda b, x: b(x)["y"], "sqrt_half", "it is not what 'blocks.0' puts out"),
-        (SignalComesSecond, lambda b, x: b(X, x), "learnscalar", "its shortcut is not what the block is given"),
+        (SumComesSecond, lambda b, x: b(x)[1], "sqrt_half", "'blocks.0' does not return it"),
+        (SumInDict, lambda b, x: b(x)["y"], "sqrt_half", "'blocks.0' does not return it"),
+        (SignalComesSecond, lambda b, x: b(X, x), "learnscalar", "its shortcut is not the first argument of the block"),
     ],
 )
 def test_block_that_puts_out_or_is_given_something_else_is_refused(
@@ -778,7 +778,7 @@ class OwnNorm(Unit):
 
 def test_normalization_that_stays_is_noted() -> None:
     _, plan = convert(network(1, Unit), "fixup", X)
-    assert plan.changes.notes == ("still divided by its length (normalize) is the signal in '1'",)
+    assert plan.changes.notes == ("the signal is still divided by its length (normalize) in '1'",)
     _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
     assert "no normalizer was found: none was removed" in plan.changes.notes[0]
 
@@ -843,7 +843,7 @@ def test_own_normalizer_that_stays_is_noted(kind: type[nn.Module], noted: bool) 
     model[2].norm1 = kind(8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     _, plan = convert(model, "fixup", X)
-    says = f"left in place, though it does what a normalizer does: '2.norm1' ({kind.__name__}); "
+    says = f"left in place, though it behaves like a normalizer: '2.norm1' ({kind.__name__}); "
     assert any(note.startswith(says) for note in plan.changes.notes) is noted
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
