@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.conversion.norms import may_normalize, normalizes, weight_readers
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import leave_no_trace
+from normfree.nn.normalizers import is_norm
 
 _NORMALIZING = frozenset(
     {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
@@ -50,10 +50,10 @@ def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, k
     modules = dict(model.named_modules())
     inspector = _Inspector(modules, norms)
     try:
-        with trial_run(model, attributes=True), weight_readers(norms) as weight_read, inspector.following(modules):
+        with trial_run(model, attributes=True), _weight_readers(norms) as weight_read, inspector.following(modules):
             run(model, args, kwargs)
         with trial_run(model, attributes=True):
-            norm_like = [name for name, x in inspector.inputs.items() if normalizes(modules[name], x)]
+            norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} stopped: {error}; "
@@ -77,7 +77,7 @@ class _Inspector(Observer):
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep the first input of a module that may be a normalizer."""
         single = len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        if single and name not in self.inputs and may_normalize(module):
+        if single and name not in self.inputs and _may_normalize(module):
             self.inputs[name] = args[0].detach().clone()
 
     def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -102,6 +102,59 @@ class _Inspector(Observer):
         has_switch = self.running and getattr(self.modules[self.home], "inplace", False) is True
         if reference is not None and reference() is tensor and not has_switch:
             self.overwritten.add(name)
+
+
+def _may_normalize(module: nn.Module) -> bool:
+    """Whether a module is third-party code without matrices or children, and of no class of normalizers."""
+    third_party = not type(module).__module__.startswith(("torch.", "normfree."))
+    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+    return third_party and leaf and not is_norm(module)
+
+
+def _normalizes(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module returns the same for an input four times as large, but not for one of opposite sign."""
+    module.train()  # to use the statistics of the batch
+    try:
+        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
+        return False
+    near = 0.02 * out.std(unbiased=False)
+    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
+@contextmanager
+def _weight_readers(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
+    """Collect the normalizers whose weight the model's own code reads, that is, while the normalizer does not run."""
+    read: set[str] = set()
+    plain = {name: type(norm) for name, norm in norms.items()}
+    for name, norm in norms.items():
+        norm.__class__ = _reporting_class(plain[name], name, read)
+    try:
+        yield read
+    finally:
+        for name, norm in norms.items():
+            norm.__class__ = plain[name]
+
+
+def _reporting_class(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
+    """A subclass that adds `name` to `read` when its weight is read from outside."""
+    depth = [0]
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        depth[0] += 1
+        try:
+            return plain.__call__(self, *args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    def attribute(self: nn.Module, key: str) -> Any:
+        if key == "weight" and not depth[0]:
+            read.add(name)
+        return plain.__getattr__(self, key)
+
+    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})
 
 
 def run(model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.conversion.changes import Removed
+from normfree.conversion.inspection import Inspection
 from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.normalizers import FUSED, is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
-
-if TYPE_CHECKING:
-    from normfree.conversion.inspection import Inspection
 
 _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
@@ -58,26 +55,6 @@ def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         leaf = next(module.children(), None) is None
         if named_so and leaf and not is_norm(module) and not isinstance(module, (*WEIGHT_LAYERS, RemovedNorm)):
             yield name, module
-
-
-def may_normalize(module: nn.Module) -> bool:
-    """Whether a module is third-party code without matrices or children, and of no class of normalizers."""
-    third_party = not type(module).__module__.startswith(("torch.", "normfree."))
-    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-    return third_party and leaf and not is_norm(module)
-
-
-def normalizes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module returns the same for an input four times as large, but not for one of opposite sign."""
-    module.train()  # to use the statistics of the batch
-    try:
-        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
-    except Exception:  # whatever its own code raises, on input that the model did not give it
-        return False
-    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
-        return False
-    near = 0.02 * out.std(unbiased=False)
-    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
 
 
 def channels_of(norm: nn.Module) -> tuple[int, int] | None:
@@ -154,36 +131,3 @@ def _classes(module: nn.Module) -> str:
     if isinstance(module, nn.Identity):
         return "nothing"
     return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))
-
-
-@contextmanager
-def weight_readers(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Collect the normalizers whose weight the model's own code reads, that is, while the normalizer does not run."""
-    read: set[str] = set()
-    plain = {name: type(norm) for name, norm in norms.items()}
-    for name, norm in norms.items():
-        norm.__class__ = _reporting_class(plain[name], name, read)
-    try:
-        yield read
-    finally:
-        for name, norm in norms.items():
-            norm.__class__ = plain[name]
-
-
-def _reporting_class(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
-    """A subclass that adds `name` to `read` when its weight is read from outside."""
-    depth = [0]
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        depth[0] += 1
-        try:
-            return plain.__call__(self, *args, **kwargs)
-        finally:
-            depth[0] -= 1
-
-    def attribute(self: nn.Module, key: str) -> Any:
-        if key == "weight" and not depth[0]:
-            read.add(name)
-        return plain.__getattr__(self, key)
-
-    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})

@@ -17,11 +17,18 @@ from normfree.conversion.norms import channels_of, find_norms, remove_norms_, un
 from normfree.conversion.rescaling import (
     class_tokens,
     draw_tokens_,
+    rescaling_layers_,
     reset_layer_scales_,
-    run_and_rescale_,
     scale_embeddings_,
 )
-from normfree.conversion.scalar_placement import Obstacles, Scalars, add_scalars_, place_scalars, quoted
+from normfree.conversion.scalar_placement import (
+    Obstacles,
+    Scalars,
+    add_scalars_,
+    place_scalars,
+    quoted,
+    reparametrize_layers_,
+)
 from normfree.graph.admission import cannot_convert_by, rigid_layers, scales_sums
 from normfree.graph.discovery import plan_from_flow, unaccounted
 from normfree.graph.flow import Flow, tensors_of
@@ -29,9 +36,7 @@ from normfree.graph.recorder import record
 from normfree.methods import Method, Site, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import call_arguments, restored_on_error
-from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scalar_wrapping import scalars_of
-from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
 
 _NO_SUMS = (
@@ -273,24 +278,9 @@ def _replace_(work: _Conversion, generator: torch.Generator | None) -> None:
         work.added += added
         work.rescaled += [*rescaled, *draw_tokens_(model, tokens, generator)]
     if not work.keeps_layers:
-        work.added += _reparametrize_layers_(model, plan, method)
+        work.added += reparametrize_layers_(model, plan, method)
         work.rescaled += reset_layer_scales_(model)
         work.added += add_scalars_(model, plan, work.scalars)
-
-
-def _reparametrize_layers_(model: nn.Module, plan: ResidualPlan, method: Method) -> list[Added]:
-    """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
-    modules = dict(model.named_modules())
-    added = []
-    for layer in dict.fromkeys(plan.hidden()):
-        module = modules[layer.name]
-        if method.weight != "plain":
-            reparametrize_(module, method.weight, transposed=layer.transposed)
-            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
-        if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
-            module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
-            added.append(Added(layer.name, "bias a channel"))
-    return added
 
 
 @torch.no_grad()
@@ -318,10 +308,13 @@ def _check_(work: _Conversion) -> None:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
     written: list[Tensor] = []
     if work.norms and not work.keeps_layers and not work.method.needs_example:
-        out, rescaled, work.not_rescaled = run_and_rescale_(model, work.plan, lambda: _run(work))
-        work.rescaled += rescaled
-        layers = {record.name.rpartition(".")[0] for record in rescaled}
-        written = [p for name in layers for p in model.get_submodule(name).parameters()]
+        with rescaling_layers_(model, work.plan) as layers:
+            out = _run(work)
+        work.rescaled += layers.rescaled
+        work.not_rescaled = layers.skipped
+        # The run itself used rescaled outputs, not the rescaled weights.
+        names = {record.name.rpartition(".")[0] for record in layers.rescaled}
+        written = [p for name in names for p in model.get_submodule(name).parameters()]
     else:
         out = _run(work)
     numbers = [t for t in (*tensors_of(out), *written) if t.is_floating_point()]

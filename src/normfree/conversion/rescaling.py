@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -110,32 +112,36 @@ def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Genera
     return rescaled
 
 
-@torch.no_grad()
-def run_and_rescale_(
-    model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]
-) -> tuple[Any, list[Rescaled], list[str]]:
-    """Run a model on the example, and scale the layers outside the branches to unit variance on the way.
+@dataclass
+class Rescaling:
+    """What became of the layers outside the branches.
+
+    Attributes:
+        rescaled: A record of each rescaled weight.
+        skipped: The weights that were not rescaled, since no module returns just their product with the signal.
+    """
+
+    rescaled: list[Rescaled] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescaling]:
+    """Scale the layers outside the branches to unit variance while the model runs on an example inside.
 
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
     each gate and each activation that is no ReLU. The first layer and the classifier stay as they are. So do gates, as
     in branches: the next layer makes up for their factor. The input of a gate is pooled and hardly varies. Scaled to
     unit variance, it makes gates learn so fast that EfficientNet diverges at rates at which it trains otherwise.
-
-    Args:
-        model: The converted and initialized model.
-        plan: Its residual plan.
-        run: Runs the model and returns its output.
-
-    Returns:
-        The output, a record of each rescaled weight, and the weights that could not be rescaled, since no module
-        returns just their product with the signal.
     """
     modules = dict(model.named_modules())
-    rescaled: dict[str, Rescaled] = {}
+    done: set[str] = set()
+    found = Rescaling()
 
     def hook(layer: Layer) -> Callable[..., Tensor | None]:
+        @torch.no_grad()
         def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
-            if not isinstance(out, Tensor) or layer.path in rescaled:
+            if not isinstance(out, Tensor) or layer.path in done:
                 return None
             std = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
@@ -144,20 +150,21 @@ def run_and_rescale_(
                 module.gain.div_(std)  # type: ignore[operator]
             else:
                 set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
-            rescaled[layer.path] = Rescaled(layer.path, 1 / std)
+            done.add(layer.path)
+            found.rescaled.append(Rescaled(layer.path, 1 / std))
             return out / std  # the layers that follow read the signal at its new scale already
 
         return rescale
 
     outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied and not layer.gate]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
+    found.skipped = [layer.path for layer in outside if layer not in own]
     handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
     try:
-        out = run()
+        yield found
     finally:
         for handle in handles:
             handle.remove()
-    return out, list(rescaled.values()), [layer.path for layer in outside if layer not in own]
 
 
 def _is_whole_module(layer: Layer, module: nn.Module) -> bool:

@@ -1,4 +1,6 @@
-"""Place a method's scalars in any model: around its weight layers, or around a block that returns a sum.
+"""Give any model the scalars and weight layers of a method.
+
+Scalars stand around weight layers, or around a block that returns a sum:
 
     x' = c · (a · h(x) + β · f(α · x) + δ)
 
@@ -18,7 +20,9 @@ from normfree.conversion.changes import Added
 from normfree.graph.flow import Flow, Node
 from normfree.graph.functions import ADDITIONS
 from normfree.methods import Law, Method
+from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan
 
 _WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv'"
@@ -76,6 +80,21 @@ def add_scalars_(model: nn.Module, plan: ResidualPlan, scalars: Scalars) -> list
         add_scalar_(modules[name], scalar, start.value, learnable=start.learnable)
         words = "multiplier c of a sum" if scalar == "beta" and name in blocks else _IN_WORDS[scalar]
         added.append(Added(f"{name}.{scalar}", words, start.value, start.learnable))
+    return added
+
+
+def reparametrize_layers_(model: nn.Module, plan: ResidualPlan, method: Method) -> list[Added]:
+    """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
+    modules = dict(model.named_modules())
+    added = []
+    for layer in dict.fromkeys(plan.hidden()):
+        module = modules[layer.name]
+        if method.weight != "plain":
+            reparametrize_(module, method.weight, transposed=layer.transposed)
+            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
+        if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
+            module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
+            added.append(Added(layer.name, "bias per channel"))
     return added
 
 
