@@ -123,8 +123,8 @@ def diagnose(
 
     >>> from normfree.models import build
     >>> images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    >>> diagnose(build("resnet56", "he_in"), images)
-    Diagnosis('resnet56': exploding; 27 residual sums, forward ×2.03 and backward ×2 per block)
+    >>> diagnose(build("resnet56", "he_in"), images).verdict.status
+    'exploding'
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
