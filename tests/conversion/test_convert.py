@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import normfree
 from normfree.conversion import convert, convert_
 from normfree.conversion.norms import norms
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import Position
 

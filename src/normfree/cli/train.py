@@ -195,10 +195,10 @@ def _require_recipe(name: str | None) -> None:
 
     if name is None or name in recipes():
         return
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.models.foreign import is_foreign
 
-    if is_foreign(name) or is_ours(name):
+    if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 

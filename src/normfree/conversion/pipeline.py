@@ -32,7 +32,7 @@ from normfree.graph import discover, unaccounted
 from normfree.graph.admission import cannot_convert_by, rigid_layers, scales_sums
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.recorder import record
-from normfree.methods import Method, Site, get
+from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import call_arguments, restored_on_error
 from normfree.nn.scalar_wrapping import scalars_of
@@ -227,11 +227,11 @@ def _initialize_(
     model: nn.Module, method: Method, plan: ResidualPlan, example: Example, generator: torch.Generator | None
 ) -> None:
     """Biases 0 and weights by the method; the scalars have their values already."""
-    site = Site(model, plan, generator, example if isinstance(example, Tensor) else None)
-    check_example(site, method)
-    site.zero_biases_()
+    ctx = InitContext(model, plan, generator, example if isinstance(example, Tensor) else None)
+    check_example(ctx, method)
+    ctx.zero_biases_()
     try:
-        method.initializer(site)
+        method.initializer(ctx)
     except ValueError:  # the method's own word
         raise
     except Exception as error:

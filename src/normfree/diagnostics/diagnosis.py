@@ -18,7 +18,7 @@ from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verd
 from normfree.files import plain_json
 from normfree.graph import admits_conversion
 from normfree.methods import get
-from normfree.models import Stated, admits
+from normfree.models import BaseModel, admits
 from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
@@ -140,7 +140,7 @@ def judge_model(model: nn.Module, signal: Signal) -> Verdict:
 
 def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
     """Return a function that tells by name which methods the model can be built with, or converted to."""
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         return functools.partial(admits, model.name)
     return lambda name: admits_conversion(model, plan, get(name))
 

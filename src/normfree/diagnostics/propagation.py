@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from normfree.diagnostics.layer_signals import LayerSignal, gradient_norms, layer_signals, learning_branches
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal, find_missing_sums
 from normfree.graph import discover
-from normfree.models import Stated
+from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, leave_no_trace, parts_of
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan
@@ -187,7 +187,7 @@ def plan_of(
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     if plan is not None:
         return plan
-    if not isinstance(model, Stated):
+    if not isinstance(model, BaseModel):
         stated = getattr(model, "plan", None)
         return stated if isinstance(stated, ResidualPlan) else discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
