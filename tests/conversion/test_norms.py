@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from normed_blocks import Block, X, network, perturb_
 from normfree.conversion import convert
 from normfree.conversion.norms import find_norms
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
 
 
 def test_dyt_stands_where_norms_stood_and_leaves_the_rest() -> None:

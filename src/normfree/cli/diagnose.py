@@ -147,7 +147,7 @@ def diagnose_model(
                     "--example or --data"
                 ) from error
     if as_json:
-        typer.echo(json.dumps(room.plain(found), indent=1))
+        typer.echo(json.dumps(room.json_data(found), indent=1))
     else:
         console = open_console()
         print_table(room.table(found), console)
@@ -172,10 +172,10 @@ def folder_of(model: str) -> Path | None:
     path = Path(model)
     if not path.is_dir():
         return None
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.train.run.loading import holds_model
 
-    return path if holds_model(path) or not is_ours(model) else None
+    return path if holds_model(path) or not is_model_name(model) else None
 
 
 def require_model(model: str, verb: str) -> None:

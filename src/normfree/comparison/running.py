@@ -12,7 +12,7 @@ import torch
 from normfree.comparison.comparison import Comparison, Run
 from normfree.comparison.scheduling import Task, ended, folder_name, train_all
 from normfree.comparison.workers import in_words
-from normfree.data.images.embedded import LINEAR_ACCURACY
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.data.text.prepared_folder import Prepared
 from normfree.graph.discovery import discover
 from normfree.methods import get

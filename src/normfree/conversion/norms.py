@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Removed
 from normfree.conversion.inspection import Inspection
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import FUSED, is_norm
+from normfree.nn.normalizers import FUSED, DynamicTanh, is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")

@@ -33,7 +33,7 @@ from normfree.graph.admission import cannot_convert_by, rigid_layers, scales_sum
 from normfree.graph.discovery import plan_from_flow, unaccounted
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.recorder import record
-from normfree.methods import Method, Site, get
+from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import call_arguments, restored_on_error
 from normfree.nn.scalar_wrapping import scalars_of
@@ -289,11 +289,11 @@ def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
     if work.keeps_layers:
         return
     example = work.example if isinstance(work.example, Tensor) else None
-    site = Site(work.model, work.plan, generator, example)
-    check_example(site, work.method)
-    site.zero_biases_()
+    ctx = InitContext(work.model, work.plan, generator, example)
+    check_example(ctx, work.method)
+    ctx.zero_biases_()
     try:
-        work.method.initializer(site)
+        work.method.initializer(ctx)
     except ValueError:  # the method's own message
         raise
     except Exception as error:

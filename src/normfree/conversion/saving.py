@@ -28,7 +28,7 @@ from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
 from normfree.files import TEMPORARY, explained, sync, write_json
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.models.weight_files import load_weights, render_weights
 from normfree.plan import ResidualPlan
 from normfree.provenance import commit, versions
@@ -141,7 +141,7 @@ def original(factory: Factory, classes: int | None = None) -> nn.Module:
         return copy.deepcopy(factory)
     with torch.random.fork_rng(devices=[]):  # constructors draw from the global generator
         torch.manual_seed(0)
-        model = create(factory, classes=classes) if isinstance(factory, str) else factory()
+        model = create_model(factory, classes=classes) if isinstance(factory, str) else factory()
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected the factory to return a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -1,14 +1,14 @@
-"""The methods of the four papers, one file a family; importing a family registers its methods.
+"""The methods of the four papers and their competitors, one file per family; importing a family registers its methods.
 
-The order here is the order of the table that `normfree methods` prints.
+`normfree methods` prints them in the order of `FAMILIES`.
 """
 
 from importlib import import_module
 
-from normfree.methods.init_context import Batch, Site
+from normfree.methods.init_context import Batch, InitContext
 from normfree.methods.initialize import initialize_
 from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
-from normfree.methods.registry import get, names, register, unknown, unregister
+from normfree.methods.registry import get, names, register, unregister
 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
@@ -22,9 +22,7 @@ FAMILIES = tuple(
         "weightnorm",
         "normalizer_free",
         "dyt",
-        "tfixup",
-        "deepnorm",
-        "admin",
+        "transformer_methods",
         "normalized",
     )
 )
@@ -34,16 +32,15 @@ __all__ = [
     "FORMS",
     "Batch",
     "Form",
+    "InitContext",
     "Law",
     "Method",
     "Rule",
     "ScalarRate",
-    "Site",
     "Skip",
     "get",
     "initialize_",
     "names",
     "register",
-    "unknown",
     "unregister",
 ]

@@ -1,11 +1,11 @@
-"""Apply a method to a network: check that they fit, then write every parameter."""
+"""`initialize_`: check that a method fits a network, then write every parameter."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from normfree.methods.init_context import Batch, Site
+from normfree.methods.init_context import Batch, InitContext
 from normfree.methods.method import Method
 from normfree.methods.registry import get
 from normfree.nn.model_state import restored_on_error
@@ -26,17 +26,27 @@ def initialize_(
     example: Batch | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Initialize `model` by `method` in place, on the branches that `plan` names (default: the model's own plan).
+    """Initialize a model by a method, in place.
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
-    Embeddings of others, and layers that share their weight, are left alone; our own are drawn.
-    A converted model goes with the plan that `convert` returned, and with the same method where that gave it scalars.
-    Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
-    data-driven methods.
+    Embeddings of normfree's Transformers are drawn; other embeddings, and layers tied to them, stay unchanged.
 
-    Raises `ValueError` when the plan is empty and the method needs branches, when the method needs a batch and gets
-    none, when the model lacks the method's modules, and when a weight is computed from others and cannot be set. After
-    an error the model is as it was.
+    Args:
+        model: The model. It must have the modules that the method needs: build or convert it with the same method.
+        method: A method, or its name with options, such as `"hanin:r=0.8"`.
+        plan: The residual branches of the model. The default is the model's own plan; for a converted model, pass the
+            plan that `convert` returned; for any other, the one from `discover`.
+        example: A batch of inputs, for data-driven methods such as `"lsuv"`.
+        generator: The source of all draws, so that one seed gives the same weights on any device. The default is
+            torch's global generator.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: If the method needs residual branches and the plan has none, if it needs a batch and gets none, if
+            the model lacks the method's modules, or if a weight is computed from other parameters and cannot be set.
+            The model is then unchanged.
     """
     method = get(method)
     if plan is None:
@@ -46,69 +56,69 @@ def initialize_(
                 f"expected a model that states its plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
             )
-    site = Site(model, plan, generator, example)
-    _check(site, method)
+    ctx = InitContext(model, plan, generator, example)
+    _check(ctx, method)
     with restored_on_error(model):
-        _write_(site, method)
+        _write_(ctx, method)
     return model
 
 
-def _write_(site: Site, method: Method) -> None:
-    """Normalizers and scalars neutral or by the rule, biases 0, then the method's weights."""
-    for module in site.model.modules():
+def _write_(ctx: InitContext, method: Method) -> None:
+    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
+    for module in ctx.model.modules():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:
             module.set_(0.0)
         elif isinstance(module, ScalarMultiplier) and module.learnable:
             module.set_(1.0)
-    for branch in site.plan.branches:
-        residual = site.modules.get(branch.name)
+    for branch in ctx.plan.branches:
+        residual = ctx.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
-    for scalar, value in _given(site.plan).items():
-        site.model.get_parameter(scalar).fill_(value)
-    site.zero_biases_()
-    site.embed_()
-    method.initializer(site)
+    for scalar, value in _added_scalars(ctx.plan).items():
+        ctx.model.get_parameter(scalar).fill_(value)
+    ctx.zero_biases_()
+    ctx.embed_()
+    method.initializer(ctx)
 
 
-def _given(plan: ResidualPlan) -> dict[str, float]:
-    """The scalars that a conversion gave the model, by the names of their parameters, and their values at the start."""
+def _added_scalars(plan: ResidualPlan) -> dict[str, float]:
+    """Return the initial values of the scalars that a conversion added, by parameter name."""
     added = () if plan.changes is None else plan.changes.added
     return {scalar.name: scalar.value for scalar in added if scalar.value is not None}
 
 
-def _check_given(site: Site, method: Method) -> None:
-    """Refuse a converted model with the scalars of another method, or without the plan that lists them."""
-    given, held = _given(site.plan), dict(site.model.named_parameters())
-    by = "" if site.plan.changes is None else site.plan.changes.method
-    if given and by != method.spec:
+def _check_added_scalars(ctx: InitContext, method: Method) -> None:
+    """Raise if a converted model has the scalars of another method, or if the plan does not list its scalars."""
+    added, parameters = _added_scalars(ctx.plan), dict(ctx.model.named_parameters())
+    by = "" if ctx.plan.changes is None else ctx.plan.changes.method
+    if added and by != method.spec:
         raise ValueError(
             f"method '{method.spec}' expects its own scalars, got those of '{by}', by which the model was converted; "
             f"convert the original again, by '{method.spec}'"
         )
-    for name, module in site.modules.items():
-        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in given]
+    for name, module in ctx.modules.items():
+        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in added]
         if missing:
             raise ValueError(
                 f"expected the plan of the conversion, got one that does not list the scalar {missing[0]} of '{name}'; "
                 "pass the plan that convert returned, or convert the original again"
             )
-    for scalar in given:
-        if scalar not in held:
+    for scalar in added:
+        if scalar not in parameters:
             raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
 
 
-def check_example(site: Site, method: Method) -> None:
-    """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
+def check_example(ctx: InitContext, method: Method) -> None:
+    """Raise if a data-driven method lacks a usable batch, or if the model has layers that it cannot measure."""
     if not method.needs_example:
         return
-    if site.example is None:
+    if ctx.example is None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
         )
-    given = (site.example,) if isinstance(site.example, Tensor) else site.example
+    given = (ctx.example,) if isinstance(ctx.example, Tensor) else ctx.example
     values = torch.cat([t.double().flatten() for t in given])
     if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
         shapes = " and ".join(str(tuple(t.shape)) for t in given)
@@ -116,51 +126,51 @@ def check_example(site: Site, method: Method) -> None:
             f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
             f"shape {shapes} without them; pass example=a batch of the training data"
         )
-    for layer, held in site.each(site.plan.layers()):
+    for layer, held in ctx.each(ctx.plan.layers()):
         if not isinstance(held, WEIGHT_LAYERS):
             raise ValueError(
-                f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
+                f"method '{method.name}' measures the output of each layer: expected convolutions and linear layers, "
                 f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
             )
 
 
-def _check(site: Site, method: Method) -> None:
-    """Refuse what cannot work."""
+def _check(ctx: InitContext, method: Method) -> None:
+    """Raise if the plan, the model's modules or the batch do not fit the method."""
     if "none" not in method.skips:
-        site.plan.require_branches(method.name)
-    check_example(site, method)
-    for layer in site.plan.layers():
-        site.module(layer)  # raises for a layer that the model does not have
-    named = {branch.name for branch in site.plan.branches}
-    for name, module in site.modules.items():
+        ctx.plan.require_branches(method.name)
+    check_example(ctx, method)
+    for layer in ctx.plan.layers():
+        ctx.module(layer)  # raises if the model does not have the layer
+    named = {branch.name for branch in ctx.plan.branches}
+    for name, module in ctx.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
             raise ValueError(
                 f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
             )
-    _check_given(site, method)
+    _check_added_scalars(ctx, method)
     remedy = f"build the model with method='{method.name}', or convert it"
-    if site.plan.changes is not None:
+    if ctx.plan.changes is not None:
         remedy = f"convert the original again, by '{method.spec}'"
-    for layer, weighted in site.each(site.plan.hidden()):
+    for layer, weighted in ctx.each(ctx.plan.hidden()):
         if weight_kind(weighted) != method.weight:
             raise ValueError(
                 f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
                 f"'{layer.name}'; {remedy}"
             )
     if method.kind == "norm-free":
-        for name, module in site.modules.items():
+        for name, module in ctx.modules.items():
             if is_norm(module):
                 raise ValueError(
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
                 )
-    for branch in site.plan.branches if not _given(site.plan) else ():  # else the conversion put every scalar in place
-        _check_scalars(site, method, branch.name, method.rule.at(branch.position), remedy)
+    for branch in ctx.plan.branches if not _added_scalars(ctx.plan) else ():  # else the conversion added every scalar
+        _check_scalars(ctx, method, branch.name, method.rule.at(branch.position), remedy)
 
 
-def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
-    """Refuse a sum that lacks a scalar whose initial value is not neutral."""
-    residual = site.modules.get(name)
+def _check_scalars(ctx: InitContext, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
+    """Raise if a sum lacks a scalar whose initial value is not neutral."""
+    residual = ctx.modules.get(name)
     for scalar, value in values.items():
         held = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)
         if not held and value != NEUTRAL[scalar]:

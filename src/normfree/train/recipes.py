@@ -59,9 +59,9 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
         ValueError: If the recipe or a setting is unknown (the message names the closest one) or a value is bad.
     """
     if name not in _RECIPES:
-        from normfree.methods.registry import unknown  # imported here because it loads torch
+        from normfree.theory.errors import unknown_name
 
-        raise unknown("recipe", name, _RECIPES)
+        raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name].make().with_changes(**changes)
 
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import normfree
 from normfree.data import ImageSet
-from normfree.data.images import embedded
+from normfree.data.images import fashion14
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.nn.sync_batchnorm import Synced
+from normfree.nn.sync_batchnorm import SyncedBatchNorm
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train.engine import inputs
 from normfree.train.engine import loop as engine
@@ -48,7 +48,7 @@ FLIPPED = 0.01  # of the largest number: rounding may turn a ReLU that is close 
 
 def small(test: int = 50) -> ImageSet:
     """A few of the embedded images: five steps of 32 an epoch after a tenth is held out."""
-    whole = embedded.load()
+    whole = fashion14.load()
     return ImageSet(
         name="small",
         classes=whole.classes,
@@ -89,7 +89,7 @@ def live(place: Path) -> None:
         result = fit(TrainConfig(**{**SMALL, **config}), **{"data": small(), "out": place / name, **options})
         save_file(result.model.state_dict(), place / f"{name}-{rank}.safetensors")
         said[name] = {"status": result.status, "steps": result.steps, "test": result.test, "loss": result.train_loss}
-        said[name]["plain"] = not any(isinstance(module, Synced) for module in result.model.modules())
+        said[name]["plain"] = not any(isinstance(module, SyncedBatchNorm) for module in result.model.modules())
         return result
 
     for name, config in CASES.items():

@@ -13,7 +13,7 @@ from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.layer_arrays import LayerArrays, cannot_fold_into
 from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
 from normfree.graph.flow import Node
-from normfree.nn.affine import ChannelAffine
+from normfree.nn.normalizers import ChannelAffine
 
 _ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's: dropout and activation inside
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode

@@ -14,8 +14,7 @@ from normfree.conversion.folding.layer_arrays import LayerArrays, base_class, ca
 from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
 from normfree.conversion.folding.units import FoldStep, StepKind, solve_factors_, solve_shifts_
 from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
-from normfree.nn.affine import ChannelAffine
-from normfree.nn.normalizers import NormPropReLU
+from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_wrapping import ScaledModule
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier

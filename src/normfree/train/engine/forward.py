@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normfree.models import Network
-from normfree.models.base import Stated
-from normfree.nn.residual import Residual, set_precision_
-from normfree.nn.weight_layers import lower_, weight_kind
+from normfree.models.base import BaseModel
+from normfree.nn.residual import Residual, lower_precision_, set_precision_
+from normfree.nn.weight_layers import weight_kind
 
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]
@@ -38,18 +38,18 @@ def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
     if precision == "float32":
         return torch.float32
     if precision == "mixed":
-        if not isinstance(model, Stated) and not any(isinstance(module, Residual) for module in model.modules()):
+        if not isinstance(model, BaseModel) and not any(isinstance(module, Residual) for module in model.modules()):
             raise ValueError(
                 f"expected a model of ours for precision 'mixed', got {type(model).__name__}; use bf16 or float32"
             )
         set_precision_(model, stream=torch.float32, branch=torch.bfloat16)
-        if isinstance(model, Stated) and model.skip == "sequence":
+        if isinstance(model, BaseModel) and model.skip == "sequence":
             for part in model.children():
                 if isinstance(part, nn.Linear | nn.Embedding):
-                    lower_(part, torch.bfloat16)
+                    lower_precision_(part, torch.bfloat16)
         return torch.float32
-    lower_(model, torch.bfloat16)
-    if not isinstance(model, Stated):
+    lower_precision_(model, torch.bfloat16)
+    if not isinstance(model, BaseModel):
         _lower_rest_(model, torch.bfloat16)
     return torch.bfloat16
 
@@ -77,7 +77,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
     if not isinstance(model, Network):
         if recompute:
             raise ValueError(f"expected a model of ours to recompute segments of, got {type(model).__name__}; use 0")
-        if isinstance(model, Stated):
+        if isinstance(model, BaseModel):
             for layer in _layers(model) if compile else ():
                 layer.compile(dynamic=True)
             return model
@@ -109,7 +109,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
 
 def uncompile_(model: nn.Module) -> None:
     """Let the layers of a Transformer run as they are written again."""
-    for layer in _layers(model) if isinstance(model, Stated) else ():
+    for layer in _layers(model) if isinstance(model, BaseModel) else ():
         layer._compiled_call_impl = None
 
 

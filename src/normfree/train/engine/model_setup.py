@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
-from normfree.data.images.image_folder import Folder
+from normfree.data.images.image_folder import ImageFolder
 from normfree.data.images.image_set import Split
 from normfree.data.text.prepared_folder import Prepared
 from normfree.methods import get
-from normfree.models import Stated, build
-from normfree.models.foreign import create, is_foreign
+from normfree.models import BaseModel, build
+from normfree.models.foreign import create_model, is_foreign
 from normfree.nn.model_state import evaluating
 from normfree.optim import agc_parameters, param_groups
 from normfree.plan import ResidualPlan
@@ -46,7 +46,7 @@ def model_of(config: TrainConfig, data: Data) -> tuple[nn.Module, ResidualPlan |
             generator=generator,
         )
         return network, None
-    model = create(config.model, classes=class_count(data))
+    model = create_model(config.model, classes=class_count(data))
     if config.method == AS_BUILT:
         return model, None
     few = example_of(config, data, 64 if get(config.method).needs_example else 16)
@@ -70,7 +70,7 @@ def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
     }
 
 
-def _digest(parts: Iterable[Split | Folder]) -> str:
+def _digest(parts: Iterable[Split | ImageFolder]) -> str:
     """What images are told by: their bytes and labels, or those of a folder by the names and sizes of their files."""
     digest = hashlib.sha256()
     for part in parts:
@@ -105,7 +105,7 @@ def class_count(data: Data) -> int:
     return len(classes_of(data))
 
 
-def classes_of(data: ImageSet | tuple[Folder, Folder]) -> tuple[str, ...]:
+def classes_of(data: ImageSet | tuple[ImageFolder, ImageFolder]) -> tuple[str, ...]:
     """The names of the classes of images."""
     return data.classes if isinstance(data, ImageSet) else data[0].classes
 
@@ -118,7 +118,7 @@ def as_given(
     The method of a given model is the one that its plan says it was converted by, else the one that comes with a plan.
     """
     given: dict[str, Any] = {}
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         given = {"model": model.name, "method": model.method.spec, "form": model.form}
     elif model is not None:
         given = {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": AS_BUILT}
@@ -153,7 +153,7 @@ def require_precision(
     model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Refuse a model of others that cannot compute in the precision that it was given, before anything is trained."""
-    if isinstance(model, Stated) or config.precision == "float32":
+    if isinstance(model, BaseModel) or config.precision == "float32":
         return
     if isinstance(data, Prepared):
         *inputs, _, _ = next(token_batches(config, data, "train", device=device).once())
@@ -187,12 +187,12 @@ def require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
 
 def branch_count(model: nn.Module) -> int:
     """The number of residual branches that a model states."""
-    return len(model.plan.branches) if isinstance(model, Stated) else 0
+    return len(model.plan.branches) if isinstance(model, BaseModel) else 0
 
 
 def groups_of(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
     """The groups that the model's method asks for; of a model without a method, one of all its parameters."""
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         return param_groups(model, lr=config.lr, weight_decay=config.weight_decay)
     if plan is not None and config.method != AS_BUILT:
         rates = {"lr": config.lr, "weight_decay": config.weight_decay}

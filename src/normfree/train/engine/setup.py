@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
@@ -54,7 +54,7 @@ class Rig:
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
             groups = groups_of(model, config, plan)
-            masters = Masters(model, groups, channels_last=layout, originals=originals)
+            masters = MasterWeights(model, groups, channels_last=layout, originals=originals)
             undo.callback(masters.release_)
             originals.clear()  # the masters have them
             self.step = self._step(masters)
@@ -65,7 +65,7 @@ class Rig:
         """The steps of an epoch."""
         return self.inputs.feed.steps
 
-    def _step(self, masters: Masters) -> Step:
+    def _step(self, masters: MasterWeights) -> Step:
         config = self.config
         return Step(
             self.model,

@@ -1,0 +1,212 @@
+"""Master weights: the parameters of a model as one float32 vector, next to the weights that compute.
+
+A training step then costs a few kernels at any depth: the update, the moving average, the norm of the gradient and its
+reduction over processes are one operation on a vector each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.models.base import BaseModel
+from normfree.nn.scalar_folding import (
+    FoldableLayer,
+    LayerKind,
+    ParameterSlot,
+    ScalarFolding,
+    foldable_layers,
+    padded_size,
+)
+
+_SHORT = {torch.bfloat16, torch.float16}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A contiguous part of the vector whose parameters share a learning rate and weight decay."""
+
+    name: str
+    stretch: slice
+    lr: float
+    weight_decay: float
+
+
+class MasterWeights:
+    """Float32 masters of a model's parameters and their gradient, each one vector.
+
+    A float32 parameter becomes a view of the master vector. A parameter of a short type becomes a view of a second
+    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer of a short type are folded
+    into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors; see
+    `frozen`.
+
+    A step is: backward pass, `collect_`, `finish_`, an update of `values` by `gradient`, `publish_`. At the end,
+    `release_` makes the model an ordinary one again.
+
+    Args:
+        model: The model; its parameters are replaced by views.
+        groups: The parameter groups of `param_groups`.
+        channels_last: Whether four-dimensional parameters are stored in that memory format.
+        originals: Unrounded values of parameters that were converted to a short type, by name. The masters start from
+            them.
+
+    Raises:
+        ValueError: If no parameter learns, or if the parameters have more than one type besides float32.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[Mapping[str, Any]],
+        *,
+        channels_last: bool = False,
+        originals: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        originals = originals or {}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
+        if not dtypes:
+            whose = type(model).__name__
+            raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
+        dtypes -= {torch.float32}
+        if len(dtypes) > 1 or not dtypes <= _SHORT:
+            raise ValueError(
+                "expected parameters in float32 and at most one shorter type, got "
+                f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
+            )
+        short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
+        foldable = {id(found.layer.weight): found for found in foldable_layers(model, short)}
+        self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
+        self.groups: list[Group] = []
+        slots = self._lay_out(groups, foldable)
+        end, short_end = self.groups[-1].stretch.stop, self._short[-1][1].stop
+        device = slots[0].parameter.device
+        self.values = torch.zeros(end, device=device)
+        self.gradient = torch.zeros(end, device=device)
+        self._compute = torch.zeros(short_end, device=device, dtype=next(iter(dtypes), torch.float32))
+        self._channels_last = channels_last
+        self._starts = [slot.start for slot in slots]
+        self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
+        for view, (parameter, start, short_start) in zip(self.named(self.values).values(), slots, strict=True):
+            view.copy_(originals.get(names[id(parameter)], parameter.detach()))
+            vector, begin = (self.values, start) if short_start is None else (self._compute, short_start)
+            parameter.data = _view(vector, begin, parameter, channels_last)
+            parameter.grad = None
+        self.gradients = self.named(self.gradient)
+        self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
+        self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
+        streams = model.streams() if isinstance(model, BaseModel) else ()
+        self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
+        self._folded = {id(scalar.value) for scalar in self._folding.scalars()}
+        self._folding.enable_()
+        self.publish_()
+
+    def _lay_out(
+        self, groups: Sequence[Mapping[str, Any]], foldable: Mapping[int, FoldableLayer]
+    ) -> list[ParameterSlot]:
+        """Assign every parameter that learns its place in the vectors, group by group."""
+
+        def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()]]:
+            """Sort short types first and foldable layers of one kind together."""
+            found = foldable.get(id(parameter))
+            return parameter.dtype == torch.float32, found is not None, found.kind if found else ()
+
+        slots: list[ParameterSlot] = []
+        end = short_end = 0
+        for group in groups:
+            start, short_start = end, short_end
+            for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
+                size = padded_size(parameter.numel())
+                is_short = parameter.dtype != torch.float32
+                slots.append(ParameterSlot(parameter, end, short_end if is_short else None))
+                end += size
+                short_end += size if is_short else 0
+            length = short_end - short_start
+            self._short.append((slice(start, start + length), slice(short_start, short_end)))
+            self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
+        return slots
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name."""
+        starts = zip(self.parameters.items(), self._starts, strict=True)
+        return {name: _view(vector, start, like, self._channels_last) for (name, like), start in starts}
+
+    @torch.no_grad()
+    def collect_(self, *, add: bool = False) -> None:
+        """Move the parameters' gradients into the gradient vector; a missing gradient counts as 0.
+
+        Call `finish_` after the last of several calls.
+
+        Args:
+            add: Whether to add to the vector instead of overwriting it.
+        """
+        # One kernel moves many tensors if their types and strides agree; a single exception would move all in a loop.
+        alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
+        missing = []
+        for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                if id(parameter) not in self._folded:  # `finish_` writes theirs
+                    missing.append(into)
+                continue
+            key = (gradient.dtype, gradient.stride() == into.stride())
+            targets, found = alike.setdefault(key, ([], []))
+            targets.append(into)
+            found.append(gradient)
+        if missing and not add:
+            torch._foreach_zero_(missing)
+        for targets, found in alike.values():
+            if add:
+                torch._foreach_add_(targets, [gradient.float() for gradient in found])
+            else:
+                torch._foreach_copy_(targets, found)
+
+    @torch.no_grad()
+    def finish_(self) -> None:
+        """Turn the gradient of the published weights into that of the masters."""
+        self._folding.finish_(self.values, self.gradient)
+
+    @torch.no_grad()
+    def publish_(self) -> None:
+        """Round the masters into the compute vector, with scalars folded in."""
+        for masters, short in self._short:
+            if short.stop > short.start:
+                self._compute[short].copy_(self.values[masters])
+        self._folding.publish_(self.values, self._compute)
+
+    @torch.no_grad()
+    def frozen(self) -> dict[str, Tensor]:
+        """Return the parameters that need no gradient, unrounded unless the model itself changed them."""
+        for name, parameter in self._fixed.items():
+            value = self._fixed_values[name]
+            value.copy_(torch.where(parameter == value.to(parameter.dtype), value, parameter.to(value.dtype)))
+        return self._fixed_values
+
+    @torch.no_grad()
+    def publish_frozen_(self) -> None:
+        """Round the tensors that `frozen` returned into the model, after you wrote to them."""
+        for name, parameter in self._fixed.items():
+            parameter.copy_(self._fixed_values[name])
+
+    @torch.no_grad()
+    def release_(self) -> None:
+        """Give the parameters float32 storages of their own and unfold the scalars; the masters are unusable then."""
+        for name, value in self.frozen().items():
+            self._fixed[name].data = value.float() if value.dtype in _SHORT else value
+        for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
+            parameter.data = view.clone(memory_format=torch.contiguous_format)
+            parameter.grad = None
+        self._folding.enable_(False)
+
+
+def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tensor:
+    """View the part of `vector` that begins at `start` in the shape of `like`."""
+    flat = vector[start : start + like.numel()]
+    if channels_last and like.dim() == 4:
+        n, c, h, w = like.shape
+        return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+    return flat.view(like.shape)
