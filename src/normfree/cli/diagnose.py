@@ -192,7 +192,7 @@ def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool
     from normfree.report.terminal import open_console
 
     if as_json:
-        typer.echo(json.dumps(diagnosis.plain(found), indent=1))
+        typer.echo(json.dumps(diagnosis.json_data(found), indent=1))
     else:
         console = open_console()
         print_table(diagnosis.table(found), console)
