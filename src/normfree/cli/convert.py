@@ -94,7 +94,7 @@ def convert_model(
 
 
 @dataclass(frozen=True)
-class _Conversion:
+class _BeforeAndAfter:
     """A model before and after conversion, and the names of both in the report."""
 
     before: nn.Module
@@ -129,7 +129,7 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     return method or "fixup"
 
 
-def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _Conversion:
+def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _BeforeAndAfter:
     """Build a model by name, and convert it by a method or fold its batch norms."""
     from dataclasses import replace
 
@@ -143,16 +143,16 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     names = (f"{model}, before", f"{model}, {method or 'folded'}")
     if method:
         generator = torch.Generator().manual_seed(seed)
-        return _Conversion(before, *convert(before, method, inputs, generator=generator), names)
+        return _BeforeAndAfter(before, *convert(before, method, inputs, generator=generator), names)
     after, changes = fold_batchnorm(before, inputs)
     args, kwargs = (
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
     )
     plan = replace(discover(after, *args, **kwargs), changes=changes)
-    return _Conversion(before.eval(), after, plan, names)
+    return _BeforeAndAfter(before.eval(), after, plan, names)
 
 
-def _diagnoses(converted: _Conversion, inputs: Any, seed: int, done: Callable[[int], None]) -> list[Diagnosis]:
+def _diagnoses(converted: _BeforeAndAfter, inputs: Any, seed: int, done: Callable[[int], None]) -> list[Diagnosis]:
     """Diagnose the model before and after; a model without residual sums is left out."""
     from dataclasses import replace
 
