@@ -15,9 +15,9 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.plugins import load_plugins
-from normfree.data.text.parallel_text import decoded
+from normfree.cli.options import load_plugins
 from normfree.data.text.prepared_folder import MANIFEST, open_prepared
+from normfree.data.text.text_files import decode_lines
 from normfree.methods import unregister
 from normfree.train import RunFolder, TrainConfig, fit, read_config
 from normfree.train.engine import loop as engine
@@ -131,7 +131,7 @@ def test_prepare_finds_the_splits_and_reports_what_is_left_out(empty: Run, tmp_p
     told = " ".join(err.split())
     left_out = "1 empty in 'made.train.a' (line 41) and 1 of more than 250 words in 'made.train.a' (line 43)"
     assert f"left out {left_out}" in told
-    assert f"kept 1 empty in 'made.test.b' (line {last}), as a score is of all lines" in told
+    assert f"kept 1 empty in 'made.test.b' (line {last}), because a score counts all lines" in told
     assert open_prepared("made").splits == ("train", "valid", "test")
     written = Path("made", MANIFEST).stat().st_mtime_ns
     assert empty("data", "prepare", *FILES, "--out", "made")[:2] == (0, "pairs:made\n")
@@ -371,11 +371,11 @@ def test_every_line_has_one_translation(here: Run, given: bytes, count: int) -> 
 
 
 def test_standard_input_is_read_as_files_are(tmp_path: Path) -> None:
-    from normfree.data.text.parallel_text import read_lines
+    from normfree.data.text.text_files import read_lines
 
     given = b"\xef\xbb\xbfa\r\nb\rc\n\n \xe2\x80\xa8d \n\r\ne"
     (tmp_path / "file").write_bytes(given)
-    assert list(decoded(io.BytesIO(given), "on standard input")) == list(read_lines(tmp_path / "file"))
+    assert list(decode_lines(io.BytesIO(given), "on standard input")) == list(read_lines(tmp_path / "file"))
 
 
 def test_invalid_input_names_its_line(here: Run) -> None:
@@ -514,7 +514,7 @@ def test_evaluate_needs_a_test_split(altered: Run) -> None:
 
 
 def test_compare_gives_depths_as_layers(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("normfree.comparison.comparison.save", lambda *_, **__: ())  # pictures take seconds
+    monkeypatch.setattr("normfree.comparison.comparison_report.save", lambda *_, **__: ())  # pictures take seconds
     models = [part for n in (1, 2) for part in ("--model", f"transformer-{n}-{n}-16-32-2")]
     settings = ("--recipe", "translation", "--set", f"data=pairs:.data/made-{SIZE}", "--set", "epochs=1")
     options = (*settings, "--set", "batch_size=400", "--set", "device=cpu", "--set", "beam=1")

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from normfree.data.text.preparation import prepare_pairs
+from normfree.data.text.prepared_folder import prepare_pairs
 from normfree.report import Column, Table
 from normfree.report.panels import Panel
 from normfree.train import TrainConfig

@@ -1,4 +1,4 @@
-"""Every layout of every known data set, read from tiny files that `layout_writers` wrote, and what is refused."""
+"""Every layout of every known data set is read from tiny files of `layout_writers`; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pytest
 
 import layout_writers
 from normfree.data import load
-from normfree.data.download.catalog import DATA_SETS
-from normfree.data.download.checksums import Checksum
+from normfree.data.download.catalog import DATA_SETS, DataSet, Layout
+from normfree.data.download.fetching import Checksum
 from normfree.data.download.formats import read_binary, read_idx, read_mat, read_pickled
-from normfree.data.download.layouts import DataSet, Layout
 
 CASES = [(data, layout) for data in DATA_SETS.values() for layout in data.layouts]
 IDS = [f"{data.name}-{next(iter(layout.files))}" for data, layout in CASES]
@@ -27,7 +26,7 @@ Case = tuple[DataSet, Layout, Path, tuple[tuple[np.ndarray, np.ndarray], ...]]
 
 @pytest.fixture(params=CASES, ids=IDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A tiny data set in a layout, with the checksums of the tiny files in the place of the published ones."""
+    """A tiny data set in a layout, with the checksums of the tiny files in place of the published ones."""
     data, layout = request.param
     if layout.folder == "SVHN":
         pytest.importorskip("scipy")
@@ -59,7 +58,7 @@ def test_layout_is_read_as_it_was_written(case: Case) -> None:
 
 def test_files_in_the_root_are_found_where_names_are_unique(case: Case) -> None:
     data, layout, root, _ = case
-    if layout.bare:
+    if layout.in_root:
         assert len(load(data.name, root / layout.folder).train) == layout_writers.TRAIN
     else:
         with pytest.raises(ValueError, match="found n"):

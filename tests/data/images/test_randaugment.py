@@ -15,8 +15,8 @@ from torchvision.transforms import RandAugment
 from torchvision.transforms import functional as TF
 from torchvision.transforms.autoaugment import _apply_op
 
-from normfree.data.draws import key
-from normfree.data.images.randaugment import BINS, Operation, apply, choices, randaugment
+from normfree.data.counter_rng import key
+from normfree.data.images.randaugment import BINS, Operation, apply, draw_operations, randaugment
 
 CODES = {name: code for name, code in vars(Operation).items() if name.isupper()}
 NAMES = {code: name.title().replace("_", "") for name, code in CODES.items()}
@@ -43,7 +43,7 @@ def pictures(channels: int) -> torch.Tensor:
 
 
 def strength(operation: int, magnitude: int, sign: int, size: tuple[int, int]) -> float:
-    """The number that torchvision hands to the operation."""
+    """The number that torchvision passes to the operation."""
     levels, signed = RandAugment()._augmentation_space(BINS, size)[NAMES[operation]]
     assert signed == (operation in SIGNED)
     value = float(levels[magnitude]) if levels.ndim else 0.0
@@ -56,7 +56,7 @@ def torchvision(image: torch.Tensor, operation: int, magnitude: int, sign: int) 
 
 
 def midway(shape: torch.Size, operation: int, magnitude: int, sign: int) -> np.ndarray:
-    """Pixels whose source is as near to two pixels, to a ten-thousandth, pixel by pixel."""
+    """The pixels whose source is equally near to two pixels, up to 1e-4."""
     _, height, width = shape
     value = strength(operation, magnitude, sign, (height, width))
     unclear = np.zeros((height, width), dtype=bool)
@@ -154,7 +154,7 @@ def test_operations_take_tiny_images(shape: tuple[int, int]) -> None:
 def test_batch_equals_its_images_one_by_one() -> None:
     batch = pictures(3).repeat(12, 1, 1, 1)
     keys = key(4, torch.arange(len(batch)))
-    drawn, signs = choices(keys, 3)
+    drawn, signs = draw_operations(keys, 3)
     assert set(drawn.flatten().tolist()) == set(range(len(CODES)))
     ours = randaugment(batch, drawn, signs, 11)
     for number, image in enumerate(batch):
@@ -165,4 +165,4 @@ def test_batch_equals_its_images_one_by_one() -> None:
 
 def test_randaugment_refuses_channels_without_colours() -> None:
     with pytest.raises(ValueError, match="1 or 3 channels for RandAugment, got 4"):
-        randaugment(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), *choices(key(0, torch.arange(2)), 1), 9)
+        randaugment(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), *draw_operations(key(0, torch.arange(2)), 1), 9)

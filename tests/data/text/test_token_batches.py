@@ -1,8 +1,9 @@
-"""Batches hold every pair, padded to few shapes within the limit, and can be made again from seed, epoch and step."""
+"""Batches hold every pair in a few padded shapes, depend on seed, epoch and step alone, and waste the least padding."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations_with_replacement, pairwise, product
 
 import numpy as np
 import pytest
@@ -10,21 +11,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normfree.data.draws import key, order
-from normfree.data.text.token_batches import TokenBatch, TokenBatches
+from normfree.data.counter_rng import epoch_order, key
+from normfree.data.text import token_batches
+from normfree.data.text.token_batches import TokenBatch, TokenBatches, padded_shapes
 from normfree.data.text.token_pairs import TokenPairs
 from normfree.models.special_tokens import END, PAD, START
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 7)), min_size=1, max_size=40)
+SHORT_LENGTHS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=12)
 
 
 def pairs_of(lengths: list[tuple[int, int]]) -> TokenPairs:
-    """Pairs that tell their number by every token."""
+    """Pairs with the given lengths; every token of a pair identifies the pair."""
     return TokenPairs.of(([4 + 2 * i] * s, [5 + 2 * i] * t) for i, (s, t) in enumerate(lengths))
 
 
 def corpus(count: int, mean: float = 25.0, seed: int = 0) -> TokenPairs:
-    """Lengths as of sentences and their translations: log-normal, of correlation about 0.9."""
+    """Pairs with log-normal lengths of correlation about 0.9, like sentences and their translations."""
     draws = np.random.default_rng(seed)
     log = draws.normal(np.log(mean), 0.45, count)
     lengths = [np.exp(log + draws.normal(0, 0.12, count)).astype(int).clip(1, 120) for _ in range(2)]
@@ -32,7 +35,7 @@ def corpus(count: int, mean: float = 25.0, seed: int = 0) -> TokenPairs:
 
 
 def number(source: torch.Tensor, target: torch.Tensor) -> int | None:
-    """Which pair of `pairs_of` a row is, if it has any tokens."""
+    """The index of the pair of `pairs_of` in a row, or None for a row without tokens."""
     if int(source[0]) > END:
         return (int(source[0]) - 4) // 2
     return (int(target[0]) - 5) // 2 if int(target[0]) > END else None
@@ -41,7 +44,7 @@ def number(source: torch.Tensor, target: torch.Tensor) -> int | None:
 def slow_epoch(pairs: TokenPairs, batches: TokenBatches, epoch: int) -> list[list[int]]:
     """The pairs of each batch of an epoch, by lists and loops."""
     waiting: list[list[int]] = [[] for _ in batches.shapes]
-    for row in order(batches.seed, epoch, len(pairs)).tolist():
+    for row in epoch_order(batches.seed, epoch, len(pairs)).tolist():
         s, t = (len(side) + 1 for side in pairs[row])
         first = next(k for k, shape in enumerate(batches.shapes) if s <= shape.source and t <= shape.target)
         waiting[first].append(row)
@@ -161,8 +164,8 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_gathering_waits_for_nothing_on_the_host() -> None:
     batches = TokenBatches(corpus(200), tokens=600)
     with torch.device("cpu"):
-        graph = torch.export.export(_Gather(batches, 0), (torch.tensor(batches._kinds.index(0)),))
-    step = batches._kinds.index(0)  # an export fails where a value is read
+        graph = torch.export.export(_Gather(batches, 0), (torch.tensor(batches._shape_ids.index(0)),))
+    step = batches._shape_ids.index(0)  # an export fails where a value is read
     assert torch.equal(graph.module()(torch.tensor(step)), batches.batch(step).source)
 
 
@@ -237,9 +240,72 @@ def test_batches_refuse_what_does_not_fit() -> None:
 
 
 def test_every_shape_can_be_read_from_the_place_of_every_batch() -> None:
-    """As a capture does, whose first batch may be the last of all in memory; past the end there are pairs, too."""
+    """A capture does this: its first batch may be the last in memory, and the rows after it must be pairs, too."""
     batches = TokenBatches(corpus(300), tokens=400)
     assert len({shape.rows for shape in batches.shapes}) > 1
     for step in range(batches.steps):
         for shape, (rows, width, _) in enumerate(batches.shapes):
             assert batches.gather(shape, torch.tensor(step)).source.shape == (rows, width)
+
+
+def slots_of(pairs: list[tuple[int, int]], shapes: list[tuple[int, int]]) -> int:
+    """The slots of all pairs, each padded to the first shape that holds it."""
+    total = 0
+    for s, t in pairs:
+        total += next(S + T for S, T in shapes if s <= S and t <= T)
+    return total
+
+
+def least_slots(pairs: list[tuple[int, int]], count: int) -> int:
+    """The fewest slots of any nested shapes, by trying all of them."""
+    largest = (max(s for s, _ in pairs), max(t for _, t in pairs))
+    cells = list(product(range(1, largest[0] + 1), range(1, largest[1] + 1)))
+    nested = (
+        [*chain, largest]
+        for chain in combinations_with_replacement(cells, count - 1)
+        if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(chain))
+    )
+    return min(slots_of(pairs, chain) for chain in nested)
+
+
+def shapes_of(
+    pairs: list[tuple[int, int]], most: int, padding: float = 0.0, overhead: int = -1
+) -> list[tuple[int, int]]:
+    source, target = np.array(pairs).T
+    return padded_shapes(source, target, most=most, padding=padding, overhead=overhead)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=SHORT_LENGTHS, most=st.integers(1, 3))
+def test_shapes_have_the_least_padding_of_all(pairs: list[tuple[int, int]], most: int) -> None:
+    shapes = shapes_of(pairs, most)
+    assert 1 <= len(shapes) <= most
+    assert slots_of(pairs, shapes) == least_slots(pairs, most)
+    assert all(a != b and a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(shapes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=SHORT_LENGTHS, padding=st.sampled_from([0.05, 0.2, 0.4]))
+def test_shapes_are_the_fewest_that_keep_the_padding(pairs: list[tuple[int, int]], padding: float) -> None:
+    real = sum(s + t for s, t in pairs)
+    shapes = shapes_of(pairs, 3, padding)
+    enough = [k for k in (1, 2, 3) if 1 - real / least_slots(pairs, k) <= padding]
+    assert len(shapes) <= (min(enough) if enough else 3)
+    if enough:
+        assert 1 - real / slots_of(pairs, shapes) <= padding + 1e-12
+
+
+def test_shapes_save_more_than_their_overhead() -> None:
+    pairs = [(1, 1)] * 10 + [(5, 5)] * 10
+    assert shapes_of(pairs, 5, overhead=79) == [(1, 1), (5, 5)]
+    assert shapes_of(pairs, 5, overhead=80) == [(5, 5)]  # two shapes save 10 · 8 slots, and that is not more
+
+
+def test_shapes_of_long_sentences_hold_them_on_a_coarser_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    pairs = [(int(s), int(t)) for s, t in draws.integers(1, 100, (200, 2))]
+    fine = slots_of(pairs, shapes_of(pairs, 6))
+    monkeypatch.setattr(token_batches, "_GRID", 16)
+    coarse = shapes_of(pairs, 6)
+    assert coarse[-1] == (max(s for s, _ in pairs), max(t for _, t in pairs))
+    assert fine <= slots_of(pairs, coarse) <= 1.1 * fine

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from normfree.data import ImageSet, load
-from normfree.data.images.image_folder import Folder
+from normfree.data.images.image_folder import ImageFolder
 from normfree.train import TrainConfig
 from normfree.train.engine.distributed import Processes
 from normfree.train.engine.inputs import Inputs, Judged, example_of, inputs_of, is_folder, open_data
 from tiny_images import tiny_images
 
 
-def inputs(data: ImageSet | tuple[Folder, Folder], rank: int = 0, world: int = 1, **changes: Any) -> Inputs:
+def inputs(data: ImageSet | tuple[ImageFolder, ImageFolder], rank: int = 0, world: int = 1, **changes: Any) -> Inputs:
     config = TrainConfig(batch_size=16, workers=0).with_changes(**changes)
     layout: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "channels_last": False}
     return inputs_of(config, data, **layout, processes=Processes(rank, world))
@@ -25,7 +25,7 @@ def pictures(images: Judged | None) -> list[bytes]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> tuple[Folder, Folder]:
+def folder(tmp_path: Path) -> tuple[ImageFolder, ImageFolder]:
     from PIL import Image
 
     for part, count in (("train", 5), ("val", 2)):
@@ -58,7 +58,7 @@ def test_processes_share_the_images_that_are_scored() -> None:
     assert [len(part) for part in parts] == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
-def test_folder_is_parted_like_a_set(folder: tuple[Folder, Folder]) -> None:
+def test_folder_is_parted_like_a_set(folder: tuple[ImageFolder, ImageFolder]) -> None:
     found = inputs(folder, validation=0.2, batch_size=8)
     assert (found.per_step, found.feed.steps) == (8, 1)
     assert len(pictures(found.validation)) == 2
@@ -68,7 +68,7 @@ def test_folder_is_parted_like_a_set(folder: tuple[Folder, Folder]) -> None:
         inputs(folder, validation=0.99)
 
 
-def test_held_out_files_depend_on_the_seed_alone(folder: tuple[Folder, Folder]) -> None:
+def test_held_out_files_depend_on_the_seed_alone(folder: tuple[ImageFolder, ImageFolder]) -> None:
     def held(**changes: Any) -> list[bytes]:
         return pictures(inputs(folder, validation=0.4, **changes).validation)
 
@@ -76,7 +76,7 @@ def test_held_out_files_depend_on_the_seed_alone(folder: tuple[Folder, Folder]) 
     assert any(held(seed=seed) != held() for seed in range(1, 5))
 
 
-def test_example_is_what_the_network_sees(folder: tuple[Folder, Folder]) -> None:
+def test_example_is_what_the_network_sees(folder: tuple[ImageFolder, ImageFolder]) -> None:
     config, data = TrainConfig(), tiny_images()
     pixels = data.train.images[:3].double() / 255
     expected = (pixels - torch.tensor(data.mean).view(-1, 1, 1)) / torch.tensor(data.std).view(-1, 1, 1)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from normfree.data import ImageSet, load
-from normfree.data.draws import order
-from normfree.data.images.folder_batches import FolderBatches, folder_in_order
-from normfree.data.images.image_batches import Batches, in_order
-from normfree.data.images.image_folder import Folder, read_folder
+from normfree.data.counter_rng import epoch_order
+from normfree.data.images.image_batches import ImageBatches, in_order
+from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import Split
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_batches import TokenBatches
@@ -24,7 +23,7 @@ from normfree.train.engine.evaluation import Score, score
 from normfree.train.engine.step import Feed, Loss, ShapedFeed, image_loss
 from normfree.train.text.token_runs import is_tokens, open_tokens, require_bleu, token_batches, token_loss, token_score
 
-Data = ImageSet | tuple[Folder, Folder] | Prepared
+Data = ImageSet | tuple[ImageFolder, ImageFolder] | Prepared
 Judged = Callable[[], Iterator[Any]]
 """What a model is scored on: batches, each image, pair or block once."""
 FOLDER_SIZE = 224  # the side that the images of a folder are brought to
@@ -82,7 +81,7 @@ def require_whole(data: Data) -> None:
             )
 
 
-def example_of(config: TrainConfig, data: ImageSet | tuple[Folder, Folder], count: int = 64) -> Tensor:
+def example_of(config: TrainConfig, data: ImageSet | tuple[ImageFolder, ImageFolder], count: int = 64) -> Tensor:
     """A few training images as the network sees them, for its shape and for methods that look at data."""
     if isinstance(data, ImageSet):
         split = data.train.take(slice(0, count))
@@ -129,13 +128,13 @@ def inputs_of(
             return partial(in_order, part, batch_size=config.eval_batch_size, **colours, **layout) if part else _none
 
         return Inputs(
-            feed=Batches(train, **shared, **colours, **layout),
+            feed=ImageBatches(train, **shared, **colours, **layout),
             per_step=config.batch_size,
             validation=scored(held) if len(held) else None,
             test=scored(data.test),
         )
     whole, test = data
-    drawn = order(config.seed, 0, len(whole)).tolist()
+    drawn = epoch_order(config.seed, 0, len(whole)).tolist()
     count = round(config.validation * len(whole))
     kept, held_out = _part(whole, sorted(drawn[count:])), _part(whole, sorted(drawn[:count]))
     reading: dict[str, Any] = {
@@ -145,7 +144,7 @@ def inputs_of(
         **layout,
     }
 
-    def streamed(folder: Folder) -> Judged:
+    def streamed(folder: ImageFolder) -> Judged:
         part = _part(folder, range(len(folder))[mine])
         return partial(folder_in_order, part, **reading) if part else _none
 
@@ -185,7 +184,9 @@ def _none() -> Iterator[tuple[Tensor, Tensor]]:
     return iter(())
 
 
-def _part(folder: Folder, which: Iterable[int]) -> Folder:
+def _part(folder: ImageFolder, which: Iterable[int]) -> ImageFolder:
     """The files of a folder by their numbers."""
     numbers = list(which)
-    return Folder(classes=folder.classes, files=tuple(folder.files[i] for i in numbers), labels=folder.labels[numbers])
+    return ImageFolder(
+        classes=folder.classes, files=tuple(folder.files[i] for i in numbers), labels=folder.labels[numbers]
+    )

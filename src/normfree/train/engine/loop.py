@@ -19,7 +19,7 @@ from torch import nn
 
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
-from normfree.data.images.embedded import LINEAR_ACCURACY
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared
 from normfree.files import explained, replacing, write_json
 from normfree.models.foreign import is_foreign

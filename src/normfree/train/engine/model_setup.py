@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.conversion import Changes, convert_
 from normfree.data import ImageSet
-from normfree.data.images.image_folder import Folder
+from normfree.data.images.image_folder import ImageFolder
 from normfree.data.images.image_set import Split
 from normfree.data.text.prepared_folder import Prepared
 from normfree.methods import get
@@ -70,7 +70,7 @@ def built_from(config: TrainConfig, data: Data) -> dict[str, Any]:
     }
 
 
-def _digest(parts: Iterable[Split | Folder]) -> str:
+def _digest(parts: Iterable[Split | ImageFolder]) -> str:
     """What images are told by: their bytes and labels, or those of a folder by the names and sizes of their files."""
     digest = hashlib.sha256()
     for part in parts:
@@ -105,7 +105,7 @@ def class_count(data: Data) -> int:
     return len(classes_of(data))
 
 
-def classes_of(data: ImageSet | tuple[Folder, Folder]) -> tuple[str, ...]:
+def classes_of(data: ImageSet | tuple[ImageFolder, ImageFolder]) -> tuple[str, ...]:
     """The names of the classes of images."""
     return data.classes if isinstance(data, ImageSet) else data[0].classes
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import Batch
+from normfree.data.images.image_batches import ImageBatch
 from normfree.nn.overlap import overlapping
 from normfree.optim.clipping import agc_, norm_
 from normfree.optim.master_weights import MasterWeights
@@ -79,7 +79,7 @@ class StepSettings:
     loss_limit: float = 1e4
 
 
-def loss_of(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def loss_of(logits: Tensor, batch: ImageBatch, label_smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy in float32; of a mixed batch, of both labels by their shares."""
     logits = logits.float()
     losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)
@@ -89,7 +89,7 @@ def loss_of(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tenso
     return losses.mean()
 
 
-def image_loss(forward: Callable[..., Tensor], batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+def image_loss(forward: Callable[..., Tensor], batch: ImageBatch, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """The mean cross-entropy of a batch of images, and the share of those that are recognized."""
     logits = forward(batch.inputs)
     loss = loss_of(logits, batch, label_smoothing)
@@ -103,7 +103,7 @@ def _pieces(batch: Any, parts: int) -> list[Any]:
     # Every parts-th sample, so that the micro-batches of several processes together are those of one process.
     pieces = [slice(first, None, parts) for first in range(parts)]
     return [
-        Batch(
+        ImageBatch(
             batch.inputs[piece], batch.labels[piece], None if batch.other is None else batch.other[piece], batch.share
         )
         for piece in pieces
