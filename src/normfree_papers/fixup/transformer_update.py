@@ -1,0 +1,109 @@
+"""The claim of `fixup` on Transformers before training: its template gives an update of Θ(η) at any depth.
+
+Reference: Zhang, Dauphin, Ma 2019, section 3 (the template) and section 4.3, which applies it to a Transformer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from normfree.diagnostics.propagation import propagate
+from normfree.diagnostics.updates import measure_updates
+from normfree.models import build
+from normfree.models.base import BaseModel
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.registry import claim
+
+_FIXUP, _BOUNDED, _UNSCALED = "Fixup", "Fixup, bounded", "Fixup without L-scaling"
+_ROWS = {_FIXUP: "fixup", _BOUNDED: "fixup_bounded", _UNSCALED: "fixup"}
+_WORDS, _SENTENCES, _LENGTH = 20, 8, 10
+
+
+def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
+    """A Transformer with half of its layers in the encoder; the embeddings, which also classify, keep their draws."""
+    half, generator = layers // 2, torch.Generator().manual_seed(seed)
+    model = build(
+        f"transformer-{half}-{half}-16-32-4",
+        _ROWS[row],
+        num_classes=_WORDS,
+        dropout=0.0,
+        dtype=torch.float64,
+        generator=generator,
+        device=device,
+    )
+    if row == _UNSCALED:
+        branches = model.plan.branches
+        for branch in branches:
+            for layer in branch.layers:
+                weight = model.get_parameter(f"{layer.name}.weight")
+                weight.data.mul_(len(branches) ** (1 / (2 * branch.depth - 2)))
+    return model
+
+
+@claim(
+    id="fixup/sec4_3",
+    where="Section 4.3, by section 3",
+    statement="The template of Fixup, followed in a Transformer, lets one SGD step change it by Θ(η) at any depth.",
+    paper_value="‖Δf‖ = Θ(η) is what the template is for; the text measures it in no Transformer",
+    how="One gradient step on the branch weights of encoder-decoder Transformers of 6 to 96 layers, 16 wide, in "
+    "float64; an attention counts as m = 4 layers, as in the authors' code; 6 to 24 layers (quick).",
+    cost=Cost(quick_seconds=4, full_seconds=40),
+    checks=(
+        expect("largest output of a branch at the start", paper=0.0, low=0.0, high=0.0).says(
+            "every branch puts out 0 at the start; the largest norm of its output for a sentence is",
+            why="the last layer of a branch is 0, rule 1 of the template",
+        ),
+        expect(f"spread over depth, {_FIXUP}", paper="Θ(1)", high=2.0).says(
+            "‖Δf‖/η, largest over smallest of all depths, is",
+            why="the factor that fixup/eq5 takes for independent of depth",
+        ),
+        aside(f"exponent, {_FIXUP}", low=0.57, high=0.77).says(
+            "it grows as L^(2/3): the softmax is bounded, so that of query, key and value × L^(-1/6) the "
+            "output sees the value's factor alone",
+            why="L branches, each by L^(-1/6) squared: 1 - 2/6, with a tenth of slack; ours",
+        ),
+        aside(f"spread over depth, {_BOUNDED}", high=2.0).says(
+            "with values × L^(-1/2) and queries and keys as they are (method fixup_bounded) it is",
+            why="as above; this method is ours",
+        ),
+        expect(f"exponent, {_UNSCALED}", paper="Θ(L)", low=0.9, high=1.1).says(
+            "without the factor the update grows in proportion to depth (the control)",
+            why="appendix B.1: proportional to L",
+        ),
+    ),
+)
+def sec4_3(settings: Settings) -> Measurement:
+    """The first update of Transformers over depth. Reference: fixup, sections 3 and 4.3, equation 5."""
+    depths = (6, 12, 24) if settings.quick else (6, 12, 24, 48, 96)
+    curves: dict[str, list[list[float]]] = {row: [] for row in _ROWS}
+    largest = []
+    for seed in settings.each_seed():
+        g = torch.Generator().manual_seed(1000 + seed)
+        source, target, answer = (torch.randint(4, _WORDS, (_SENTENCES, _LENGTH), generator=g) for _ in range(3))
+        inputs, answer = (source.to(settings.device), target.to(settings.device)), answer.to(settings.device)
+        for row, found in curves.items():
+            models = [_transformer(row, depth, seed, settings.device) for depth in depths]
+            steps = [measure_updates(model, inputs, answer, rates=(1e-6,), share_limit=0) for model in models]
+            found.append([step.per_unit for step in steps])
+            if row == _FIXUP:
+                largest.append(max(n for model in models for n in propagate(model, inputs).series("branch", "norm")))
+    spread = {row: [max(c) / min(c) for c in found] for row, found in curves.items()}
+    slopes = {row: [exponent(depths, c) for c in found] for row, found in curves.items()}
+    panel = Panel(
+        "encoder-decoder Transformers",
+        tuple(Curve(row, means(found)) for row, found in curves.items()),
+        "‖Δf‖/η, root mean square over sentences",
+        "layers",
+        x=tuple(map(float, depths)),
+        log_x=True,
+    )
+    return Measurement(
+        values={
+            "largest output of a branch at the start": largest,
+            **{f"spread over depth, {row}": numbers for row, numbers in spread.items()},
+            **{f"exponent, {row}": numbers for row, numbers in slopes.items()},
+        },
+        panels=(panel,),
+    )

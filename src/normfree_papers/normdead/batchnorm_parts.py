@@ -1,0 +1,341 @@
+"""The claim of `normdead` on the parts of batch norm, and the parts of an NF-ResNet that replace them.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.models import Network, build
+from normfree.nn.residual import Residual
+from normfree.report import Column, Table
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
+from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
+from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.nf_signal import batch_norm, centred, he
+
+_FACTOR = 3.0
+_INPUTS, _OUTPUTS, _BATCH = 64, 32, 128
+Layer = Callable[[Tensor], Tensor]
+
+
+def _blocks(model: nn.Module) -> list[Residual]:
+    return [module for module in model.modules() if isinstance(module, Residual)]
+
+
+@torch.no_grad()
+def entered_variance(model: Network, x: Tensor) -> tuple[list[float], list[float]]:
+    """Variance of every block's input before and after the factor α; mean over channels."""
+    found: tuple[list[float], list[float]] = ([], [])
+
+    def watch(block: nn.Module, args: tuple[Tensor, ...]) -> None:
+        for into, signal in zip(found, (args[0], block.alpha(args[0])), strict=True):  # type: ignore[operator]
+            into.append(float(signal.var((0, 2, 3), correction=0).mean()))
+
+    handles = [block.register_forward_pre_hook(watch) for block in _blocks(model)]
+    model(x)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+# One layer: plain with batch norm, or with centred weight norm
+
+
+def input_gradient(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
+    """Gradient at the input of ½‖ReLU(layer(x)) - target‖²."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(0.5 * (torch.relu(layer(x)) - target).square().sum(), x)
+    return gradient
+
+
+def share(gradient: Tensor, dim: int) -> float:
+    """RMS of the mean over a dimension, relative to the RMS of all numbers."""
+    return float(gradient.mean(dim).square().mean().sqrt() / gradient.square().mean().sqrt())
+
+
+def layer_values(seed: int) -> dict[str, float]:
+    """The effect of batch norm and of centred weight norm on scales, biases and gradients of one layer."""
+    g = generator(seed)
+    x = normal((_BATCH, _INPUTS), g) + normal((1, _INPUTS), g)
+    target = normal((_BATCH, _OUTPUTS), g)
+    plain, weights = he(_INPUTS, _OUTPUTS, 1.0, g), centred(_INPUTS, _OUTPUTS, 1.0, g)
+    for parameter in (*plain.parameters(), *weights.parameters()):
+        parameter.requires_grad_(False)
+    shift, gain = normal((_OUTPUTS,), g), 0.5 + normal((_OUTPUTS,), g).abs()
+
+    def normed(t: Tensor) -> Tensor:
+        return batch_norm(plain(t))
+
+    before = {"batch norm": normed(x), "centred weight norm": weights(x), "neither": plain(x)}
+    values = {
+        "input scale, batch norm": apart(normed(_FACTOR * x), before["batch norm"]),
+        "input scale, centred weight norm": apart(weights(_FACTOR * x), before["centred weight norm"]),
+        "output over 3 at 3 times the input, centred weight norm": apart(
+            weights(_FACTOR * x) / _FACTOR, before["centred weight norm"]
+        ),
+        "bias before batch norm": apart(batch_norm(plain(x) + shift), before["batch norm"]),
+        "affine scale, centred weight norm": _with_gain(weights, gain, x, before["centred weight norm"]),
+        "bias, centred weight norm": _with_bias(weights, shift, x, before["centred weight norm"]),
+        "gradient's mean over the batch, batch norm": share(
+            # At the input of the normalizer, as in equation 3.
+            input_gradient(batch_norm, plain(x), target),
+            0,
+        ),
+        "gradient's mean over the batch, centred weight norm": share(input_gradient(weights, x, target), 0),
+        "gradient's mean over inputs, centred weight norm": share(input_gradient(weights, x, target), 1),
+        "gradient's mean over inputs, neither": share(input_gradient(plain, x, target), 1),
+    }
+    factors = normal((_OUTPUTS, 1), g).exp()
+    plain.weight.mul_(factors)
+    weights.weight.mul_(factors)
+    values |= {
+        "weight scale, batch norm": apart(normed(x), before["batch norm"]),
+        "weight scale, centred weight norm": apart(weights(x), before["centred weight norm"]),
+        "weight scale, neither": apart(plain(x), before["neither"]),
+    }
+    return values
+
+
+def _with_gain(layer: Any, gain: Tensor, x: Tensor, before: Tensor) -> float:
+    """The difference between the layer with gains and its output times the gains."""
+    layer.gain.copy_(gain.unsqueeze(1))
+    found = apart(layer(x), gain * before)
+    layer.gain.fill_(1.0)
+    return found
+
+
+def _with_bias(layer: Any, shift: Tensor, x: Tensor, before: Tensor) -> float:
+    """The difference between the layer with a bias and its output plus the bias."""
+    layer.bias = nn.Parameter(shift.clone(), requires_grad=False)
+    found = apart(layer(x), before + shift)
+    layer.bias = None
+    return found
+
+
+# Whole networks
+
+_MODEL, _SIZE = "wrn-16-2", 16
+
+
+@torch.no_grad()
+def network_values(method: str, seed: int) -> dict[str, float]:
+    """Change of the last sum, and of a branch with α from the data, when inputs or weights are scaled."""
+    g = generator(seed)
+    model = build(_MODEL, method, padding_mode="circular", generator=g).double()
+    x = normal((8, 3, _SIZE, _SIZE), g)
+
+    def features(images: Tensor) -> Tensor:
+        out: Tensor = model.body(model.stem(images))
+        return out
+
+    before = features(x)
+    values = {"input": apart(features(_FACTOR * x), before)}
+    block: Any = _blocks(model)[1]
+    signal = model.stem(x)
+    signal = signal.repeat(1, 2, 1, 1)  # the width of the second block
+    inside = [block.branch(block.entry(s / s.std(correction=0))) for s in (signal, _FACTOR * signal)]
+    values["branch"] = apart(inside[1], inside[0])
+    for which in (0, -1):
+        for block in _blocks(model):
+            layers = [layer for layer in block.branch if isinstance(layer, nn.Conv2d)]
+            layers[which].weight.mul_(_FACTOR)
+        after = features(x)
+        values["first layers" if which == 0 else "last layers"] = apart(after, before)
+        before = after
+    return values
+
+
+def gradient_means(method: str, seed: int) -> list[float]:
+    """The mean over batch and positions of the gradient at the first layer of each branch, relative to its RMS."""
+    g = generator(seed)
+    model = build(_MODEL, method, padding_mode="circular", generator=g).double()
+    kept: list[Tensor] = []
+    handles = []
+    for block in _blocks(model):
+        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+        handles.append(first.register_forward_hook(lambda _m, _a, out: kept.append(out)))
+    labels = torch.randint(10, (16,), generator=g)
+    loss = nn.functional.cross_entropy(model(normal((16, 3, _SIZE, _SIZE), g)), labels)
+    gradients = torch.autograd.grad(loss, kept)
+    for handle in handles:
+        handle.remove()
+    shares = [t.mean((0, 2, 3)).square().mean().sqrt() / t.square().mean().sqrt() for t in gradients]
+    return [float(value) for value in shares]
+
+
+_NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta=1"}
+
+
+@claim(
+    id="normdead/sec5_2",
+    where="Section 5.2",
+    statement="α stands for batch norm's division, centred weight norm for its mean, scale invariance and affine part; "
+    "nothing stands for its centring of the gradient.",
+    paper_value="sentences without numbers; their words stand beside the checks",
+    how="Outputs and gradients of single layers with batch norm and with centred weight norm, and of networks with "
+    "both, under changes of inputs, weights, gains and biases.",
+    cost=Cost(quick_seconds=2, full_seconds=6),
+    quick_seeds=1,
+    seeds=3,
+    checks=(
+        expect("largest Var[αx] less 1", paper="models the division by the standard deviation", high=0.1).says(
+            "α does what division by σ does: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
+            why="measured here before: within 10 % of the expectation with circular padding, batch ≥ 8",
+        ),
+        expect("largest Var[x]", low=5.0).says(
+            "while the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
+        ),
+        rounding("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
+        rounding("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
+        expect("weight scale, neither", low=0.1).says("a plain layer is not (the control)", why="factors around e"),
+        rounding("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
+        rounding(
+            "output over 3 at 3 times the input, centred weight norm",
+            "of centred weight norm it passes in full",
+            "the input scale-invariance is lost",
+        ),
+        rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
+        rounding("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
+        rounding("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
+        rounding(
+            "branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"
+        ),
+        expect(
+            "NF-ResNet at 3 times its input",
+            paper="some sort of scale-invariance for the entirety of the network",
+            low=1.999,
+            high=2.001,
+        ).says(
+            "the network with its analytic α: relative change of the last sum",
+            why="without biases it is homogeneous: 3 times the input gives 3 times the output; float32 factors",
+            erratum="α is a constant computed for inputs of unit variance, so that the network is homogeneous, not "
+            "invariant; only an α taken from the data would make its branches invariant, and not its shortcuts",
+        ),
+        expect("NF-ResNet with all weights scaled", paper="re-introduced", high=1e-9).says(
+            "in the network every weight layer of a branch is scale-invariant", why="rounding over 16 layers"
+        ),
+        expect("ResNet with batch norm, first layers scaled", paper="invariant", high=1e-3).says(
+            "with batch norm so are those that a normalizer follows",
+            why="ε = 1e-5 over a variance of about 1, and six blocks",
+        ),
+        aside("ResNet with batch norm, last layers scaled", low=0.1).says(
+            "but not the last of a pre-activation branch, which enters the sum (the control)",
+            why="the branch is three times as large beside its shortcut",
+        ),
+        rounding(
+            "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
+        ),
+        expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
+            "centred weight norm does not", why="a rectified loss has gradients of one sign; a twentieth of the rms"
+        ),
+        expect(
+            "gradient's mean over inputs, centred weight norm",
+            paper="does not otherwise affect the gradients w.r.t. the inputs",
+            high=ROUNDING,
+        ).says(
+            "but it centres the gradient of every sample over the layer's inputs",
+            why=WHY_ROUNDING,
+            erratum="the rows of centred weights sum to 0, so every gradient that they send back does as well",
+        ),
+        expect("gradient's mean over inputs, neither", low=0.05).says(
+            "plain weights do not (the control)", why="1/√64 = 0.12 for random weights; less than half of it"
+        ),
+        expect("largest mean of a gradient, ResNet with batch norm", paper="centred", high=1e-9).says(
+            "in a network too: mean over batch and positions over rms, largest of the branches",
+            why="rounding over 16 layers",
+        ),
+        expect("smallest mean of a gradient, NF-ResNet", paper="no gradient centering", low=1e-4).says(
+            "in an NF-ResNet none is centred (the control)",
+            why="4,096 independent numbers would leave 0.016; a hundredth of it is no rounding",
+        ),
+    ),
+)
+@undisturbed
+def sec5_2(settings: Settings) -> Measurement:
+    """Scales, shifts and gradients under batch norm and its replacements. Reference: normdead, section 5.2."""
+    numbers: list[dict[str, float]] = []
+    variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
+    centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}
+    for seed in settings.each_seed():
+        g = generator(seed)
+        deep = build("preact_resnet50", "nf:beta=1", padding_mode="circular", generator=g).to(settings.device)
+        images = torch.randn(8 if settings.quick else 16, 3, 32, 32, generator=g)
+        before, after = entered_variance(deep, images.to(settings.device))
+        variances["x"].append(before)
+        variances["αx"].append(after)
+        for name, method in _NETWORKS.items():
+            centring[name].append(gradient_means(method, seed))
+        normed, free = network_values("batchnorm", seed), network_values("nf:beta=1", seed)
+        one = {
+            "largest Var[αx] less 1": max(abs(value - 1) for value in after),
+            "largest Var[x]": max(before),
+            **layer_values(seed),
+            "branch at 3 times its input, α from the data": free["branch"],
+            "NF-ResNet at 3 times its input": free["input"],
+            "NF-ResNet with all weights scaled": math.hypot(free["first layers"], free["last layers"]),
+            "ResNet with batch norm, first layers scaled": normed["first layers"],
+            "ResNet with batch norm, last layers scaled": normed["last layers"],
+            "ResNet with batch norm at 3 times its input": normed["input"],
+            "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"][-1]),
+            "smallest mean of a gradient, NF-ResNet": min(centring["NF"][-1]),
+        }
+        numbers.append(one)
+    values = by_name(numbers)
+    return Measurement(
+        values=values,
+        panels=(
+            Panel(
+                "input of the blocks of an NF-ResNet-50",
+                tuple(Curve(f"Var[{name}]", means(curves)) for name, curves in variances.items()),
+                "mean over channels",
+                log_y=False,
+            ),
+            Panel(
+                f"what is left of the gradient's mean, {_MODEL}",
+                tuple(Curve(name, means(curves)) for name, curves in centring.items()),
+                "mean over root mean square",
+                note="at the output of the first layer of every branch, which batch norm follows where there is one",
+            ),
+        ),
+        tables=(_pieces(values),),
+        notes=(
+            "the regularization that the section names needs training, and is not measured here",
+            "weights of the last layer of a pre-activation branch are not scale-invariant under batch norm, since no "
+            "normalizer follows before the sum; under centred weight norm they are",
+        ),
+    )
+
+
+def _pieces(values: dict[str, list[float]]) -> Table:
+    def cell(name: str) -> str:
+        value = sum(values[name]) / len(values[name])
+        return "0" if abs(value) <= ROUNDING else f"{value:.2g}"
+
+    def both(name: str) -> tuple[str, str]:
+        return cell(f"{name}, batch norm"), cell(f"{name}, centred weight norm")
+
+    rows = (
+        ("division by σ", "α", "by definition", cell("largest Var[αx] less 1")),
+        ("weights' scale", "centred weight norm", *both("weight scale")),
+        ("input's scale, a layer", "nothing", *both("input scale")),
+        (
+            "input's scale, the network",
+            "α, says the survey",
+            cell("ResNet with batch norm at 3 times its input"),
+            cell("NF-ResNet at 3 times its input"),
+        ),
+        ("affine scale", "gain on the weights", "by definition", cell("affine scale, centred weight norm")),
+        ("affine shift", "the layers' own bias", "by definition", cell("bias, centred weight norm")),
+        ("gradient centred over the batch", "nothing", *both("gradient's mean over the batch")),
+    )
+    columns = (Column("what batch norm does"), Column("stands for it"), Column("batch norm"), Column("NF-ResNet"))
+    return Table("Relative deviation from doing it in full", columns, rows)

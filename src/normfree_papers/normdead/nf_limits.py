@@ -1,0 +1,169 @@
+"""The claim of `normdead` on the limits of NF-ResNets: other skip connections, normalized weights, dropout.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from normfree import theory
+from normfree.methods import get
+from normfree.methods.method import EVERY_SKIP
+from normfree.models import build
+from normfree.models.nonresidual import Concatenate, Highway
+from normfree.nn.residual import Residual
+from normfree.nn.weight_layers import weight_kind
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
+from normfree_papers.normdead.nf_signal import centred, variance
+
+_BLOCKS, _WIDTH, _GROWTH, _DRAWS = 12, 512, 64, 1_000_000
+_KINDS = ("sum", "concatenation", "gate")
+
+
+class _Scaled(nn.Module):
+    """f(αx): scaling, ReLU, and centred weights with the gain that keeps the variance."""
+
+    def __init__(self, inputs: int, outputs: int, alpha: float, g: torch.Generator) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.layer = centred(inputs, outputs, theory.variance_gain("relu") ** 0.5, g)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(torch.relu(self.alpha * x))
+        return out
+
+
+@torch.no_grad()
+def scaled_branches(kind: str, seed: int) -> list[float]:
+    """Variance of the branch in every block, with the α = 1/√b of NF-ResNets in block b."""
+    g = generator(seed)
+    x = normal((2 * _WIDTH, 256 if kind == "concatenation" else _WIDTH), g)
+    found = []
+    for b in range(1, _BLOCKS + 1):
+        width = x.shape[1]
+        branch = _Scaled(width, _GROWTH if kind == "concatenation" else width, b**-0.5, g)
+        found.append(variance(branch(x)))
+        if kind == "sum":
+            x = Residual(branch)(x)
+        elif kind == "concatenation":
+            x = Concatenate(branch)(x)
+        else:
+            gate = nn.Linear(width, width, bias=False).double()
+            gate.weight.copy_(normal((width, width), g) / math.sqrt(width))
+            x = Highway(gate, branch)(x)
+    return found
+
+
+def expected_concatenation() -> list[float]:
+    """The same for concatenations, in closed form: the branch has 1/b of the mean variance of its inputs."""
+    features, level, found = 256, 1.0, []
+    for b in range(1, _BLOCKS + 1):
+        found.append(level / b)
+        level = (features * level + _GROWTH * level / b) / (features + _GROWTH)
+        features += _GROWTH
+    return found
+
+
+@claim(
+    id="normdead/sec5_1",
+    where="Section 5.1",
+    statement="The scaling of NF-ResNets is meaningful for additive skip connections only; they still normalize, their "
+    "weights; and dropout still makes training and testing differ.",
+    paper_value="sentences without numbers; their words stand beside the checks",
+    how="Variance of 12 branches with NF's α in sums, concatenations and highway gates of width 512, the weight layers "
+    "of an NF-ResNet, and the variance behind dropout.",
+    cost=Cost(quick_seconds=2, full_seconds=8),
+    quick_seeds=1,
+    seeds=5,
+    checks=(
+        *(
+            expect(f"{which} branch variance, sum", paper=1.0, low=0.85, high=1.15).says(
+                f"in sums the branches keep variance 1: {which}",
+                why="product of branch and shortcut moves the sum by 2·√(b/512)/(1 + b) a block, 10 % in all at most",
+            )
+            for which in ("smallest", "largest")
+        ),
+        expect("last branch variance, concatenation", paper="not compatible", high=0.15).says(
+            "in concatenations they fade, since nothing grows that α could undo",
+            why="1/12 of the mean variance of its inputs, which is below 1",
+        ),
+        expect("branch variance over closed form, concatenation", low=0.85, high=1.15).says(
+            "as the recursion says: last branch over its closed form",
+            why="64 rows of norm 1 behind correlated inputs: a few percent a layer",
+        ),
+        expect("last branch variance, gate", paper="probably not compatible", high=0.15).says(
+            "and behind gates", why="1/12 of a variance that gates do not raise"
+        ),
+        expect("other skips that nf admits", paper="not possible to directly apply", high=0.0).says(
+            "normfree refuses the method for dense and highway networks", why="a count"
+        ),
+        expect(
+            "share of normalized weight layers, NF-ResNet-50",
+            paper="they do rely on an adaptation of WN",
+            low=1.0,
+            high=1.0,
+        ).says("all weight layers of an NF-ResNet but the classifier are normalized", why="a count"),
+        expect(
+            "variance in training over testing, dropout",
+            paper="differences between training and testing",
+            low=0.99 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
+            high=1.01 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
+        ).says(
+            "plain dropout of 20 % behind ReLU changes the variance by",
+            why="(E[x²]/(1 - p) - E[x]²)/Var[x] = 1.37 for ReLU of N(0, 1); a million draws",
+        ),
+    ),
+)
+@undisturbed
+def sec5_1(settings: Settings) -> Measurement:
+    """Variance of scaled branches in three kinds of skips, and behind dropout. Reference: normdead, section 5.1."""
+    found: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
+    dropout = []
+    for seed in settings.each_seed():
+        for kind in _KINDS:
+            found[kind].append(scaled_branches(kind, seed))
+        x = normal((_DRAWS,), generator(seed)).relu()
+        torch.default_generator.manual_seed(seed + 10_000)  # not the seed of x, or x would choose its own mask
+        dropout.append(float(nn.functional.dropout(x, 0.2).var() / x.var()))
+    exact = expected_concatenation()
+    model = build("preact_resnet50", "nf")
+    layers = [model.get_submodule(layer.name) for layer in model.plan.hidden()]
+    values: dict[str, float | Sequence[float]] = {
+        "smallest branch variance, sum": [min(curve) for curve in found["sum"]],
+        "largest branch variance, sum": [max(curve) for curve in found["sum"]],
+        "last branch variance, concatenation": [curve[-1] for curve in found["concatenation"]],
+        "branch variance over closed form, concatenation": [curve[-1] / exact[-1] for curve in found["concatenation"]],
+        "last branch variance, gate": [curve[-1] for curve in found["gate"]],
+        "other skips that nf admits": float(len(set(get("nf").skips) & (set(EVERY_SKIP) - {"residual"}))),
+        "share of normalized weight layers, NF-ResNet-50": sum(weight_kind(m) == "standardized" for m in layers)
+        / len(layers),
+        "variance in training over testing, dropout": dropout,
+    }
+    return Measurement(
+        values=values,
+        panels=(
+            Panel(
+                "variance of the branch under NF's scaling",
+                (
+                    *(Curve(kind, means(found[kind])) for kind in _KINDS),
+                    Curve("concatenation, closed form", tuple(exact)),
+                ),
+                "mean over channels",
+                "block",
+                note="the concatenation lies on its closed form",
+            ),
+        ),
+        notes=(
+            "the cost of centred weight norm in training is not measured here: it is a matter of the machine",
+            "the closed form takes the variance of inputs as equal, and they differ once branches fade",
+        ),
+    )

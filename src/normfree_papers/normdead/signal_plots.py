@@ -1,0 +1,274 @@
+"""The claims of `normdead` on networks before training: the signal propagation plots of Figures 4 and 5.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, section 4.2; the network is that of appendix A.3, a pre-activation
+ResNet-50 with the 7×7 stem and max pooling of ImageNet, on white noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+
+from normfree import theory
+from normfree.diagnostics.propagation import Signal, propagate
+from normfree.models import build
+from normfree.models.builder import Padding
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.fits import factor_a_block, means, stage_starts, straight_line
+from normfree_papers.claims.registry import claim
+
+_STAGES = (3, 4, 6, 3)
+_SLOPE = 1 - 1 / math.pi
+
+
+def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "zeros") -> Signal:
+    """The signal of the paper's network on white noise; as in its listing, the stem has He's gain of 2, too."""
+    batch, size = (4, 96) if settings.quick else (8, 224)
+    g = torch.Generator().manual_seed(seed)
+    model = build("resnet50", method, form="pre", padding_mode=padding, generator=g)
+    if "nf:" not in method:
+        with torch.no_grad():
+            model.get_submodule("stem.conv").weight.mul_(math.sqrt(2))  # type: ignore[operator]
+    x = torch.randn(batch, 3, size, size, generator=g)
+    return propagate(model.to(settings.device), x.to(settings.device))
+
+
+def _measure(
+    settings: Settings, runs: Mapping[str, tuple[str, Padding]]
+) -> tuple[dict[str, dict[str, list[list[float]]]], list[int]]:
+    """The curves of variance, squared mean and branch of every run, one per seed, and the stage of every block."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    stages: list[int] = []
+    parts = {"variance": ("sum", "variance"), "mean": ("sum", "mean_square"), "branch": ("branch", "variance")}
+    for name, seed in settings.each_seed_of(runs):
+        method, padding = runs[name]
+        signal = _signal(settings, method, seed, padding=padding)
+        stages = [s.stage for s in signal.sums]
+        for key, (part, statistic) in parts.items():
+            found.setdefault(name, {}).setdefault(key, []).append(signal.series(part, statistic))
+    return found, stages
+
+
+def _setting(settings: Settings) -> str:
+    batch, size = (4, 96) if settings.quick else (8, 224)
+    return f"{batch} images of N(0, 1) noise, {size}×{size} (the paper: 1,000 of 224×224); seeds {list(settings.seeds)}"
+
+
+@claim(
+    id="normdead/fig4",
+    where="Figure 4",
+    statement="Batch norm turns the exponential growth of a ResNet's variance into a linear one that restarts at every "
+    "transition.",
+    paper_value="a plot: exponential without, linear with batch norm, drops after each of 3, 4, 6 and 3 blocks",
+    how="Channel-averaged squared mean and variance after each sum, and variance of each branch, in a pre-activation "
+    "ResNet-50 with and without batch norm on white noise.",
+    cost=Cost(quick_seconds=3, full_seconds=25),
+    checks=(
+        expect("factor a block without batch norm", paper="exponential", low=1.7, high=2.1).says(
+            "the variance about doubles at every block", why="2 less what is lost at zero-padded borders"
+        ),
+        expect("decades without batch norm", paper="exponential", low=3.4).says(
+            "log10 of the variance at the last block over that at the first", why="15 blocks at 1.7 each"
+        ),
+        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+            "variance that a block adds inside a stage",
+            why="measured here before: 0.68, which is 1 - 1/π = 2·Var[ReLU]; 5 % for a draw of weights",
+        ),
+        expect("smallest R² with batch norm", paper="linear", low=0.99).says(
+            "a straight line explains the growth inside each stage", why="measured here before: above 0.99"
+        ),
+        expect(
+            "restart with batch norm",
+            paper="reduced after every sub-net",
+            low=0.95 * 2 * _SLOPE,
+            high=1.05 * 2 * _SLOPE,
+        ).says(
+            "variance after the first block of stages 2 to 4",
+            why="measured here before: 1.36 = 2·(1 - 1/π), a projection and a branch of the pre-activated signal; 5 %",
+        ),
+        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+            "mean variance of the branches, which batch norm inside them keeps steady",
+            why="2·Var[ReLU] of a normalized signal; 5 %",
+        ),
+    ),
+)
+def fig4(settings: Settings) -> Measurement:
+    """Mean and variance over depth with and without batch norm. Reference: normdead, section 4.2, Figure 4."""
+    runs: dict[str, tuple[str, Padding]] = {
+        "without batch norm": ("he_in", "zeros"),
+        "batch norm": ("batchnorm", "zeros"),
+    }
+    found, stages = _measure(settings, runs)
+    plain, normed = found["without batch norm"], found["batch norm"]
+    lines = [_lines(curve, stages) for curve in normed["variance"]]
+    starts = [i - 1 for i in stage_starts(stages)]
+    values = {
+        "factor a block without batch norm": [factor_a_block(curve, stages) for curve in plain["variance"]],
+        "decades without batch norm": [math.log10(curve[-1] / curve[0]) for curve in plain["variance"]],
+        "slope with batch norm": [fmean([slope for slope, _ in line]) for line in lines],
+        "smallest R² with batch norm": [min(share for _, share in line) for line in lines],
+        "restart with batch norm": [fmean([curve[i] for i in starts]) for curve in normed["variance"]],
+        "branch variance with batch norm": [fmean(curve) for curve in normed["branch"]],
+    }
+    expected = tuple(v for stage in theory.normalized_variance(_STAGES) for v in stage)
+    return Measurement(
+        values=values,
+        panels=(
+            Panel(
+                "with and without batch norm",
+                tuple(
+                    Curve(f"{symbol}, {name}", means(found[name][key]))
+                    for name in runs
+                    for symbol, key in (("σ²", "variance"), ("μ²", "mean"))
+                ),
+                "of the sum, mean over channels",
+                stages=stage_starts(stages),
+            ),
+            Panel(
+                "batch norm alone",
+                (
+                    Curve("σ², batch norm", means(normed["variance"])),
+                    Curve("μ², batch norm", means(normed["mean"])),
+                    Curve("σ² of the branch, batch norm", means(normed["branch"])),
+                    Curve("(b + 1)·(1 - 1/π)", expected),
+                ),
+                "mean over channels",
+                log_y=False,
+                stages=stage_starts(stages),
+            ),
+        ),
+        notes=(_setting(settings),),
+    )
+
+
+def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, float]]:
+    """Slope and R² of the best line through each stage."""
+    found = []
+    for stage in sorted(set(stages)):
+        heights = [v for v, s in zip(curve, stages, strict=True) if s == stage]
+        found.append(straight_line(range(len(heights)), heights))
+    return found
+
+
+@claim(
+    id="normdead/fig5",
+    where="Figure 5",
+    statement="An NF-ResNet imitates the variance of a ResNet with batch norm; centred weight standardization also "
+    "steadies its branches and removes its mean.",
+    paper_value="two plots: variance alike, squared mean and branches unlike (left), both mended (right)",
+    how="As Figure 4, for NF-ResNet-50 with β = 1 under He's weights and under scaled weight standardization, beside "
+    "batch norm.",
+    cost=Cost(quick_seconds=6, full_seconds=40),
+    checks=(
+        expect("variance against batch norm, nf_he", paper="pretty accurate", high=2.0).says(
+            "largest factor, over all blocks, between the variances of NF (He) and batch norm",
+            why="a plot only: we read it as half to double at every block",
+        ),
+        expect("squared mean against batch norm, nf_he", paper="looks nothing like", low=3.0).says(
+            "largest factor between their squared means", why="a plot only: we read it as a factor of three somewhere"
+        ),
+        expect("branch variance, largest over smallest, nf_he", paper="not particularly steady", low=1.5).says(
+            "the branches of NF (He) are not steady", why="a plot only: we read it as half as much again between blocks"
+        ),
+        expect("branch variance, largest over smallest, nf", paper="resolved", high=1.2).says(
+            "those of NF with standardized weights are, without the border",
+            why="measured here before: within 10 % of 1 with circular padding",
+        ),
+        expect("variance over expectation, largest, nf", paper="1 + b·β²", high=1.1).says(
+            "and the variance is the expected 1 + b, without the border",
+            why="measured here before: within 10 % with circular padding",
+        ),
+        expect("variance over expectation, smallest, nf", paper="1 + b·β²", low=0.9).says(
+            "and not less", why="measured here before: within 10 % with circular padding"
+        ),
+        expect("squared mean over variance, nf", paper="zero mean", high=0.05).says(
+            "the mean is gone: largest share of the squared mean over all blocks",
+            why="centred weights give outputs of mean 0 up to the border and a finite batch: a few percent",
+        ),
+        expect("squared mean over variance, nf_he", paper="looks nothing like", low=1.0).says(
+            "under He's weights the squared mean outweighs the variance (the control)",
+            why="weights that are not centred carry the mean of ReLU along, 1/π of each layer's second moment and more",
+        ),
+        aside(
+            "variance over expectation with zero padding, nf",
+            paper="curves do not overlap",
+            low=0.6,
+            high=1.0,
+            scale="full",
+        ).says(
+            "with the zero padding of the figure the variance stays below the expectation, at worst by",
+            why="measured here before: off by 32 to 34 % on maps of 32×32 to 4×4; at 224×224 the last are 7×7",
+        ),
+    ),
+)
+def fig5(settings: Settings) -> Measurement:
+    """The same of NF-ResNets beside batch norm. Reference: normdead, section 4.2, Figure 5; appendix A.2 and A.3."""
+    runs: dict[str, tuple[str, Padding]] = {
+        "batch norm": ("batchnorm", "zeros"),
+        "NF, He": ("nf_he:beta=1", "zeros"),
+        "NF, standardized": ("nf:beta=1", "zeros"),
+        "NF, standardized, no border": ("nf:beta=1", "circular"),
+    }
+    found, stages = _measure(settings, runs)
+    normed, he = found["batch norm"], found["NF, He"]
+    scaled, free = found["NF, standardized"], found["NF, standardized, no border"]
+    expected = [v for stage in theory.nf_output_variance(_STAGES, 1.0) for v in stage]
+    shares = [[v / e for v, e in zip(curve, expected, strict=True)] for curve in free["variance"]]
+    values = {
+        "variance against batch norm, nf_he": _apart(he["variance"], normed["variance"]),
+        "squared mean against batch norm, nf_he": _apart(he["mean"], normed["mean"]),
+        "branch variance, largest over smallest, nf_he": [max(c) / min(c) for c in he["branch"]],
+        "branch variance, largest over smallest, nf": [max(c) / min(c) for c in free["branch"]],
+        "variance over expectation, largest, nf": [max(share) for share in shares],
+        "variance over expectation, smallest, nf": [min(share) for share in shares],
+        "squared mean over variance, nf": _shares(free["mean"], free["variance"]),
+        "squared mean over variance, nf_he": _shares(he["mean"], he["variance"]),
+        "variance over expectation with zero padding, nf": [
+            min(v / e for v, e in zip(curve, expected, strict=True)) for curve in scaled["variance"]
+        ],
+    }
+
+    def panel(title: str, names: Sequence[str], key: str, extra: tuple[Curve, ...] = (), note: str = "") -> Panel:
+        curves = tuple(Curve(name, means(found[name][key])) for name in names)
+        return Panel(
+            title, (*curves, *extra), "mean over channels", log_y=False, stages=stage_starts(stages), note=note
+        )
+
+    names = ("batch norm", "NF, He", "NF, standardized")
+    return Measurement(
+        values=values,
+        panels=(
+            panel("variance of the sum", names, "variance", (Curve("1 + b", tuple(expected)),)),
+            panel("squared mean of the sum", names, "mean"),
+            panel("variance of the branch", (*names, "NF, standardized, no border"), "branch"),
+            panel(
+                "variance of the sum without the border",
+                ("NF, standardized, no border",),
+                "variance",
+                (Curve("1 + b", tuple(expected)),),
+                "circular padding in place of zeros",
+            ),
+        ),
+        notes=(
+            _setting(settings),
+            "without biases the He network is positively homogeneous, so its curves scale with the stem: with a stem "
+            "of gain 1 in place of the listing's 2 all its variances are half as large",
+        ),
+    )
+
+
+def _apart(curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> list[float]:
+    """The largest factor between two curves, for every seed."""
+    return [
+        max(max(a / b, b / a) for a, b in zip(curve, other, strict=True))
+        for curve, other in zip(curves, others, strict=True)
+    ]
+
+
+def _shares(parts: Sequence[Sequence[float]], wholes: Sequence[Sequence[float]]) -> list[float]:
+    """The largest ratio of two curves, for every seed."""
+    return [max(a / b for a, b in zip(part, whole, strict=True)) for part, whole in zip(parts, wholes, strict=True)]

@@ -1,0 +1,350 @@
+"""The claims of `normdead` on skip connections: mean, variance and gradients of sums, concatenations and gates.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normfree.models import build
+from normfree.models.nonresidual import Concatenate, Highway
+from normfree.nn.residual import Residual
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
+from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
+
+# Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
+
+_BLOCKS, _WIDTH, _GROWTH, _BATCH = 12, 512, 64, 256
+_KINDS = ("sum", "concatenation", "gate")
+Moments = tuple[list[float], list[float]]  # means and mean squares, from the input on
+
+
+def _linear(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(normal((outputs, inputs), g) * math.sqrt(gain / inputs))
+    return layer
+
+
+def _block(kind: str, width: int, g: torch.Generator) -> nn.Module:
+    """A skip connection around ReLU(Wx), which keeps the mean square; the gate of a highway has unit gain."""
+    outputs = _GROWTH if kind == "concatenation" else width
+    transform = nn.Sequential(_linear(width, outputs, 2.0, g), nn.ReLU())
+    if kind == "sum":
+        return Residual(transform)
+    return Concatenate(transform) if kind == "concatenation" else Highway(_linear(width, width, 1.0, g), transform)
+
+
+@torch.no_grad()
+def chained(kind: str, x: Tensor, g: torch.Generator) -> tuple[Moments, list[float]]:
+    """Moments of all numbers after each block, and for sums the correlation of transform and input."""
+    found: Moments = ([float(x.mean())], [float(x.square().mean())])
+    correlations = []
+    for _ in range(_BLOCKS):
+        block = _block(kind, x.shape[1], g)
+        out = block(x)
+        if kind == "sum":
+            correlations.append(float(torch.corrcoef(torch.stack([x.flatten(), (out - x).flatten()]))[0, 1]))
+        x = out
+        found[0].append(float(x.mean()))
+        found[1].append(float(x.square().mean()))
+    return found, correlations
+
+
+def expected(kind: str, m: float, q: float) -> Moments:
+    """The same in closed form: ReLU(Wx) has mean √(q/π) and mean square q, and is independent of x and of the gate."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    weights = weights / weights.sum()
+    found: Moments = ([m], [q])
+    for _ in range(_BLOCKS):
+        f = math.sqrt(q / math.pi)
+        if kind == "sum":
+            m, q = m + f, 2 * q + 2 * m * f
+        elif kind == "gate":
+            gate = 1 / (1 + np.exp(1 - math.sqrt(q) * nodes))
+            opened, squared, mixed = (float(weights @ v) for v in (gate, gate**2, gate * (1 - gate)))
+            closed = 1 - opened - mixed  # E(1 - T)²
+            m, q = opened * f + (1 - opened) * m, (squared + closed) * q + 2 * mixed * m * f
+        found[0].append(m)
+        found[1].append(q)
+    return found
+
+
+@torch.no_grad()
+def dense_stage(settings: Settings, seed: int) -> list[float]:
+    """Mean square after each layer of a DenseNet's first stage relative to its stem, with circular padding."""
+    g = generator(seed)
+    model = build("dense-40-12", "he_in", padding_mode="circular", generator=g).to(settings.device)
+    x = model.stem(torch.randn(8 if settings.quick else 32, 3, 32, 32, generator=g).to(settings.device))
+    found = [float(x.square().mean())]
+    stage: nn.Module = model.body[0]
+    for layer in stage.children():
+        if not isinstance(layer, Concatenate):
+            break
+        x = layer(x)
+        found.append(float(x.square().mean()))
+    return [value / found[0] for value in found]
+
+
+@claim(
+    id="normdead/sec3_2",
+    where="Section 3.2 (kinds of skip connection)",
+    statement="Sums let variance and a positive mean drift; gates shift the mean much less, and concatenation leaves "
+    "both where the branch puts out what it takes in.",
+    paper_value="sentences without numbers; their words stand beside the checks",
+    how="Mean and mean square over 12 blocks of one transform ReLU(Wx) in a sum, a concatenation and a highway gate, "
+    "held against their closed forms, and the first stage of a DenseNet.",
+    cost=Cost(quick_seconds=3, full_seconds=10),
+    quick_seeds=3,
+    seeds=10,
+    checks=(
+        *(
+            expect(f"{what} over closed form a block, sum", paper="drifting", low=0.93, high=1.07).says(
+                f"the {what} grows as the recursion says, factor a block",
+                why="a block of width 512 varies by √(5/512) = 10 %, so 12 by 34 %, of which 3 seeds leave 20 %: four "
+                "standard errors are 7 % a block",
+            )
+            for what in ("mean", "mean square")
+        ),
+        expect("growth of the mean, sum", paper="drifting", low=100.0).says(
+            "the mean after 12 blocks over that before",
+            why="it more than doubles where it starts at √(q/π), and 1.5 a block would give 100",
+        ),
+        *(
+            expect(f"{what} over closed form, {kind}", paper=paper, low=0.85, high=1.15).says(
+                f"the {what} after 12 blocks over its closed form", why=why
+            )
+            for kind, paper, why in (
+                (
+                    "gate",
+                    "much less of a problem",
+                    "1/√512 = 4 % a block, of which gates keep about seven tenths, and 3 seeds: four standard errors",
+                ),
+                (
+                    "concatenation",
+                    "does not affect",
+                    "64 new features vary by 28 %, 12 times with a weight of 64 in 1,024, and 3 seeds: four standard "
+                    "errors",
+                ),
+            )
+            for what in ("mean", "mean square")
+        ),
+        expect("drift of the mean, gate over sum", paper="much less", high=0.5).says(
+            "|log| of the mean's factor a block, gates over sums",
+            why="the text gives no number: we read it as at most half",
+        ),
+        expect("mean of a concatenation of centred inputs", paper="if similar statistics", low=0.2).says(
+            "inputs of mean 0 are unlike what the branch puts out, and the mean moves (the control)",
+            why="three quarters of the features are the branch's, of mean √(q/π) = 0.56: half of that",
+        ),
+        expect("mean square of a DenseNet's stage", paper="does not affect", low=0.85, high=1.15).says(
+            "the DenseNet keeps its mean square over 12 layers of its first stage",
+            why="as for the concatenation, with 12 channels a layer",
+        ),
+        expect("correlation of branch and shortcut", paper="the variance is linear", low=-0.03, high=0.03).says(
+            "at the start they are uncorrelated, so that variances add",
+            why="1/√(512·12·3) = 0.7 %: four standard errors",
+        ),
+        expect(
+            "variance of x - ReLU(x)",
+            paper="greater than 1",
+            low=0.99 * 0.5 * (1 - 1 / math.pi),
+            high=1.01 * 0.5 * (1 - 1 / math.pi),
+        ).says(
+            "a branch that is not zero can lower the variance: f(x) = -ReLU(x) on N(0, 1)",
+            why="exactly ½(1 - 1/π); a million draws leave 0.2 %",
+            erratum="Var[x + f] = Var[x] + Var[f] + 2·Cov[x, f]: the output's variance must be greater only where "
+            "branch and shortcut are uncorrelated, as at the start, or positively correlated",
+        ),
+    ),
+)
+@undisturbed
+def sec3_2(settings: Settings) -> Measurement:
+    """Moments over three kinds of skip connection, held against closed forms. Reference: normdead, section 3.2."""
+    numbers: list[dict[str, float]] = []
+    curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
+    stages = []
+    start = (math.sqrt(1 / math.pi), 1.0)
+    theory = {kind: expected(kind, *start) for kind in _KINDS}
+    for seed in settings.each_seed():
+        g = generator(seed)
+        one: dict[str, float] = {}
+        for kind in _KINDS:
+            width = 256 if kind == "concatenation" else _WIDTH
+            # As the outputs of the transform: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
+            moments, correlations = chained(kind, torch.relu(math.sqrt(2) * normal((_BATCH, width), g)), g)
+            curves[kind].append(moments)
+            for what, measured, exact in zip(("mean", "mean square"), moments, theory[kind], strict=True):
+                share = measured[-1] / exact[-1]
+                if kind == "sum":
+                    one[f"{what} over closed form a block, sum"] = share ** (1 / _BLOCKS)
+                else:
+                    one[f"{what} over closed form, {kind}"] = share
+            if correlations:
+                one["correlation of branch and shortcut"] = fmean(correlations)
+        growth = {kind: curves[kind][-1][0][-1] / curves[kind][-1][0][0] for kind in _KINDS}
+        centred = chained("concatenation", normal((_BATCH, 256), g), g)[0][0]
+        x = normal((1_000_000,), g)
+        stages.append(dense_stage(settings, seed))
+        one |= {
+            "growth of the mean, sum": growth["sum"],
+            "drift of the mean, gate over sum": abs(math.log(growth["gate"]) / math.log(growth["sum"])),
+            "mean of a concatenation of centred inputs": centred[-1],
+            "mean square of a DenseNet's stage": stages[-1][-1],
+            "variance of x - ReLU(x)": float((x - x.relu()).var()),
+        }
+        numbers.append(one)
+
+    positions = tuple(map(float, range(_BLOCKS + 1)))
+
+    def drawn(which: int, title: str, *extra: Curve) -> Panel:
+        measured = (Curve(kind, means([moments[which] for moments in curves[kind]])) for kind in _KINDS)
+        return Panel(title, (*measured, *extra), "of all numbers", "block", x=positions)
+
+    def held(which: int, title: str) -> Panel:
+        shares = {
+            kind: means([[a / b for a, b in zip(one[which], theory[kind][which], strict=True)] for one in curves[kind]])
+            for kind in _KINDS
+        }
+        curve = tuple(Curve(kind, shares[kind]) for kind in _KINDS)
+        return Panel(title, curve, "measured over closed form", "block", log_y=False, x=positions)
+
+    return Measurement(
+        values=by_name(numbers),
+        panels=(
+            drawn(0, "mean"),
+            drawn(1, "mean square", Curve("DenseNet, first stage", means(stages))),
+            held(0, "mean over its closed form"),
+            held(1, "mean square over its closed form"),
+        ),
+        notes=(
+            "inputs are ReLU of N(0, 2), the statistics that the transform itself puts out",
+            "gates of bias -1 mix two signals that are not the same, so that both moments fall slowly: less of a "
+            "drift than that of sums, and in the other direction",
+        ),
+    )
+
+
+# Small branches and the correlation of gradients
+
+_ANGLES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.1, math.pi / 2)
+_DEEP, _SCALES, _PLANES = 24, (0.1, 0.3, 1.0), 32
+
+
+def gradient_correlation(angle: float, beta: float | None, depth: int = _DEEP) -> float:
+    """Expected cosine of the gradients at two inputs at an angle: a product over blocks of (1 + β²κ₀)/(1 + β²).
+
+    κ₀ = 1 - θ/π is the share of ReLUs that agree and κ₁ the cosine behind them; without skip connections (β None) the
+    product is of κ₀ alone.
+
+    Reference: normdead, section 3.2; Balduzzi 2017; the kernels are those of Cho & Saul 2009.
+    """
+    c, found = math.cos(angle), 1.0
+    for _ in range(depth):
+        theta = math.acos(min(1.0, c))
+        agree, behind = 1 - theta / math.pi, (math.sin(theta) + (math.pi - theta) * math.cos(theta)) / math.pi
+        share = 1.0 if beta is None else beta**2 / (1 + beta**2)
+        found *= 1 - share + share * agree
+        c = (1 - share) * c + share * behind
+    return found
+
+
+def measured_correlation(model: nn.Module, width: int, seed: int) -> list[float]:
+    """Mean cosine of the gradients at one input and at others on a circle through it, each for a random output."""
+    g = generator(seed + 100)
+    planes = torch.linalg.qr(normal((_PLANES, width, 2), g)).Q
+    angles = torch.tensor(_ANGLES, dtype=torch.float64)
+    x = (planes @ torch.stack([angles.cos(), angles.sin()])).mT.reshape(-1, width).requires_grad_()
+    out = model(x).view(_PLANES, len(_ANGLES), width)
+    (gradient,) = torch.autograd.grad((out * normal((_PLANES, 1, width), g)).sum(), x)
+    gradient = gradient.view(_PLANES, len(_ANGLES), width)
+    return torch.cosine_similarity(gradient[:, :1], gradient, dim=2).mean(0).tolist()
+
+
+_AT = _ANGLES.index(0.3)
+
+
+@claim(
+    id="normdead/sec3_2_gradients",
+    where="Section 3.2 (small β)",
+    statement="A small factor β on the branches keeps the gradients at nearby inputs correlated.",
+    paper_value="a sentence: small values for β can help to preserve correlations between gradients",
+    how="Cosine of the gradients at inputs at angles of 0 to π/2 in residual MLPs of 24 branches with β = 0.1, 0.3 and "
+    "1, and in an MLP of 24 layers, held against the closed form.",
+    cost=Cost(quick_seconds=4, full_seconds=20),
+    quick_seeds=2,
+    seeds=10,
+    checks=(
+        *(
+            expect(f"off the closed form, {name}", high=0.15).says(
+                f"largest difference of the cosine from the closed form over all angles, {name}",
+                why="a block with β = 1 changes inner products by √(11/4/512) = 7 %, so 24 by 36 %, of which 32 "
+                "circles and 2 seeds leave 4.5 %: three standard errors",
+            )
+            for name in (*(f"β = {beta:g}" for beta in _SCALES), "no skip connections")
+        ),
+        expect("cosine at 0.3, β = 0.1", paper="preserved", low=0.9).says(
+            "with β = 0.1 gradients at an angle of 0.3 are nearly the same", why="the closed form is 0.98"
+        ),
+        expect("cosine at 0.3, β = 0.1 less β = 1", paper="small values help", low=0.3).says(
+            "more so than with β = 1", why="the closed form is 0.61; two errors of 0.15 less"
+        ),
+        expect("cosine at 0.3, no skip connections", high=0.35).says(
+            "and without skip connections they share little (the control)",
+            why="the closed form is 0.17, and an error of 0.15",
+        ),
+    ),
+)
+@undisturbed
+def sec3_2_gradients(settings: Settings) -> Measurement:
+    """Correlations of gradients at inputs at an angle. Reference: normdead, section 3.2; Balduzzi 2017."""
+    width = 512
+    specs: dict[str, tuple[str, str, float | None]] = {
+        f"β = {beta:g}": (f"resmlp-{_DEEP}-{width}", f"small_branch:beta={beta:g}", beta) for beta in _SCALES
+    }
+    specs["no skip connections"] = (f"mlp-{_DEEP + 2}-{width}", "he_in", None)
+    found: dict[str, list[list[float]]] = {name: [] for name in specs}
+    for name, seed in settings.each_seed_of(specs):
+        model, method, _ = specs[name]
+        network = build(model, method, size=1, in_channels=width, generator=generator(seed)).double()
+        found[name].append(measured_correlation(network.body, width, seed))
+    exact = {name: [gradient_correlation(a, beta) for a in _ANGLES] for name, (_, _, beta) in specs.items()}
+    average = {name: means(found[name]) for name in specs}
+    values: dict[str, float | list[float]] = {
+        f"off the closed form, {name}": max(abs(a - b) for a, b in zip(average[name], exact[name], strict=True))
+        for name in specs
+    }
+    values["cosine at 0.3, β = 0.1"] = [curve[_AT] for curve in found["β = 0.1"]]
+    values["cosine at 0.3, β = 0.1 less β = 1"] = [
+        a[_AT] - b[_AT] for a, b in zip(found["β = 0.1"], found["β = 1"], strict=True)
+    ]
+    values["cosine at 0.3, no skip connections"] = [curve[_AT] for curve in found["no skip connections"]]
+    return Measurement(
+        values=values,
+        panels=(
+            _cosines("measured", average),
+            _cosines("closed form", exact),
+        ),
+        notes=("inputs lie on a circle around 0, since without biases a scaled input has the same gradient",),
+    )
+
+
+def _cosines(title: str, curves: Mapping[str, Sequence[float]]) -> Panel:
+    return Panel(
+        title,
+        tuple(Curve(name, tuple(values)) for name, values in curves.items()),
+        "cosine of the gradients at two inputs",
+        "angle between the inputs",
+        log_y=False,
+        x=_ANGLES,
+    )
