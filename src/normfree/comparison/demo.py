@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
+from normfree.report.progress import ProgressCallback
 from normfree.train import TrainConfig
 from normfree.train.run.signals import Stop
 
@@ -39,7 +39,6 @@ _IMAGES = 6_000
 _SIGNAL = 16_000.0  # what one costs: as long as so many layers of a training step take
 # Of its steps a method makes before it diverges, over the rates; and batch norm at a batch of two.
 _SHARE, _FIRST = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
-Update = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ class Demo:
 
 
 def run_demo(
-    out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: Update | None = None
+    out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: ProgressCallback | None = None
 ) -> Demo | None:
     """Run the three experiments, or read what is below `out` already; None after a signal, with what is done kept.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
+from normfree.report.progress import ProgressCallback
 from normfree.train import TrainConfig
 from normfree.train.config import FREE
 from normfree.train.engine.inputs import Data, example_of, open_data
 from normfree.train.engine.model_setup import class_count, model_of
 
-Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
 
 
@@ -38,7 +38,7 @@ def compare(
     lrs: Sequence[float] | None = None,
     out: str | Path,
     jobs: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Train every method in every model with every seed and learning rate, and put the results side by side.
 
@@ -128,7 +128,7 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
 
 
 def _run(
-    tasks: Sequence[Task], depths: dict[str, int], jobs: int, progress: Progress | None
+    tasks: Sequence[Task], depths: dict[str, int], jobs: int, progress: ProgressCallback | None
 ) -> tuple[list[Run], int | None]:
     """The runs that ended, and the signal that kept others from it."""
     found = {task: ended(task.folder) for task in tasks}
