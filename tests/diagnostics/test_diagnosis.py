@@ -99,9 +99,8 @@ def test_summary_says_where_the_gradient_came_from(short: Diagnosis, deep: Diagn
         f"(short: {INJECTED['features']})",
     ]
     assert summary(deep, deep).count(INJECTED["output"]) == 1
-    assert "gradient was injected" not in summary(
-        diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long))
-    )
+    targets = torch.zeros(4, dtype=torch.long)
+    assert "gradient was injected" not in summary(diagnosed("resnet8", "he_in", targets=targets))
 
 
 def recommended(diagnosis: Diagnosis) -> list[str]:
