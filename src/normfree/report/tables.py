@@ -58,7 +58,7 @@ class Link:
     def __post_init__(self) -> None:
         if self.href.startswith("/") or ":" in self.href:
             raise ValueError(
-                f"link {self.text!r}: expected a relative address, got {self.href!r}; escape ':' and leave out a leading '/'"
+                f"link {self.text!r}: expected a relative address, got {self.href!r}; escape ':', drop a leading '/'"
             )
 
 
