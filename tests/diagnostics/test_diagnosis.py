@@ -82,7 +82,7 @@ def test_repr_is_one_short_line(deep: Diagnosis) -> None:
     forward, backward = deep.verdict.forward.factor, deep.verdict.backward.factor
     factors = f"forward ×{forward:.3g} and backward ×{backward:.3g} per block"
     assert repr(deep) == f"Diagnosis('deep': exploding; 27 residual sums, {factors})"
-    assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers, loss nan)"
+    assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers)"
 
 
 def test_text_shows_table_verdict_and_advice(deep: Diagnosis) -> None:
