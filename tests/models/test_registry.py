@@ -11,7 +11,7 @@ from normfree.models import build, catalog
 from normfree.models.registry import find_family
 from normfree.theory.errors import unknown_name
 
-# The deepest example is built in test_depth.py.
+# The deepest example is built in test_deep_networks.py.
 EXAMPLES = [example for family in catalog() for example in family.examples if example != "wrn-10000-1"]
 SMALL = ("resnet8", "wrn-10-1", "resmlp-3-16", "mlp-4-16", "cnn-4-8", "dense-7-6", "highway-4-16")
 
