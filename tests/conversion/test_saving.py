@@ -1,4 +1,4 @@
-"""A converted model comes back from its folder bit for bit, and nothing else is taken for it."""
+"""A converted model loads from its folder bit for bit, and any other folder is refused."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def test_hand_written_plan_is_used_again(tmp_path: Path) -> None:
     assert same(loaded, model)
 
 
-def test_files_are_what_others_read(tmp_path: Path) -> None:
+def test_files_have_common_formats(tmp_path: Path) -> None:
     model, plan = saved(tmp_path / "m", source="thin_resnet:ThinResNet")
     assert {p.name for p in (tmp_path / "m").iterdir()} == {
         "weights.safetensors", "plan.json", "example.safetensors", "load.py",

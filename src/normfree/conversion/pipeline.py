@@ -133,7 +133,7 @@ def convert_(
 
 @dataclass
 class _Conversion:
-    """A conversion in progress: first what was found in the model, then what was changed.
+    """A conversion in progress: the facts about the original, then the changes.
 
     Attributes:
         model: The model that is converted in place.
