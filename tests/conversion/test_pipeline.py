@@ -377,3 +377,20 @@ def test_weight_norm_of_torch_stays_and_is_set_through() -> None:
     torch.testing.assert_close(model[2].second.weight, plain[2].second.weight)
     perturb_(model)
     assert torch.equal(copy.deepcopy(model)(X), model(X))
+
+
+class Counted(nn.Sequential):
+    """Counts the forward passes of all its copies."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf", "dyt", "sqrt_half"])
+def test_conversion_takes_three_forward_passes(method: str) -> None:
+    Counted.passes = 0
+    convert(Counted(*network()), method, X)
+    assert Counted.passes == 3
