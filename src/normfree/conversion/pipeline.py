@@ -198,14 +198,10 @@ def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan
 
     if plan is None:
         plan = plan_from_flow(model, flow())
-    keeps_layers = method.norm is not None
-    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not plan.branches and not keeps_layers and needs_sums:
-        raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
     norms = find_norms(model)
     inspection = inspect_model(model, norms, args, kwargs)
     scalars, obstacles = Scalars(), Obstacles()
-    if not keeps_layers:
+    if method.norm is None:
         used_flow = flow() if scales_sums(method) else None
         scalars, obstacles = place_scalars(model, plan, method, inspection.calls, used_flow)
     return _Conversion(
@@ -232,6 +228,9 @@ def _refuse(work: _Conversion) -> None:
                 f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
                 "original, or write new weights by initialize_"
             )
+    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
+    if not work.plan.branches and not work.keeps_layers and needs_sums:
+        raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
     obstacles: Obstacles = {
         f"{quoted(name)}: {type(module).__name__} is no normalizer we know": "replace it by one of torch's"
         for name, module in unknown_norms(model)
