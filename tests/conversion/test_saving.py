@@ -160,7 +160,7 @@ def test_another_architecture_is_one_sentence(tmp_path: Path) -> None:
             nf.load(tmp_path / "m", factory)
         assert "pass a factory that returns the model as it was" in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"to give a torch.nn.Module, got int"):
+    with pytest.raises(ValueError, match=r"to return a torch.nn.Module, got int"):
         nf.load(tmp_path / "m", lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="expected a factory for the model in"):
         nf.load(tmp_path / "m")
