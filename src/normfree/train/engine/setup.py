@@ -1,4 +1,4 @@
-"""What a run trains with, put together: the model on its device and in its precision, its data, masters and step."""
+"""A model made ready for training: on its device and in its precision, with its batches, masters and step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normfree.models import Stated
+from normfree.nn.model_state import evaluating
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
+from normfree.optim import agc_parameters, param_groups
 from normfree.optim.masters import Masters
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
+from normfree.train.data import Data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, inputs_of
-from normfree.train.engine.model_setup import classifier_of, groups_of, require_precision
-from normfree.train.engine.step import Step, StepSettings
+from normfree.train.engine.step import StepSettings, TrainStep
+from normfree.train.image_data import AS_BUILT
 
 
-class Rig:
-    """A model that is made ready to be trained by a configuration; `release` gives it back as `load` would.
+class TrainSetup:
+    """Everything that a run trains with; `release` gives the model back as `load` returns it.
 
-    `undo` is what `release` does, also where putting it together fails on the way.
+    `cleanup` holds what `release` does. If the setup fails halfway, it is done at once.
     """
 
     def __init__(
@@ -39,35 +42,34 @@ class Rig:
     ) -> None:
         self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes = device, processes
-        with ExitStack() as undo:
+        with ExitStack() as cleanup:
             originals: dict[str, Tensor] = {}
-            undo.callback(_plain_, model, originals)
+            cleanup.callback(_reset_, model, originals)
             model.train().to(device)
             layout = bool(config.channels_last)
             originals |= {name: p.detach() for name, p in model.named_parameters()}
             dtype = apply_precision_(model, config.precision)
-            require_precision(model, config, data, device=device, dtype=dtype)
+            _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
-            self.inputs = inputs_of(config, data, device=device, dtype=dtype, channels_last=layout, processes=processes)
-            undo.callback(_close, self.inputs.feed)
+            self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
+            cleanup.callback(_close, self.inputs.feed)
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
-            groups = groups_of(model, config, plan)
-            masters = Masters(model, groups, channels_last=layout, originals=originals)
-            undo.callback(masters.release_)
+            masters = Masters(model, parameter_groups(model, config, plan), channels_last=layout, originals=originals)
+            cleanup.callback(masters.release_)
             originals.clear()  # the masters have them
-            self.step = self._step(masters)
-            self.undo = undo.pop_all()
+            self.step = self._make_step(masters)
+            self.cleanup = cleanup.pop_all()
 
     @property
-    def steps(self) -> int:
-        """The steps of an epoch."""
+    def epoch_steps(self) -> int:
+        """The number of steps per epoch."""
         return self.inputs.feed.steps
 
-    def _step(self, masters: Masters) -> Step:
+    def _make_step(self, masters: Masters) -> TrainStep:
         config = self.config
-        return Step(
+        return TrainStep(
             self.model,
             forward_of(self.model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
             masters,
@@ -84,7 +86,7 @@ class Rig:
                 accumulate=config.accumulate,
                 clip=config.clip,
                 clip_at=config.clip_at,
-                unclipped=classifier_of(self.model, self.plan) if config.clip == "agc" else (),
+                unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
                 ema=config.ema,
                 loss_limit=config.loss_limit,
             ),
@@ -94,12 +96,55 @@ class Rig:
         )
 
     def release(self) -> None:
-        """End what reads data, and leave the model as `load` gives it; once is enough."""
-        self.undo.close()
+        """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
+        self.cleanup.close()
 
 
-def _plain_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
-    """Leave a model in evaluation mode and without other processes, what was rounded as it was before."""
+def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
+    """Return the parameter groups of the model's method; a model without a method has one group."""
+    rates = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if isinstance(model, Stated):
+        return param_groups(model, **rates)
+    if plan is not None and config.method != AS_BUILT:
+        return param_groups(model, method=config.method, plan=plan, **rates)
+    return [{"name": "weights", "params": list(model.parameters()), **rates}]
+
+
+def classifier_parameters(model: nn.Module, plan: ResidualPlan | None = None) -> tuple[str, ...]:
+    """Return the names of the parameters that adaptive clipping leaves alone.
+
+    Raises `ValueError` if the model has no classifier.
+    """
+    last = None if plan is None or not plan.classifier else [layer.name for layer in plan.classifier]
+    try:
+        clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    except ValueError as error:
+        raise ValueError(
+            f"expected a model with a Linear classifier, which clip=agc leaves alone, got {type(model).__name__}; use "
+            "clip=norm, or none"
+        ) from error
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)
+
+
+def _require_precision(
+    model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raise `ValueError` if a third-party model cannot compute in the precision of the configuration."""
+    if isinstance(model, Stated) or config.precision == "float32":
+        return
+    inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
+    try:
+        with evaluating(model):
+            model(*inputs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
+            f"{str(error).splitlines()[0]}; use precision=float32"
+        ) from error
+
+
+def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
+    """Leave a model in evaluation mode and without other processes, its rounded parameters as they were before."""
     for name, parameter in model.named_parameters():
         if name in originals:
             parameter.data = originals[name]
