@@ -65,6 +65,10 @@ claims: $(STAMP) ## write docs/claims.md and draw the pictures anew from the cla
 test: $(STAMP) ## run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10
 
+.PHONY: slow
+slow: $(STAMP) ## run the slow tests that need neither a GPU nor a browser
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10 -m 'slow and not gpu and not browser'
+
 .PHONY: browser
 browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/papers/claims/test_ledger.py

@@ -33,7 +33,7 @@ import normfree as nf
 from normfree.conversion import convert
 from normfree.conversion.norms import norms
 from normfree.files import write_json
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.provenance import commit, hardware, versions
 from normfree.report.progress import progress
 
@@ -61,7 +61,7 @@ class Subject:
 def _load_torchvision() -> None:
     """Import torchvision, also where its compiled part does not load, and take no random number for it."""
     with torch.random.fork_rng(devices=[]):
-        create("torchvision:resnet18")
+        create_model("torchvision:resnet18")
 
 
 def vision(library: str, name: str, size: int, **options: Any) -> Callable[[], Subject]:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics import propagate
 from normfree.models import build
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
 
@@ -45,7 +45,7 @@ def make(spec: str, batch: int, size: int, device: str) -> tuple[nn.Module, Tens
     name, _, method = spec.partition(":")
     x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     if name in ("torchvision", "timm"):
-        return create(spec).to(device), x.to(device)
+        return create_model(spec).to(device), x.to(device)
     model = build(name, method or "fixup", example=x, generator=torch.Generator().manual_seed(0))
     return model.to(device), x.to(device)
 

@@ -34,7 +34,7 @@ import normfree as nf
 from normfree.conversion import convert
 from normfree.data.images import embedded
 from normfree.files import write_json
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.optim import agc_parameters
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table, to_markdown
@@ -70,7 +70,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     name, method, rate, seed = run
     clipped, method = method.endswith(CLIPPED), method.removesuffix(CLIPPED)
     torch.manual_seed(seed)
-    model = create(f"torchvision:{name}", classes=10)
+    model = create_model(f"torchvision:{name}", classes=10)
     groups = [{"params": list(model.parameters())}]
     if method != ORIGINAL:
         generator = torch.Generator().manual_seed(seed)
@@ -190,7 +190,7 @@ def main() -> None:
         if not given.fresh and any(stored[key] != origin[key] for key in ("versions", "settings")):
             raise SystemExit(f"expected the versions and settings that '{given.json}' was made with; use --fresh")
     left = [run for run in runs if given.fresh or run not in rows]
-    create("torchvision:resnet18")  # importing it for the first time draws random numbers
+    create_model("torchvision:resnet18")  # importing it for the first time draws random numbers
     data = {seed: batches(seed) for seed in seeds}
     with progress("rates", len(runs), done=len(runs) - len(left)) as update:
         for done, run in enumerate(left, len(runs) - len(left) + 1):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, initialize_, names
 from normfree.models import Network, build
-from normfree.models.registry import find
+from normfree.models.registry import find_family
 
 VARIANTS = (
     "fixup:bias=false",
@@ -35,7 +35,7 @@ RATES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-6)
 
 
 def admitted(method: str, model: str) -> bool:
-    record, family = get(method), find(model)[0]
+    record, family = get(method), find_family(model)[0]
     return family.skip in record.skips and (family.spatial or not record.spatial_only)
 
 

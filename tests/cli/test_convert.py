@@ -13,7 +13,7 @@ from safetensors.torch import save_model
 import normfree as nf
 from normfree.cli.convert import convert_model
 from normfree.conversion.saving import read_plan
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -122,7 +122,7 @@ def test_folder_gives_the_model_again(run: Run, tmp_path: Path) -> None:
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(3))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        original = create("my_zoo:Image")
+        original = create_model("my_zoo:Image")
     expected, plan = nf.convert(original, "fixup", x, generator=torch.Generator().manual_seed(3))
     assert torch.equal(nf.load("folder")(x), expected.eval()(x))
     assert read_plan("folder") == plan
@@ -159,7 +159,7 @@ def test_example_may_be_a_tensor_a_dict_or_a_tuple(run: Run, example: str) -> No
 def test_folding_keeps_the_function_of_a_checkpoint(run: Run) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = create("my_zoo:Image")
+        model = create_model("my_zoo:Image")
         for _ in range(3):
             model(2 + torch.randn(8, 1, 8, 8))
         x = torch.randn(4, 1, 8, 8)

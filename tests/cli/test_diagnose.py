@@ -19,7 +19,7 @@ from normfree.cli.plugins import load_plugins
 from normfree.diagnostics import diagnose
 from normfree.methods import unregister
 from normfree.models import build
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.train import TrainConfig, fit, load
 
 Run = Callable[..., tuple[int, str, str]]
@@ -336,7 +336,7 @@ def test_checkpoint_is_loaded(run: Run, tmp_path: Path, place: str) -> None:
 
 
 def test_checkpoint_of_a_model_with_tied_weights_is_loaded(run: Run, folder: Path) -> None:
-    save_model(create("my_factories:Tied"), "tied.safetensors")
+    save_model(create_model("my_factories:Tied"), "tied.safetensors")
     assert run("my_factories:Tied", "--input", "6", "--checkpoint", "tied.safetensors")[0] == 0
 
 

@@ -28,7 +28,7 @@ from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.engine import loop as engine
 from normfree.train.recipes import recipe
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 from tiny_text import tiny_text
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps

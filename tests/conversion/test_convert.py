@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import normfree
 from normfree.conversion import convert, convert_
 from normfree.conversion.norms import norms
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import Position
 
@@ -284,7 +283,7 @@ class Odd(Block):
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is no normalizer we know"),
         (network(1), "batchnorm", r"nothing to convert to"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
-        (network(1), "fixup:branches=false", r"takes the branches away"),
+        (network(1), "fixup:branches=false", r"removes the branches"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_by_name(model: nn.Module, method: str, message: str) -> None:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from normfree.conversion import convert
 from normfree.conversion.folding.inference import fold_
 from normfree.models import build
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 
 METHODS = ("fixup", "wn", "nf")
 
@@ -163,7 +163,7 @@ def test_private_step_runs_with_the_gradient_of_every_sample(method: str, mode: 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_converted_model_takes_a_private_step() -> None:
     x = batch(2, 32)
-    original = create("torchvision:resnet18")
+    original = create_model("torchvision:resnet18")
     assert ModuleValidator.validate(original, strict=False)  # batch norm mixes samples
     model, _ = convert(original, method="fixup", example=x)
     assert ModuleValidator.validate(model, strict=True) == []

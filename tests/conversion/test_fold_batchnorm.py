@@ -12,8 +12,8 @@ from torchvision.ops import FrozenBatchNorm2d
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.folding.summary import Folding
 from normfree.models import build
-from normfree.models.foreign import create
-from normfree.nn.affine import ChannelAffine
+from normfree.models.foreign import create_model
+from normfree.nn.normalizers import ChannelAffine
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def test_resnet50_computes_the_same(dtype: torch.dtype, tolerance: float) -> Non
     ],
 )
 def test_foreign_model_computes_the_same(name: str, folded: int, kept: int) -> None:
-    model = with_statistics(create(name)).double()
+    model = with_statistics(create_model(name)).double()
     off, after, record = deviation(model, image())
     assert off < 1e-10
     assert (len(record.folded), len(record.kept)) == (folded, kept)

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from normfree.diagnostics.batched import flat
 from normfree.diagnostics.moments import Stats, finish, moments, reduce, settle
-from normfree.diagnostics.parts import parts
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.models import Network, build
+from normfree.nn.model_state import parts_of
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 
@@ -1181,7 +1181,7 @@ def test_kept_plan_does_not_keep_the_model() -> None:
 
 def test_parts_have_the_names_of_torch() -> None:
     for model in (foreign(Composed), foreign(Shared), worn(), build("resnet8", "wn")):
-        found = parts(model)
+        found = parts_of(model)
         assert list(found.modules.items()) == list(model.named_modules())
         assert list(found.parameters) == [name for name, _ in model.named_parameters()]
         assert all(found.parameters[name] is p for name, p in model.named_parameters())

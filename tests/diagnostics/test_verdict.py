@@ -567,11 +567,11 @@ def test_forgotten_normalizer_in_a_short_stage_is_told(place: int) -> None:
 
 
 def test_forgotten_normalizer_of_a_resnet18_is_told() -> None:
-    from normfree.models.foreign import create
+    from normfree.models.foreign import create_model
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = create("torchvision:resnet18")
+        model = create_model("torchvision:resnet18")
     x = batch(4, 3, 64, 64)
     assert judge(propagate(model, x)).odd == ()
     model.set_submodule("layer3.1.bn2", nn.Identity())

@@ -13,7 +13,7 @@ from normfree import discover
 from normfree.diagnostics.propagation import propagate
 from normfree.methods import Form, get, names
 from normfree.models import build
-from normfree.models.registry import find
+from normfree.models.registry import find_family
 from normfree.plan import ResidualPlan
 
 VARIANTS = ("fixup:bias=false", "convshort:reads=raw", "isograd:shortcut=conv", "selu:dropout=0.05", "nf:beta=1")
@@ -33,7 +33,7 @@ LARGE = (
 
 def forms_of(method: str, model: str) -> tuple[Form | None, ...]:
     """The block forms that method and model admit; none where they do not go together."""
-    record, family = get(method), find(model)[0]
+    record, family = get(method), find_family(model)[0]
     if family.skip not in record.skips or (record.spatial_only and not family.spatial):
         return ()
     if family.reads_tokens:
@@ -54,7 +54,7 @@ CASES = [
 
 def tokens(model: str) -> tuple[Tensor, ...]:
     """As many sequences as a model reads, of different lengths."""
-    return tuple(torch.empty(2, 5 + i, dtype=torch.int64, device="meta") for i in range(find(model)[0].inputs))
+    return tuple(torch.empty(2, 5 + i, dtype=torch.int64, device="meta") for i in range(find_family(model)[0].inputs))
 
 
 def images(size: int = 32) -> Tensor:
@@ -70,7 +70,7 @@ def test_discovered_plan_equals_the_stated_one(model: str, method: str, form: Fo
 def test_cases_cover_every_method_form_and_family() -> None:
     assert {method for _, method, _ in CASES} >= set(names())
     assert {form for _, _, form in CASES} >= {"post", "pre", "linear"}
-    regexes = {find(model)[0].regex for model, _, _ in CASES}
+    regexes = {find_family(model)[0].regex for model, _, _ in CASES}
     assert len(regexes) == 12
 
 

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from normfree import discover, initialize_
-from normfree.methods import Site, get, names
+from normfree.methods import InitContext, get, names
 from normfree.methods.data_driven import calibrate_
 from normfree.models import build
 from normfree.plan import Layer, ResidualPlan
@@ -395,7 +395,7 @@ def test_tied_output_layer_keeps_the_embedding() -> None:
 def test_initializers_use_the_fans_of_one_part(make: Callable[[], nn.Module], method: str) -> None:
     model, plan = attending(make)
     with torch.no_grad():
-        get(method).initializer(Site(model, plan, seeded()))
+        get(method).initializer(InitContext(model, plan, seeded()))
     for matrix in (*matrices(model, plan, 0), matrices(model, plan, 1)[0]):
         fan = {"he_out": matrix.shape[0], "rezero": 3 * matrix.shape[1]}.get(method, matrix.shape[1])
         assert_std(matrix, fan**-0.5)
@@ -404,9 +404,9 @@ def test_initializers_use_the_fans_of_one_part(make: Callable[[], nn.Module], me
 @pytest.mark.parametrize("make", [fused_model, transposed_model])
 def test_orthogonal_weights_are_orthogonal_part_by_part(make: Callable[[], nn.Module]) -> None:
     model, plan = attending(make)
-    site, layer = Site(model, plan, seeded()), plan.branches[0].layers[0]
+    ctx, layer = InitContext(model, plan, seeded()), plan.branches[0].layers[0]
     with torch.no_grad():
-        site.set_(layer, site.orthogonal(layer))
+        ctx.set_(layer, ctx.orthogonal(layer))
     parts = matrices(model, plan, 0)[:3]
     for part in parts:
         torch.testing.assert_close(part @ part.T, torch.eye(64), rtol=0, atol=1e-5)
@@ -415,13 +415,13 @@ def test_orthogonal_weights_are_orthogonal_part_by_part(make: Callable[[], nn.Mo
 
 def test_transposed_convolution_has_the_fans_of_its_signal() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 6, 3, groups=2))
-    site = Site(model, discover(model, torch.zeros(1, 3, 8, 8)), seeded())
-    (layer,) = site.plan.classifier
-    assert site.shape(layer) == (3, 8, 3, 3)
-    assert site.fans(layer) == (4 * 9, 3 * 9)
-    weight = site.normal(layer)
+    ctx = InitContext(model, discover(model, torch.zeros(1, 3, 8, 8)), seeded())
+    (layer,) = ctx.plan.classifier
+    assert ctx.shape(layer) == (3, 8, 3, 3)
+    assert ctx.fans(layer) == (4 * 9, 3 * 9)
+    weight = ctx.normal(layer)
     with torch.no_grad():
-        site.set_(layer, weight)
+        ctx.set_(layer, weight)
     assert torch.equal(model[1].weight, weight.transpose(0, 1))
 
 
@@ -448,7 +448,11 @@ def test_attention_is_refused_by_methods_that_follow_the_signal(method: str) -> 
     model.eval()
     batch = torch.randn(2, 3, 32, 32, generator=seeded())
     # isograd scales its sums, which this model cannot: its own check is behind that one.
-    apply = initialize_ if method == "lsuv" else lambda *_, **__: get(method).initializer(Site(model, plan, seeded()))
+    apply = (
+        initialize_
+        if method == "lsuv"
+        else lambda *_, **__: get(method).initializer(InitContext(model, plan, seeded()))
+    )
     with pytest.raises(ValueError, match="convolutions and linear layers, got MultiheadAttention at 'encoder"):
         apply(model, method, plan, example=batch, generator=seeded())
 
@@ -465,7 +469,7 @@ def test_calibration_restores_modes_and_hooks() -> None:
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        calibrate_(Site(model, plan, seeded(), images()), fail)
+        calibrate_(InitContext(model, plan, seeded(), images()), fail)
     initialize_(model, "lsuv", plan, example=images(), generator=seeded())
     assert modes == [m.training for m in model.modules()]
     assert not any(m._forward_hooks for m in model.modules())

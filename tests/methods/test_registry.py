@@ -11,7 +11,19 @@ import pytest
 import torch
 
 import normfree
-from normfree.methods import FAMILIES, FORMS, Law, Method, Rule, ScalarRate, Site, get, names, register, unregister
+from normfree.methods import (
+    FAMILIES,
+    FORMS,
+    InitContext,
+    Law,
+    Method,
+    Rule,
+    ScalarRate,
+    get,
+    names,
+    register,
+    unregister,
+)
 from normfree.methods.plain import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
@@ -226,8 +238,8 @@ def test_registered_function_has_its_arguments_for_options() -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_initializer_from_outside_sees_plan_and_generator() -> None:
-    seen: list[Site] = []
-    register(mine(initializer=lambda site: seen.append(site)))
+    seen: list[InitContext] = []
+    register(mine(initializer=lambda ctx: seen.append(ctx)))
     generator = torch.Generator().manual_seed(0)
     model = build("resnet8", "mine", generator=generator)
     assert seen[0].model is model

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normfree import discover
 from normfree.methods import initialize_
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.models import Network, build
 from normfree.nn.weight_layers import WeightNormConv2d, WeightNormLinear
 from normfree.theory import weightnorm_norm_ratio
@@ -71,12 +71,12 @@ def test_wn_directions_are_orthogonal(name):
         torch.testing.assert_close(small, torch.eye(len(small), dtype=torch.float64), rtol=0, atol=1e-5)
 
 
-def grouped(groups: int, out: int = 64) -> tuple[nn.Conv2d, Site]:
+def grouped(groups: int, out: int = 64) -> tuple[nn.Conv2d, InitContext]:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, out, 3, groups=groups, bias=False), nn.Conv2d(out, 2, 1))
-    site = Site(model, discover(model, torch.zeros(1, 3, 8, 8)), seeded(0))
+    ctx = InitContext(model, discover(model, torch.zeros(1, 3, 8, 8)), seeded(0))
     with torch.no_grad():
-        site.set_(site.plan.body[0], site.orthogonal(site.plan.body[0]))
-    return model[1], site
+        ctx.set_(ctx.plan.body[0], ctx.orthogonal(ctx.plan.body[0]))
+    return model[1], ctx
 
 
 @pytest.mark.parametrize("groups", [1, 4, 16, 64])
@@ -94,11 +94,11 @@ def test_grouped_directions_are_orthogonal_group_by_group(groups: int) -> None:
 
 def test_one_orthogonal_matrix_for_all_groups_has_short_rows() -> None:
     """The control of the one before, and what `wn` learned from: 9 columns of length 1 make 64 rows of √(9/64)."""
-    convolution, site = grouped(64)
+    convolution, ctx = grouped(64)
     whole = nn.init.orthogonal_(torch.empty(64, 9))
     assert whole.square().sum(1).mean().item() == pytest.approx(9 / 64)
     torch.testing.assert_close(convolution.weight.flatten(1).norm(dim=1), torch.ones(64))
-    assert site.plan.body[0].parts == 1
+    assert ctx.plan.body[0].parts == 1
 
 
 def test_wn_keeps_the_classifier_plain_and_of_default_scale():
@@ -111,9 +111,9 @@ def test_wn_keeps_the_classifier_plain_and_of_default_scale():
 # Norms over depth
 
 
-def raw_qr(site: Site, module: nn.Linear) -> Tensor:
+def raw_qr(ctx: InitContext, module: nn.Linear) -> Tensor:
     """Q of a normal matrix with the signs as the decomposition leaves them, which is not the Haar measure."""
-    return torch.linalg.qr(site.normal(module))[0]
+    return torch.linalg.qr(ctx.normal(module))[0]
 
 
 def unit_lengths_(model: Network) -> None:
@@ -151,7 +151,7 @@ def test_wn_norm_ratio_is_that_of_the_theorem_forward_and_backward(B, width):
 
 
 def test_wn_norm_ratio_fails_when_directions_are_not_haar_distributed(monkeypatch):
-    monkeypatch.setattr(Site, "orthogonal", raw_qr)
+    monkeypatch.setattr(InitContext, "orthogonal", raw_qr)
     forward, _ = norm_ratios("resmlp-1000-64", seeds=1)
     assert forward > 1.1 * weightnorm_norm_ratio(1000)
 

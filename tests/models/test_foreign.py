@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.models.foreign import create, is_foreign
+from normfree.models.foreign import create_model, is_foreign
 
 MODULE = """
 from functools import partial
@@ -72,7 +72,7 @@ def test_plain_name_is_not_foreign(name: str) -> None:
     ],
 )
 def test_factory_is_called(name: str, width: int) -> None:
-    model = create(name)
+    model = create_model(name)
     assert is_foreign(name)
     assert isinstance(model, nn.Linear)
     assert model.in_features == width
@@ -80,22 +80,22 @@ def test_factory_is_called(name: str, width: int) -> None:
 
 def test_torchvision_and_timm_are_built_with_random_weights() -> None:
     with torch.random.fork_rng(devices=[]):
-        first, second = create("torchvision:resnet18"), create("torchvision:resnet18")
+        first, second = create_model("torchvision:resnet18"), create_model("torchvision:resnet18")
         assert not torch.equal(first.get_parameter("conv1.weight"), second.get_parameter("conv1.weight"))
-        assert isinstance(create("timm:test_resnet"), nn.Module)
+        assert isinstance(create_model("timm:test_resnet"), nn.Module)
         for name in ("torchvision:resnet18", "timm:test_resnet"):
-            assert create(name, classes=7).eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+            assert create_model(name, classes=7).eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
 
 
 def test_weights_of_a_backbone_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    create("torchvision:resnet18")  # imports what is looked at below
+    create_model("torchvision:resnet18")  # imports what is looked at below
 
     def fetch(*_: object, **__: object) -> None:
         raise AssertionError("fetched")
 
     monkeypatch.setattr(sys.modules["torchvision.models._api"], "load_state_dict_from_url", fetch)
     with torch.random.fork_rng(devices=[]):
-        assert isinstance(create("torchvision:lraspp_mobilenet_v3_large"), nn.Module)
+        assert isinstance(create_model("torchvision:lraspp_mobilenet_v3_large"), nn.Module)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_unknown_name_gives_the_closest(name: str, says: str) -> None:
 
 def refuse(name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
-        create(name)
+        create_model(name)
     assert "\n" not in str(caught.value)
 
 
@@ -136,7 +136,7 @@ def test_factory_without_a_model_is_refused(name: str, says: str) -> None:
 def test_error_of_the_factory_itself_is_one_line() -> None:
     refuse("made_up_zoo:fails", "expected 'made_up_zoo:fails' to run, but it stopped: TypeError: from the .* own code")
     with pytest.raises(ValueError, match="stopped") as caught:
-        create("made_up_zoo:fails")
+        create_model("made_up_zoo:fails")
     assert isinstance(caught.value.__cause__, TypeError)
 
 

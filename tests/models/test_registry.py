@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from normfree.methods import get, initialize_, names
-from normfree.methods.registry import unknown
 from normfree.models import build, catalog
-from normfree.models.registry import find
+from normfree.models.registry import find_family
+from normfree.theory.errors import unknown_name
 
 # The deepest example is built in test_depth.py.
 EXAMPLES = [example for family in catalog() for example in family.examples if example != "wrn-10000-1"]
@@ -18,7 +18,7 @@ SMALL = ("resnet8", "wrn-10-1", "resmlp-3-16", "mlp-4-16", "cnn-4-8", "dense-7-6
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_of_every_family_builds(name: str) -> None:
-    family, _ = find(name)
+    family, _ = find_family(name)
     model = build(name, "he_in", device="meta")
     assert name in family.examples
     assert model.name == name
@@ -38,7 +38,7 @@ def test_names_of_issue_and_papers_parse() -> None:
     wanted += [f"preact_resnet{d}" for d in (18, 50, 101, 152)]
     wanted += ["wrn-16-12", "wrn-40-10", "wrn-10000-1", "mlp-20-200", "cnn-50-64"]
     for name in wanted:
-        assert find(name)[0].spatial == (not name.startswith("mlp"))
+        assert find_family(name)[0].spatial == (not name.startswith("mlp"))
 
 
 def test_imagenet_depths_are_not_cifar_networks() -> None:
@@ -76,7 +76,7 @@ def test_unknown_model_that_is_like_no_other_lists_the_known(name: str) -> None:
 
 
 def test_of_very_many_names_some_are_listed() -> None:
-    told = str(unknown("model", "x", [f"{i}" for i in range(1000)]))
+    told = str(unknown_name("model", "x", [f"{i}" for i in range(1000)]))
     assert told.startswith("unknown model 'x'; expected one of: 0, 1, 2")
     assert told.endswith("38, 39, … (1000 in all)")
 
@@ -283,7 +283,7 @@ WRITTEN = [
     (name, method)
     for name in SMALL
     for method in (*names(), "fixup:branches=false", "isograd:shortcut=conv", "fixup:bias=false")
-    if find(name)[0].skip in get(method).skips and (find(name)[0].spatial or not get(method).spatial_only)
+    if find_family(name)[0].skip in get(method).skips and (find_family(name)[0].spatial or not get(method).spatial_only)
 ]
 
 

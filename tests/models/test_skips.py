@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import Network, build
-from normfree.models.skips import Highway
+from normfree.models.nonresidual import Highway
 
 DOUBLE = torch.float64
 

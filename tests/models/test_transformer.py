@@ -13,13 +13,12 @@ from normfree.conversion import convert
 from normfree.conversion.folding.inference import fold_
 from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
-from normfree.models import Decoder, Encoder, Network, Stated, Transformer, build
-from normfree.models.registry import find
+from normfree.models import BaseModel, Decoder, Encoder, Network, Transformer, build
+from normfree.models.registry import find_family
 from normfree.models.special_tokens import PAD, real_positions
 from normfree.models.weight_files import load_weights, save_weights
 from normfree.nn.attention import Attention
-from normfree.nn.residual import Residual, set_precision_
-from normfree.nn.weight_layers import lower_
+from normfree.nn.residual import Residual, lower_precision_, set_precision_
 
 WORDS, CLASSES = 30, 5
 NAMES = ("transformer-2-3-16-32-4", "encoder-3-16-32-4", "decoder-3-16-32-4")
@@ -41,11 +40,15 @@ def sentences(seed: int, length: int, real: tuple[int, ...]) -> Tensor:
 
 def batch(name: str) -> tuple[Tensor, ...]:
     source, target = sentences(1, 7, (7, 4, 1)), sentences(2, 6, (3, 6, 5))
-    return (source, target) if find(name)[0].inputs == 2 else (source,)
+    return (source, target) if find_family(name)[0].inputs == 2 else (source,)
 
 
 def built(name: str, method: str = "layernorm", seed: int = 0, **options: Any) -> Any:
-    sizes = {"num_classes": WORDS} if find(name)[0].predicts_tokens else {"num_classes": CLASSES, "vocabulary": WORDS}
+    sizes = (
+        {"num_classes": WORDS}
+        if find_family(name)[0].predicts_tokens
+        else {"num_classes": CLASSES, "vocabulary": WORDS}
+    )
     given = batch(name)
     settings = {"dropout": 0.0, "example": given if len(given) > 1 else given[0], "dtype": torch.float64}
     return build(name, method, generator=seeded(seed), **{**sizes, **settings, **options})
@@ -71,7 +74,7 @@ def shaken(model: nn.Module, seed: int = 9) -> nn.Module:
 def test_plan_counts_branches_and_layers(name: str, kind: type, encoder: int, decoder: int, method: str) -> None:
     model = built(name, method, device="meta", example=None)
     assert isinstance(model, kind)
-    assert isinstance(model, Stated)
+    assert isinstance(model, BaseModel)
     plan = model.plan
     cross = decoder if encoder else 0
     assert len(plan.branches) == 2 * encoder + 2 * decoder + cross
@@ -307,7 +310,7 @@ def test_copies_states_and_types_keep_the_model(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_short_types_reach_every_layer(name: str, method: str) -> None:
     wanted = built(name, method, dtype=torch.float32)(*batch(name))
-    lowered = lower_(built(name, method, dtype=torch.float32), torch.bfloat16)
+    lowered = lower_precision_(built(name, method, dtype=torch.float32), torch.bfloat16)
     mixed = set_precision_(built(name, method, dtype=torch.float32))
     for model, dtype in ((lowered, torch.bfloat16), (mixed, torch.float32)):
         out = model(*batch(name))
@@ -455,8 +458,10 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_models_of_images_and_of_sequences_have_one_base() -> None:
-    assert issubclass(Network, Stated)
-    assert all(issubclass(kind, Stated) and not issubclass(kind, Network) for kind in (Transformer, Encoder, Decoder))
+    assert issubclass(Network, BaseModel)
+    assert all(
+        issubclass(kind, BaseModel) and not issubclass(kind, Network) for kind in (Transformer, Encoder, Decoder)
+    )
     model = built(NAMES[0], "fixup", device="meta", example=None)
     assert (model.name, model.method.name, model.form) == (NAMES[0], "fixup", "pre")
     assert "transformer-2-3-16-32-4, method=fixup" in repr(model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.nn.affine import ChannelAffine
+from normfree.nn.normalizers import ChannelAffine
 
 
 @pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (2, 3, 5, 5))])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.attention import Attention, KeysValues
+from normfree.nn.attention import Attention, KeyValueCache
 from normfree.nn.scalars import ScalarBias
 
 N, T, S, WIDTH, HEADS = 2, 5, 7, 12, 3
@@ -114,7 +114,7 @@ def test_full_cache_is_refused() -> None:
     with pytest.raises(ValueError, match=r"of 3 sequences in the cache, got 5 of 2; .*reorder it"):
         attention(x, None, None, cache)
     assert cache.used == 0
-    assert isinstance(cache, KeysValues)
+    assert isinstance(cache, KeyValueCache)
 
 
 def test_impossible_attention_is_refused() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.nn.model_state import on_meta, standing_in
+from normfree.nn.model_state import on_meta, substitute_tensors
 
 
 def shared() -> nn.Sequential:
@@ -17,7 +17,7 @@ def shared() -> nn.Sequential:
 def test_all_names_of_a_tensor_are_replaced_and_put_back() -> None:
     model = shared()
     weight = model[0].weight
-    with standing_in(model, {id(weight): torch.eye(2)}):
+    with substitute_tensors(model, {id(weight): torch.eye(2)}):
         assert torch.equal(model(torch.ones(1, 2)), torch.ones(1, 2))
     assert all(layer.weight is weight for layer in model)
     assert isinstance(model[0].weight, nn.Parameter)

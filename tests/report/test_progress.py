@@ -13,7 +13,8 @@ from rich.console import Console
 
 import normfree
 from normfree.report import progress as module
-from normfree.report.progress import duration, numbers, progress
+from normfree.report.formatting import duration
+from normfree.report.progress import metrics_text, progress
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_lines_tell_count_time_left_and_numbers(clock: Clock, capsys: pytest.Cap
     with progress("resnet20", 100) as update:
         for done in (10, 20, 50):
             clock.now += 2
-            update(done, 100, numbers(loss=1.5, accuracy=0.25, throughput=1234.5))
+            update(done, 100, metrics_text(loss=1.5, accuracy=0.25, throughput=1234.5))
     says = "loss 1.5, accuracy 25.0 %, 1,234 images/s"
     assert lines(capsys) == [
         f"resnet20: 10 of 100 done after 2 s, 18 s left, {says}",
@@ -161,7 +162,7 @@ def test_hidden_progress_says_nothing(clock: Clock, terminal: io.StringIO, capsy
 
 def test_terminal_gets_a_bar_that_is_gone_afterwards(terminal: io.StringIO) -> None:
     with progress("resnet20 [x]", 100) as update:
-        update(50, 100, numbers(loss=1.5, accuracy=0.25, throughput=1234.0))
+        update(50, 100, metrics_text(loss=1.5, accuracy=0.25, throughput=1234.0))
     text = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", terminal.getvalue())
     for part in ("resnet20 [x]", "━━━━━", "50/100", "loss 1.5, accuracy 25.0 %", "images/s"):
         assert part in text
@@ -169,13 +170,13 @@ def test_terminal_gets_a_bar_that_is_gone_afterwards(terminal: io.StringIO) -> N
 
 
 def test_numbers_leave_out_what_is_not_known() -> None:
-    assert numbers() == ""
-    assert numbers(accuracy=1.0) == "accuracy 100.0 %"
-    assert numbers(loss=float("nan"), throughput=5.0) == "loss nan, 5 images/s"
+    assert metrics_text() == ""
+    assert metrics_text(accuracy=1.0) == "accuracy 100.0 %"
+    assert metrics_text(loss=float("nan"), throughput=5.0) == "loss nan, 5 images/s"
 
 
 def test_import_leaves_rich_alone() -> None:
-    modules = "normfree.report.progress, normfree.report.learning"
+    modules = "normfree.report.progress, normfree.report.training_curves"
     code = f"import sys, {modules}; sys.exit(bool({{'rich', 'matplotlib'}} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -94,9 +94,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    paths = (Path(normfree.__file__).parents[1], Path(__file__).parents[1] / "support")
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(Path(normfree.__file__).parents[1]), str(Path(__file__).parents[1]))),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
         "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -172,10 +172,10 @@ def folder_of(model: str) -> Path | None:
     path = Path(model)
     if not path.is_dir():
         return None
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.train.run.loading import holds_model
 
-    return path if holds_model(path) or not is_ours(model) else None
+    return path if holds_model(path) or not is_model_name(model) else None
 
 
 def require_model(model: str, verb: str) -> None:

@@ -45,9 +45,9 @@ def load_plugins(modules: Sequence[str] | None) -> None:
         except ValueError:
             raise  # as the library says what is wrong with a method
         except Exception as error:  # whatever the user's own code raises
-            from normfree.models.foreign import in_words
+            from normfree.models.foreign import describe_error
 
             raise ValueError(
-                f"--plugin: expected a module that can be imported, but {module!r} stopped: {in_words(error)}; "
+                f"--plugin: expected a module that can be imported, but {module!r} stopped: {describe_error(error)}; "
                 "import it in Python to see where"
             ) from error

@@ -98,7 +98,7 @@ def train_model(
 
     folder = resume or out or _new_folder(chosen)
     from normfree.report import open_console
-    from normfree.report.progress import numbers, progress
+    from normfree.report.progress import metrics_text, progress
 
     first = int(os.environ.get("RANK", "0")) == 0
     typed_in = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
@@ -111,7 +111,11 @@ def train_model(
                 if not told:
                     _print_doubts(chosen, s.total, s.unit, open_console(stderr=True))
                 told = True
-                update(s.done, s.total, numbers(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit))
+                update(
+                    s.done,
+                    s.total,
+                    metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit),
+                )
 
             result = fit(
                 chosen,
@@ -191,10 +195,10 @@ def _require_recipe(name: str | None) -> None:
 
     if name is None or name in recipes():
         return
-    from normfree.models import is_ours
+    from normfree.models import is_model_name
     from normfree.models.foreign import is_foreign
 
-    if is_foreign(name) or is_ours(name):
+    if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
@@ -223,7 +227,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
-    from normfree.report.progress import duration
+    from normfree.report.formatting import duration
 
     console = open_console()
     config = result.config

@@ -12,12 +12,12 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from normfree.files import explained, replacing, write_json
+from normfree.report.formatting import duration, percent
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.plots import write_plot
-from normfree.report.progress import duration
 from normfree.report.tables import Column, Table
-from normfree.train.text.token_runs import PAIRS, TEXT
+from normfree.train.text.text_data import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
 _CLOSE = 0.05  # an accuracy that much below the method's own best is a loss
@@ -135,17 +135,6 @@ def _mean_bleu(runs: Sequence[Run]) -> float | None:
     if all(run.bleu is None for run in runs):
         return None
     return fmean(run.bleu or 0.0 for run in runs)
-
-
-def percent(share: float | None, spread: float | None = None) -> str:
-    """An accuracy for a reader; blank where there is none.
-
-    >>> percent(0.8351), percent(0.8351, 0.0123), percent(None)
-    ('83.5 %', '83.5 ± 1.2 %', '')
-    """
-    if share is None:
-        return ""
-    return f"{100 * share:.1f} %" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f} %"
 
 
 def table(comparison: Comparison) -> Table:

@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from normfree.comparison.comparison import Comparison, Point, curve, levels, panel, percent, table
+from normfree.comparison.comparison import Comparison, Point, curve, levels, panel, table
 from normfree.comparison.running import compare, layers
 from normfree.comparison.workers import run_tasks
 from normfree.diagnostics.propagation import propagate
 from normfree.files import explained, replacing, with_numbers, write_json
 from normfree.models import build
+from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.train import TrainConfig
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 SAYS = {
     "fixup": "no normalization, Fixup",

@@ -12,8 +12,6 @@ import torch
 from normfree.comparison.comparison import Comparison, Run
 from normfree.comparison.scheduling import Task, ended, folder_name, train_all
 from normfree.comparison.workers import in_words
-from normfree.data.images.embedded import LINEAR_ACCURACY
-from normfree.data.text.prepared_folder import Prepared
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -22,8 +20,8 @@ from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.train import TrainConfig
 from normfree.train.config import FREE
-from normfree.train.engine.inputs import Data, example_of, open_data
-from normfree.train.engine.model_setup import class_count, model_of
+from normfree.train.data import Data, open_data
+from normfree.train.text.text_data import TextData
 
 Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # what a comparison sets itself
@@ -83,8 +81,8 @@ def compare(
         methods=specs,
         lrs=rates,
         seeds=tuple(dict.fromkeys(seeds)),
-        chance=1 / class_count(data),
-        linear_accuracy=LINEAR_ACCURACY if base.data == "fashion14" else None,
+        chance=1 / data.num_classes,
+        linear_accuracy=data.linear_accuracy,
         signal=signal,
     )
 
@@ -99,9 +97,10 @@ def layers(plan: ResidualPlan) -> int:
 
 def _require_validation(base: TrainConfig, data: Data) -> None:
     """Refuse data that leaves nothing to choose a learning rate by; of text, `validation` holds out nothing."""
-    if isinstance(data, Prepared):
-        there = "valid" in data.splits
-        got = f"got '{data.folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
+    if isinstance(data, TextData):
+        there = "valid" in data.prepared.splits
+        folder = data.prepared.folder
+        got = f"got '{folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
     else:
         there, got = base.validation > 0, "got validation=0; set validation=0.1"
     if not there:
@@ -110,17 +109,17 @@ def _require_validation(base: TrainConfig, data: Data) -> None:
 
 def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
     """The depth of every model; refuses one that a method does not admit."""
-    if isinstance(data, Prepared):
+    if isinstance(data, TextData):
         tried = {m: [build(m, get(method), form=base.form, device="meta") for method in methods] for m in models}
         kinds = (EncoderLayer, DecoderLayer)  # as people count them, not the weight layers inside
         return {m: sum(isinstance(part, kinds) for part in alike[0].modules()) for m, alike in tried.items()}
-    example = torch.zeros_like(example_of(base, data, 2))
+    example = torch.zeros_like(data.example(base, 2)[0])
     depths = {}
     for model in models:
         for method in methods:
             if is_foreign(model):
                 with torch.random.fork_rng(devices=[]):
-                    built, plan = model_of(base.with_changes(model=model, method=method), data)
+                    built, plan = data.build_model(base.with_changes(model=model, method=method))
                 depths[model] = layers(plan or discover(built, example))
             else:
                 depths[model] = layers(build(model, get(method), form=base.form, example=example, device="meta").plan)

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from normfree.comparison.workers import Said, run_tasks
 from normfree.models import build
 from normfree.models.foreign import is_foreign
-from normfree.report.progress import numbers
+from normfree.report.progress import metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.engine.environment import Stop
 from normfree.train.run.result import Snapshot
-from normfree.train.run.signals import Stop
-from normfree.train.text.token_runs import is_tokens
+from normfree.train.text.text_data import is_text
 
 # What one H200 was measured to do: operations a second of a wide network, seconds an image and layer of a narrow one,
 # and seconds to set up.
@@ -56,7 +56,7 @@ def train(task: Task, say: Callable[[str], None]) -> dict[str, Any]:
         return done
 
     def tell(seen: Snapshot) -> None:
-        say(f"{seen.done / seen.total:.0%}, {numbers(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)}")
+        say(f"{seen.done / seen.total:.0%}, {metrics_text(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)}")
 
     resume = RunFolder(task.folder).exists
     result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=tell)
@@ -85,7 +85,7 @@ def train_all(
 
 def gpu_seconds(config: TrainConfig) -> float:
     """About how long a run takes on one H200, for planning; a model of others is not looked at and counts as small."""
-    if is_tokens(config.data):
+    if is_text(config.data):
         return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
     layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
     images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)

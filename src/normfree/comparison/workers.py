@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from normfree.conversion.norms import may_normalize, normalizes, weight_readers
-from normfree.diagnostics.untouched import untouched
+from normfree.nn.model_state import leave_no_trace
 
 _NORMALIZING = frozenset(
     {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
@@ -128,7 +128,7 @@ def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
 def trial(model: nn.Module) -> Iterator[None]:
     """Run the model in inference mode and leave no trace; attention calls its parts one by one."""
     fast = torch.backends.mha.get_fastpath_enabled()
-    with untouched(model), torch.no_grad():
+    with leave_no_trace(model), torch.no_grad():
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         try:

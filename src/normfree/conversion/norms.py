@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import FUSED, is_norm
+from normfree.nn.normalizers import FUSED, DynamicTanh, is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")

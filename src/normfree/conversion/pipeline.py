@@ -29,12 +29,12 @@ from normfree.conversion.rescaling import (
 )
 from normfree.conversion.scalar_placement import Places, Refused, Wanted, named
 from normfree.graph import discover, unaccounted
+from normfree.graph.admission import cannot_convert_by, rigid_layers, scales_sums
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.recorder import record
-from normfree.methods import Method, Site, get
+from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import call_arguments, undone_on_error
-from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.nn.model_state import call_arguments, restored_on_error
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import ResidualPlan
 
@@ -102,7 +102,7 @@ def convert_(
             plan = discover(model, example)
     found = _look(model, method, plan, args, kwargs)
     before = _count(model)
-    with undone_on_error(model):
+    with restored_on_error(model):
         removed = remove_norms_(model, method, found.watched)
         added: list[Added] = []
         scaled: list[Scaled] = []
@@ -160,26 +160,9 @@ class _Findings:
 
 
 def _check_method(method: Method, example: Example) -> None:
-    if method.kind == "normalized" and method.norm is not None:
-        raise ValueError(
-            f"expected a method without normalization, got '{method.name}', which is one of the normalizers: there is "
-            "nothing to convert to; use 'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
-        )
-    if method.weight == "spectral":
-        raise ValueError(
-            f"expected a method that converts a model, got '{method.name}', which only divides the weights by their "
-            "largest singular values; do that by torch.nn.utils.parametrizations.spectral_norm"
-        )
-    impossible = {
-        "takes the branches away": method.remove_branches,
-        "puts a new convolution into every shortcut": method.shortcut == "conv everywhere",
-        "needs an activation function of its own": method.activation != "relu",
-    }
-    for does in (does for does, it_does in impossible.items() if it_does):
-        raise ValueError(
-            f"method '{method.spec}' {does}, which cannot be done without rewriting the model's code; "
-            "build one of our models with it instead"
-        )
+    reason = cannot_convert_by(method)
+    if reason is not None:
+        raise ValueError(reason)
     if method.needs_example and not isinstance(example, Tensor):
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a tensor as example, got "
@@ -217,8 +200,7 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
         unclear = [name for name, module in normalizers.items() if channels_of(module) is None]
         refused |= {f"{named(n)}: it does not say its channels": "use another method, such as 'fixup'" for n in unclear}
     else:
-        scales_sums = any(law.text != "1" for law in (method.rule.c, method.rule.a))
-        places = Places(model, plan, method, watched.called, flow() if scales_sums else None)
+        places = Places(model, plan, method, watched.called, flow() if scales_sums(method) else None)
         wanted = places.find()
         refused |= places.refused | _rigid(model, plan, method, watched.called)
     if refused:
@@ -233,21 +215,11 @@ def _look(model: nn.Module, method: Method, plan: ResidualPlan, args: Any, kwarg
 
 def _rigid(model: nn.Module, plan: ResidualPlan, method: Method, called: Counter[str]) -> Refused:
     """The weight layers that cannot become what the method's are."""
-    if method.weight == "plain":
-        return {}
-    modules = dict(model.named_modules())
-    refused: Refused = {}
-    for layer in dict.fromkeys(plan.hidden()):
-        if layer.parameter != "weight" or not called[layer.name]:
-            reason: str | None = "the weight is used without a call of the layer"
-        else:
-            reason = cannot_reparametrize(modules[layer.name], method.weight, transposed=layer.transposed)
-        if reason is not None:
-            become = f"a {method.weight.replace('_', ' ')} layer"
-            refused[f"'{layer.path}' cannot become {become}: {reason}"] = (
-                "use a method of plain weights, such as 'fixup'"
-            )
-    return refused
+    become = f"a {method.weight.replace('_', ' ')} layer"
+    return {
+        f"'{path}' cannot become {become}: {reason}": "use a method of plain weights, such as 'fixup'"
+        for path, reason in rigid_layers(model, plan, method, called).items()
+    }
 
 
 @torch.no_grad()
@@ -255,11 +227,11 @@ def _initialize_(
     model: nn.Module, method: Method, plan: ResidualPlan, example: Example, generator: torch.Generator | None
 ) -> None:
     """Biases 0 and weights by the method; the scalars have their values already."""
-    site = Site(model, plan, generator, example if isinstance(example, Tensor) else None)
-    check_example(site, method)
-    site.zero_biases_()
+    ctx = InitContext(model, plan, generator, example if isinstance(example, Tensor) else None)
+    check_example(ctx, method)
+    ctx.zero_biases_()
     try:
-        method.initializer(site)
+        method.initializer(ctx)
     except ValueError:  # the method's own word
         raise
     except Exception as error:

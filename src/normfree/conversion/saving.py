@@ -30,7 +30,7 @@ from normfree.conversion.folding.summary import Folding
 from normfree.conversion.pipeline import Example, convert_
 from normfree.conversion.serialization import pack_example, plan_from_json, unpack_example
 from normfree.files import TEMPORARY, explained, sync, write_json
-from normfree.models.foreign import create
+from normfree.models.foreign import create_model
 from normfree.models.weight_files import load_weights, render_weights
 from normfree.plan import ResidualPlan
 from normfree.provenance import commit, versions
@@ -128,7 +128,7 @@ def original(factory: Factory, classes: int | None = None) -> nn.Module:
         return copy.deepcopy(factory)
     with torch.random.fork_rng(devices=[]):  # constructors draw from the global generator
         torch.manual_seed(0)
-        model = create(factory, classes=classes) if isinstance(factory, str) else factory()
+        model = create_model(factory, classes=classes) if isinstance(factory, str) else factory()
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected the factory to give a torch.nn.Module, got {type(model).__name__}")
     return model

@@ -24,9 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.diagnostics.propagation import call_arguments, first_tensor
-from normfree.diagnostics.untouched import untouched
 from normfree.diagnostics.updates import plan_of
-from normfree.nn.model_state import standing_in
+from normfree.nn.model_state import leave_no_trace, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
@@ -147,7 +146,10 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     outputs = []
     with torch.no_grad():
         for scaled in ({}, {id(known[name]): alpha * known[name] for name in parameters}):
-            with untouched(model), standing_in(model, scaled):  # both passes see the same buffers and random numbers
+            with (
+                leave_no_trace(model),
+                substitute_tensors(model, scaled),
+            ):  # both passes see the same buffers and random numbers
                 outputs.append(first_tensor(model(*args, **kwargs)).double())
     target = alpha * outputs[0]
     return _relative(float((outputs[1] - target).abs().max()), float(target.abs().max()))
@@ -168,7 +170,7 @@ def gradient_bounds(
     plan = plan_of(model, inputs, plan)
     args, kwargs = call_arguments(inputs)
     watched = _Inputs()
-    with untouched(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
+    with leave_no_trace(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
         logits = first_tensor(model(*args, **kwargs))
         if logits.dim() != 2:
             raise ValueError(

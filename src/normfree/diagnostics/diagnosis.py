@@ -16,12 +16,10 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
+from normfree.graph import admits_conversion
 from normfree.methods import get
-from normfree.methods.method import ONE
-from normfree.models import Stated, admits
-from normfree.nn.reparametrized import cannot_reparametrize
-from normfree.nn.weight_layers import WeightKind
-from normfree.plan import Branch, Layer, ResidualPlan
+from normfree.models import BaseModel, admits
+from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -104,36 +102,10 @@ def verdict_on(model: nn.Module, signal: Signal) -> Verdict:
 
 
 def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
-    """Which methods a model of ours can be built with, or another's surely be converted by.
-
-    Another's model is there already when a method comes to it. None is sure that scales the sum itself, which needs a
-    module around it, or that is not made for attention.
-    """
-    if isinstance(model, Stated):
+    """A function that tells which methods a model of ours can be built with, or any other surely be converted by."""
+    if isinstance(model, BaseModel):
         return functools.partial(admits, model.name)
-    skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
-
-    def converts(name: str) -> bool:
-        method = get(name)
-        if skip not in method.skips or method.restructures or not method.rule.c == method.rule.a == ONE:
-            return False
-        return method.weight == "plain" or all(can_become(layer, method.weight) for layer in plan.hidden())
-
-    def can_become(layer: Layer, kind: WeightKind) -> bool:
-        module = model.get_submodule(layer.name)
-        rigid = cannot_reparametrize(module, kind, transposed=layer.transposed) is not None
-        return layer.parameter == "weight" and not rigid
-
-    return converts
-
-
-def _multiplies(branch: Branch) -> bool:
-    """Whether layers side by side are multiplied with one another, as in attention.
-
-    Where they are only added, the degree is that of the longest row of layers, and below their number.
-    """
-    side_by_side = len(branch.entries) > 1
-    return branch.depth + side_by_side > sum(not layer.gate for layer in branch.layers)
+    return lambda name: admits_conversion(model, plan, get(name))
 
 
 def summary(*diagnoses: Diagnosis) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.diagnostics.parts import address
+from normfree.diagnostics.sum_hooks import address
 from normfree.plan import ResidualPlan
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.methods import Batch
-from normfree.models import build, find
-from normfree.models.foreign import called, create, is_foreign, named_object
+from normfree.models import build, find_family
+from normfree.models.foreign import call_factory, create_model, import_object, is_foreign
 from normfree.models.special_tokens import random_words
 from normfree.models.weight_files import load_weights
 
@@ -42,7 +42,7 @@ def build_by_name(
     if is_foreign(model):
         with torch.random.fork_rng(devices=[]):  # constructors of other packages draw from the global generator
             torch.manual_seed(seed)
-            built: nn.Module = create(model)
+            built: nn.Module = create_model(model)
     else:
         built = build(model, method, example=inputs, generator=torch.Generator().manual_seed(seed))
     if checkpoint is not None:
@@ -65,7 +65,7 @@ def random_inputs(model: str, shape: str = "", *, batch: int = 8, seed: int = 0)
     """
     generator = torch.Generator().manual_seed(seed)
     if reads_tokens(model):
-        family = find(model)[0]
+        family = find_family(model)[0]
         length = sequence_length(shape) if shape else family.size
         return random_words(family.inputs, (batch, length), generator)
     if shape:
@@ -73,7 +73,7 @@ def random_inputs(model: str, shape: str = "", *, batch: int = 8, seed: int = 0)
     elif is_foreign(model):
         sizes = FOREIGN_IMAGE
     else:
-        family = find(model)[0]
+        family = find_family(model)[0]
         sizes = (3, family.size, family.size)
     return torch.randn(batch, *sizes, generator=generator)
 
@@ -84,10 +84,10 @@ def inputs_from_function(name: str, *, seed: int = 0) -> Any:
     Raises:
         ValueError: if there is no such function, or if it fails.
     """
-    found = named_object(name, "example")
+    found = import_object(name, "example")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return called(found, name) if callable(found) else found
+        return call_factory(found, name) if callable(found) else found
 
 
 def read_batch(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
@@ -100,7 +100,7 @@ def read_batch(path: Path, model: str = "") -> tuple[Batch, Tensor | None]:
     Raises:
         ValueError: if the file is missing, damaged, of another format, or lacks a tensor.
     """
-    family = None if not model or is_foreign(model) else find(model)[0]
+    family = None if not model or is_foreign(model) else find_family(model)[0]
     tensors = _read_tensors(path)
     wanted = ["inputs", "decoder_inputs"] if family is not None and family.inputs == 2 else ["inputs"]
     for name in wanted:
@@ -119,7 +119,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
 
 def reads_tokens(model: str) -> bool:
     """Whether a model, by its name, is a model of sequences of this library."""
-    return not is_foreign(model) and find(model)[0].reads_tokens
+    return not is_foreign(model) and find_family(model)[0].reads_tokens
 
 
 def sequence_length(shape: str) -> int:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from normfree.diagnostics.parts import address
 from normfree.diagnostics.propagation import Signal
-from normfree.diagnostics.sum_hooks import SumSignal
+from normfree.diagnostics.sum_hooks import SumSignal, address
 
 # No network of ours whose signal is preserved, or grows as with batch norm, has such a block at initialization: inside
 # stages none is off by six spreads and 1.35 both ways, the first of a stage by up to 4, one way alone by up to 11

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from normfree.graph import discover
-from normfree.models import Stated
+from normfree.models import BaseModel
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan
 
@@ -25,7 +25,7 @@ def plan_of(
     residual ones; as long as these are the same, so is the plan, and it is not stated again. Discovery depends on code
     that nobody can compare: its plan is kept by whoever measures again, as `Monitor` does.
     """
-    if not isinstance(model, Stated):
+    if not isinstance(model, BaseModel):
         stated = getattr(model, "plan", None)
         return stated if isinstance(stated, ResidualPlan) else discover(model, args or kwargs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in modules.values() if isinstance(m, Residual)]

@@ -20,10 +20,9 @@ from torch.utils._pytree import tree_map
 
 from normfree.diagnostics.batched import norms, numbers
 from normfree.diagnostics.missing_sums import without_sums
-from normfree.diagnostics.parts import Parts, parts
 from normfree.diagnostics.plans import plan_of
-from normfree.diagnostics.sum_hooks import MISSING, SumSignal, Taps
-from normfree.diagnostics.untouched import untouched
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal
+from normfree.nn.model_state import ModelParts, leave_no_trace, parts_of
 from normfree.nn.model_state import call_arguments as call_arguments
 from normfree.nn.scalars import ScalarBias
 from normfree.plan import Branch, ResidualPlan
@@ -113,14 +112,14 @@ def propagate(
     Raises `ValueError` when the model has no residual sums, is on the meta device, or puts out no tensor, when the plan
     is not the model's, and when the batch is too small for a variance.
     """
-    known = parts(model)
+    known = parts_of(model)
     if any(p.is_meta for p in known.parameters.values()):
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     args, kwargs = tree_map(_recordable, call_arguments(inputs))
     if plan is None:
         plan = plan_of(model, known.modules, args, kwargs)
     plan.require_sums()
-    taps = Taps(known.modules, plan)
+    observer = SumObserver(known.modules, plan)
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
     readers = _memory_readers(plan)
@@ -128,9 +127,9 @@ def propagate(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(untouched(model, known))
+        stack.enter_context(leave_no_trace(model, known))
         stack.enter_context(_unfrozen(known.parameters.values()))
-        stack.enter_context(taps.hooked())
+        stack.enter_context(observer.observing())
         if zero is not None:
             handle = zero.register_forward_pre_hook(lambda _m, a: features.extend(a[:1]))
             stack.callback(handle.remove)
@@ -144,15 +143,15 @@ def propagate(
         starts, injected, value = _start(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
         memory = next(iter(memories.values()), None)
-        if memory is not None and memory.requires_grad and taps.silent(memories):
+        if memory is not None and memory.requires_grad and observer.are_zero(memories):
             starts[memory] = _draw(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _mean_square(output)
         ended = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
-    taps.settle()  # before the first wait for the device
+    observer.settle()  # before the first wait for the device
     layers, gradients = _layer_signals(known, plan, sizes)
-    sums = taps.result(_learning(plan, _moving(known, gradients)))
+    sums = observer.result(_learning(plan, _moving(known, gradients)))
     found = Signal(
         sums,
         layers,
@@ -324,7 +323,7 @@ def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def _layer_signals(
-    known: Parts, plan: ResidualPlan, gradients: Mapping[str, Tensor]
+    known: ModelParts, plan: ResidualPlan, gradients: Mapping[str, Tensor]
 ) -> tuple[tuple[LayerSignal, ...], dict[str, float]]:
     """The weight layers in the order of the plan, each once, and the norm of every gradient as a number.
 
@@ -353,7 +352,7 @@ def _layer_signals(
     return layers, slopes
 
 
-def _moving(known: Parts, gradients: Mapping[str, float]) -> list[str]:
+def _moving(known: ModelParts, gradients: Mapping[str, float]) -> list[str]:
     """The parameters with a gradient other than zero that multiply; a bias behind dead layers wakes none of them."""
     return [
         name

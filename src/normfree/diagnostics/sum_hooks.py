@@ -1,8 +1,9 @@
-"""Taps at the residual sums: statistics of their operands and results, forward and backward, while a model runs."""
+"""Statistics of the operands and results of residual sums, forward and backward, taken while a model runs."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from normfree.diagnostics.moments import Reduced, Stats, channel_dim, finish, reduce, settle
-from normfree.graph.functions import SUMS, operands_of
+from normfree.graph.functions import operands_of
+from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, ResidualPlan
 
-Place = tuple[str, str]  # the name of a branch, and which of its tensors
-BYTES_UNSETTLED = 2**24  # of means and variances a sample that wait to be reduced together
+SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
+BYTES_UNSETTLED = 2**24  # of means and variances per sample that wait to be reduced together
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 
@@ -27,8 +28,8 @@ ZERO = Stats(0.0, 0.0, 0.0)
 class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
-    `learns` says whether any weight of the branch, a multiplier included, got a gradient other than zero, or there is
-    none that could. `around` is the name of the sum whose branch this one is part of.
+    `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
+    none. `around` is the name of the sum whose branch contains this one.
     """
 
     name: str
@@ -44,29 +45,33 @@ class SumSignal:
     around: str | None = None
 
 
-class _Seen(NamedTuple):
-    """A tensor that was measured, and where its gradient is to be noted; holding it keeps its address its own."""
+class _MeasuredTensor(NamedTuple):
+    """A tensor, its moments, and the parts whose gradient is its gradient; holding it keeps its address its own."""
 
     key: object
     tensor: Tensor
     reduced: Reduced
-    gradients: list[Place]
+    gradients: list[SumPart]
 
 
 class _Channels(NamedTuple):
-    """Where the last layer of a branch puts its channels, and how many they are."""
+    """The dimension and the number of the channels that the last layer of a branch returns."""
 
     dim: int
     width: int
 
     def of(self, tensor: Tensor) -> int:
-        """The channels' dimension at the sum: the layer's, unless something moved them on the way."""
-        kept = tensor.dim() > 2 and tensor.shape[self.dim] == self.width
-        return self.dim % tensor.dim() if kept else channel_dim(tensor)
+        """The channels' dimension at the sum: the layer's, unless they were moved on the way."""
+        stayed = tensor.dim() > 2 and tensor.shape[self.dim] == self.width
+        return self.dim % tensor.dim() if stayed else channel_dim(tensor)
 
 
-class Taps(TorchFunctionMode):
-    """Watches the additions that the plan names, and takes statistics of their operands and results."""
+class SumObserver(Observer):
+    """Measures the operands and the results of the additions that a plan names.
+
+    Only modules in which such an addition stands get hooks, and functions are observed only in their own forward
+    passes, not inside their children: observing costs time.
+    """
 
     def __init__(self, modules: Mapping[str, nn.Module], plan: ResidualPlan) -> None:
         super().__init__()
@@ -79,64 +84,70 @@ class Taps(TorchFunctionMode):
                 "leave the plan out to have it discovered"
             )
         self._channels = {b.name: _channels(b, modules) for b in plan.branches}
-        self._own = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
-        self._homes: list[str] = []
-        self._watching = False
-        self._additions: Counter[str] = Counter()
-        self._moments: dict[Place, Reduced] = {}
+        self._foreign_homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
+        self._moments: dict[SumPart, Reduced] = {}
         self._unsettled = 0
-        self._awaited: set[Place] = set()
-        self._recent: deque[_Seen] = deque(maxlen=3)
+        self._awaited: set[SumPart] = set()
+        self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") not in SUMS or not self._homes:
-            return func(*args, **(kwargs or {}))
-        home = self._homes[-1]
-        branch = self._sums.get((home, self._additions[home]))
-        self._additions[home] += 1
-        operands = operands_of(args, kwargs or {})
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Measure every pass of the model inside."""
+        try:
+            self._hook_residuals()
+            with self.following(self._followed()):
+                yield
+        finally:
+            self._recent.clear()  # tensors hold hooks, which hold this
+            self.remove_hooks()
+
+    def _hook_residuals(self) -> None:
+        """Hook our own residual modules, which have modules where the operands come out and return the sum."""
+        by_home: dict[str, list[Branch]] = {}
+        for b in self.plan.branches:
+            by_home.setdefault(b.place, []).append(b)
+        for home, branches in by_home.items():
+            module = self.modules[home]
+            if isinstance(module, Residual):
+                calls = Counter[str]()
+                for part, source in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
+                    self.add_hook(source._forward_hooks, self._residual_hook(part, branches, calls))
+
+    def _residual_hook(self, part: str, branches: list[Branch], calls: Counter[str]) -> Callable[..., None]:
+        def hook(_m: nn.Module, _a: Any, out: Any) -> None:
+            if calls[part] < len(branches):
+                self._measure(branches[calls[part]], part, out)
+            calls[part] += 1
+
+        return hook
+
+    def _followed(self) -> dict[str, nn.Module]:
+        """The modules that the stack must tell apart: homes of sums that are not ours, and everything inside them."""
+        if not self._foreign_homes:
+            return {}
+        names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
+        inside = (m for home in self._foreign_homes for m in self.modules[home].modules())
+        return {names[id(m)]: m for m in inside}
+
+    def listens(self) -> bool:
+        """Whether the module that is running adds a branch to its shortcut in its own code."""
+        return bool(self.running) and self.running[-1] in self._foreign_homes
+
+    def on_function(self, call: FunctionCall) -> Any:
+        """Measure an addition of the plan."""
+        branch = self._sums.get((self.home, call.addition)) if call.addition >= 0 else None
+        operands = () if branch is None else operands_of(call.args, call.kwargs)
         if branch is None or len(operands) < 2:
-            return func(*args, **(kwargs or {}))
+            return call.run()
         # Before the addition, which may be in place: a hook that is set now sees the gradient of the old value.
         first, second = operands if branch.branch_first else operands[::-1]
-        self._tap(branch, "branch", first)
-        self._tap(branch, "shortcut", second)
-        out = func(*args, **(kwargs or {}))
-        self._tap(branch, "sum", out)
+        self._measure(branch, "branch", first)
+        self._measure(branch, "shortcut", second)
+        out = call.run()
+        self._measure(branch, "sum", out)
         return out
 
-    def _once(self, tensor: Tensor, channels: int) -> _Seen:
-        """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
-        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
-        for seen in self._recent:
-            if seen.key == key:
-                return seen
-        reduced = reduce(tensor.detach(), channels)
-        if reduced.mean.dim() == 2:
-            self._unsettled += reduced.mean.nbytes
-        seen = _Seen(key, tensor, reduced, [])
-        self._recent.append(seen)
-        return seen
-
-    def _note(self, place: Place, reduced: Reduced) -> None:
-        self._moments[place] = reduced
-        if self._unsettled > BYTES_UNSETTLED:
-            settle(self._moments.values())
-            self._unsettled = 0
-
-    def _watch(self) -> None:
-        """Look at function calls only in a home's own forward pass, not inside its children: looking costs time."""
-        wanted = bool(self._homes) and self._homes[-1] in self._own
-        if wanted is not self._watching:
-            self._watching = wanted
-            if wanted:
-                self.__enter__()  # type: ignore[no-untyped-call]
-            else:
-                self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def _tap(self, branch: Branch, part: str, tensor: Any) -> None:
+    def _measure(self, branch: Branch, part: str, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
             return
         channels = self._channels[branch.name].of(tensor)
@@ -145,30 +156,49 @@ class Taps(TorchFunctionMode):
                 f"expected at least two values a channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
                 "which has no variance; use a larger batch"
             )
-        seen = self._once(tensor, channels)
-        self._note((branch.name, part), seen.reduced)
-        place = (branch.name, part + "_gradient")
+        measured = self._measure_once(tensor, channels)
+        self._store((branch.name, part), measured.reduced)
+        gradient_part = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
                 self._require_gradient(branch)
-                self._awaited.add(place)  # one that never comes is zero
+                self._awaited.add(gradient_part)  # one that never comes is zero
             return
-        self._awaited.add(place)
-        if seen.tensor is tensor and seen.gradients:
-            seen.gradients.append(place)  # one hook for a block's output and the next one's shortcut
+        self._awaited.add(gradient_part)
+        if measured.tensor is tensor and measured.gradients:
+            measured.gradients.append(gradient_part)  # one hook for a block's output and the next one's shortcut
             return
-        places = seen.gradients if seen.tensor is tensor else []
-        places.append(place)
+        parts = measured.gradients if measured.tensor is tensor else []
+        parts.append(gradient_part)
 
         def backward(gradient: Tensor) -> None:
-            reduced = self._once(gradient, channels).reduced
-            for place in places:
-                self._note(place, reduced)
+            reduced = self._measure_once(gradient, channels).reduced
+            for part in parts:
+                self._store(part, reduced)
 
         tensor.register_hook(backward)
 
+    def _measure_once(self, tensor: Tensor, channels: int) -> _MeasuredTensor:
+        """The moments of a tensor; a block's output is the next one's shortcut, and a sum hands its gradient on."""
+        key = (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), channels)
+        for measured in self._recent:
+            if measured.key == key:
+                return measured
+        reduced = reduce(tensor.detach(), channels)
+        if reduced.mean.dim() == 2:
+            self._unsettled += reduced.mean.nbytes
+        measured = _MeasuredTensor(key, tensor, reduced, [])
+        self._recent.append(measured)
+        return measured
+
+    def _store(self, part: SumPart, reduced: Reduced) -> None:
+        self._moments[part] = reduced
+        if self._unsettled > BYTES_UNSETTLED:
+            settle(self._moments.values())
+            self._unsettled = 0
+
     def _require_gradient(self, branch: Branch) -> None:
-        """Refuse a sum that no gradient can come to although its branch has parameters that want one."""
+        """Refuse a sum that no gradient can reach although its branch has parameters that want one."""
         layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
         if any(p.requires_grad for module in layers for p in module.parameters()):
             raise ValueError(
@@ -176,81 +206,17 @@ class Taps(TorchFunctionMode):
                 "checkpointing off, and take torch.no_grad out of the forward pass"
             )
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Know which module's forward pass an addition stands in; children hide their own additions."""
-        placed: list[tuple[dict[Any, Any], object]] = []
-        by_home: dict[str, list[Branch]] = {}
-        for b in self.plan.branches:
-            by_home.setdefault(b.place, []).append(b)
-
-        def place(hooks: dict[Any, Any], hook: Callable[..., None]) -> None:
-            """What `register_forward_hook` does, less its handle: hundreds of handles cost as much as some layers."""
-            key = object()
-            hooks[key] = hook
-            placed.append((hooks, key))
-
-        def tap_residual(module: Residual, branches: list[Branch]) -> None:
-            """A residual module of ours has modules where the operands come out, and its output is the sum."""
-            calls = Counter[str]()
-
-            def tap(part: str) -> Callable[[nn.Module, Any, Any], None]:
-                def hook(_m: nn.Module, _a: Any, out: Any) -> None:
-                    if calls[part] < len(branches):
-                        self._tap(branches[calls[part]], part, out)
-                    calls[part] += 1
-
-                return hook
-
-            for part, source in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
-                place(source._forward_hooks, tap(part))
-
-        def follow(name: str, module: nn.Module) -> None:
-            def enter(_m: nn.Module, _a: Any) -> None:
-                self._homes.append(name)
-                self._watch()
-
-            def leave(_m: nn.Module, _a: Any, out: Any) -> None:
-                self._homes.pop()
-                self._watch()
-
-            place(module._forward_pre_hooks, enter)
-            place(module._forward_hooks, leave)
-
-        try:
-            for home, branches in by_home.items():
-                module = self.modules[home]
-                if isinstance(module, Residual):
-                    tap_residual(module, branches)
-            for name, module in self._followed().items():
-                follow(name, module)
-            yield
-        finally:
-            self._homes.clear()
-            self._watch()
-            self._recent.clear()  # tensors hold hooks, which hold this
-            for hooks, key in placed:
-                hooks.pop(key, None)
-
-    def _followed(self) -> dict[str, nn.Module]:
-        """The modules whose additions must be told apart: homes that are not ours, and what is inside them."""
-        if not self._own:
-            return {}
-        names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
-        inside = (m for home in self._own for m in self.modules[home].modules())
-        return {names[id(m)]: m for m in inside}
-
-    def silent(self, branches: Iterable[str]) -> bool:
-        """Whether each of these branches put out exactly zero."""
-        seen = [self._moments.get((name, "branch")) for name in branches]
-        return all(r is not None and not r.mean.any() and not r.variance.any() for r in seen)
+    def are_zero(self, branches: Iterable[str]) -> bool:
+        """Whether the output of each of these branches was exactly zero."""
+        measured = [self._moments.get((name, "branch")) for name in branches]
+        return all(r is not None and not r.mean.any() and not r.variance.any() for r in measured)
 
     def settle(self) -> None:
-        """Reduce what is left to be, without waiting for it."""
+        """Start the reductions that remain, without waiting for them."""
         settle(self._moments.values())
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
-        """What was seen at every sum of the plan, and which branches learn."""
+        """The signal at every sum of the plan; `alive` names the branches that learn."""
         unseen = [_label(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
         if unseen:
             raise ValueError(
@@ -259,14 +225,13 @@ class Taps(TorchFunctionMode):
                 "dropped at random, or in Python pass the plan of what runs"
             )
         every = list(dict.fromkeys(self._moments.values()))
-        known = dict(zip(every, finish(every), strict=True))
-        seen = {place: known[reduced] for place, reduced in self._moments.items()}
+        finished = dict(zip(every, finish(every), strict=True))
+        measured = {part: finished[reduced] for part, reduced in self._moments.items()}
 
         def stats(branch: Branch, part: str) -> Stats:
-            return seen.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
+            return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
 
-        places = ("sum", "branch", "shortcut")
-        names = [place + kind for kind in ("", "_gradient") for place in places]
+        names = [part + kind for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")]
         labels = {b.name: _label(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
@@ -281,13 +246,22 @@ class Taps(TorchFunctionMode):
         )
 
 
+def address(name: str) -> str:
+    """The name of a module or sum without its numbers, which blocks that are built alike have in common.
+
+    >>> address("layer3.1")
+    'layer.'
+    """
+    return re.sub(r"\d+", "", name)
+
+
 def _label(branch: Branch) -> str:
-    """What a sum is called; one in the model's own forward pass has no module to be named after."""
+    """The name of a sum in messages; one in the model's own forward pass has no module to be named after."""
     return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
 
 
 def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
-    """The channels of what a branch adds: dimension 1 behind a convolution, the last behind a linear layer."""
+    """The channels of a branch's output: dimension 1 after a convolution, the last after a linear layer."""
     module = modules.get(branch.last.name) if branch.layers else None
     if isinstance(module, nn.modules.conv._ConvNd):
         return _Channels(1, module.out_channels)

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy, first_tensor, zero_classifier
-from normfree.diagnostics.untouched import untouched
 from normfree.graph import discover
 from normfree.methods import Method
 from normfree.methods.init_context import fans
-from normfree.nn.model_state import standing_in
+from normfree.nn.model_state import leave_no_trace, substitute_tensors
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_
 from normfree.plan import ResidualPlan
@@ -146,7 +145,7 @@ def measure_updates(
     learning = {name: p for name, p in copy.named_parameters() if p.requires_grad}
 
     def gradients(value: Callable[[Any], Tensor]) -> Parameters:
-        with untouched(copy), torch.enable_grad():
+        with leave_no_trace(copy), torch.enable_grad():
             found = torch.autograd.grad(value(copy(*args, **kwargs)), list(learning.values()), materialize_grads=True)
         return dict(zip(learning, found, strict=True))
 
@@ -158,9 +157,9 @@ def measure_updates(
 
     def function(names: Sequence[str], rate: float) -> Tensor:
         # Each pass sees the same buffers and random numbers.
-        with untouched(copy), torch.no_grad():
+        with leave_no_trace(copy), torch.no_grad():
             moved = {id(learning[n]): learning[n] + rate * step[n] for n in names}
-            with standing_in(copy, moved):
+            with substitute_tensors(copy, moved):
                 return first_tensor(copy(*args, **kwargs))
 
     stepped = [name for name in learning if _is_stepped(owners[name], which)]
@@ -262,7 +261,7 @@ def _is_double(model: nn.Module, precision: str | None) -> bool:
 
 def _copy(model: nn.Module, double: bool) -> nn.Module:
     """A copy without gradients, in float64 throughout where `double`."""
-    with untouched(model):  # gradients are not worth copying
+    with leave_no_trace(model):  # gradients are not worth copying
         copy = deepcopy(model)
     if double:
         copy.double()

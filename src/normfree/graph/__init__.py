@@ -1,6 +1,6 @@
-"""Discovery: any model → its residual plan."""
+"""Discovery: the residual plan of any model, and the methods that the model admits."""
 
-from normfree.graph.coverage import unaccounted
-from normfree.graph.discovery import discover
+from normfree.graph.admission import admits_conversion
+from normfree.graph.discovery import discover, unaccounted
 
-__all__ = ["discover", "unaccounted"]
+__all__ = ["admits_conversion", "discover", "unaccounted"]

@@ -1,4 +1,4 @@
-"""Any model → its residual plan."""
+"""Discover the residual plan of any model from its recorded flow."""
 
 from __future__ import annotations
 
@@ -9,56 +9,94 @@ from typing import Any
 
 from torch import nn
 
-from normfree.graph.degree import carried
 from normfree.graph.flow import Flow, Node
-from normfree.graph.fused import parts
+from normfree.graph.functions import SPLITS, VIEWS
 from normfree.graph.recorder import record
-from normfree.graph.residuals import Meeting, meetings
+from normfree.graph.residuals import ResidualSum, residual_sums, unbounded_inputs
 from normfree.nn.model_state import call_arguments
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
-    """Find the residual branches of a model nobody has described; the arguments are an example input it accepts.
+    """Find the residual branches of any model.
 
-    One argument may be the whole example: a tensor, a tuple or list of positional arguments, or a mapping of keyword
-    arguments.
+    A sum is residual if its operands meet again at a latest common ancestor. Its shortcut is classed as identity,
+    subsample, projection or parallel. A stage ends where the resolution or width of the sums changes, or where another
+    stream begins. The model is left as it was. Nothing is computed unless the model looks at values: shapes come from
+    meta tensors.
 
-    A sum is residual when its operands meet again at a latest common ancestor; it is classed as identity, subsample,
-    projection or parallel. A stage ends where the resolution or width of the sums changes, or another stream begins.
-    The model is left as it was, and nothing is computed, unless it looks at values: shapes come from meta tensors.
+    Args:
+        model: Any model.
+        *args: An example input that the model accepts. One argument may be the whole example: a tensor, a tuple or
+            list of positional arguments, or a mapping of keyword arguments.
+        **kwargs: Keyword arguments of the example.
+
+    Returns:
+        The branches in order of depth, and the weight layers outside them.
+
+    Raises:
+        ValueError: If the model does not run on the example.
 
     >>> from normfree.models import build
     >>> import torch
     >>> discover(build("resnet20"), torch.zeros(2, 3, 32, 32)).stage_sizes
     (3, 3, 3)
-
-    Raises `ValueError` when the model does not run on such an input.
     """
-    by_place, by_name = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
-    flow = record(model, *by_place, **by_name)
+    positional, named = call_arguments(args[0]) if len(args) == 1 and not kwargs else (args, kwargs)
+    return plan_from_flow(model, record(model, *positional, **named))
+
+
+def plan_from_flow(model: nn.Module, flow: Flow) -> ResidualPlan:
+    """The residual plan of a model whose flow was recorded."""
     layers = _layer_reader(model, flow)
-    sums = meetings(flow.nodes)
-    placed = positions(_stages(sums), [_changes_shape(m) for m in sums])
+    sums = residual_sums(flow.nodes)
+    placed = positions(_stages(sums), [_changes_shape(s) for s in sums])
     names = _names(sums)
-    outer = _around(sums)
+    outer = _enclosing(sums)
     branches = tuple(
-        _branch(name, position, m, layers, names[outer[i]] if i in outer else None)
-        for i, (name, position, m) in enumerate(zip(names, placed, sums, strict=True))
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None)
+        for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
-    inside = {node for m in sums for node in (*m.branch, *m.shortcut)}
+    inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
     outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
-    gates = only_as_bounded_factors(flow.nodes)
+    gates = _only_bounded_factors(flow.nodes)
     stem, body, classifier = (layers(nodes, gates) for nodes in _split(outside, sums))
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     return ResidualPlan(branches, stem, body, classifier, aside)
 
 
+def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
+    """The parameters of two or more dimensions that a plan lists neither as weight layers nor in `aside`.
+
+    The example did not reach them (an unused head, an expert that was not chosen), or the model uses them in a way that
+    discovery does not understand (a recurrent layer).
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.GRU(4, 4))
+    >>> unaccounted(model, discover(model, torch.zeros(2, 4)))
+    ('1.weight_ih_l0', '1.weight_hh_l0')
+    """
+    modules = dict(model.named_modules())
+    known: set[int] = set()
+    for layer in plan.layers():
+        module = modules.get(layer.name)
+        if isinstance(module, WEIGHT_LAYERS):
+            known.update(id(p) for p in module.parameters())  # its gains and whatever its weight is made of
+        elif module is not None:
+            known.add(id(getattr(module, layer.parameter, None)))
+    return tuple(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() >= 2 and id(parameter) not in known and name not in plan.aside
+    )
+
+
 def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
-    """Turns nodes into the layers of a plan; a node that multiplies by several parameters at once gives several."""
-    before, after = activated(flow.nodes), read_through_activation(flow.nodes)
+    """Returns a function from nodes to layers of a plan; a node that multiplies by several parameters gives several."""
+    before, after = _activated(flow.nodes), _read_through_activation(flow.nodes)
     modules = dict(model.named_modules())
     paths = {id(p): path for path, p in model.named_parameters()}
 
@@ -73,7 +111,7 @@ def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
                 activated_in=all(before[source] for source in node.inputs),
                 activated_out=after[node],
                 parameter=weight.parameter,
-                parts=weight.parts if weight.parts > 1 or len(node.weights) > 1 else parts(node),
+                parts=weight.parts if weight.parts > 1 or len(node.weights) > 1 else _fused_parts(node),
                 transposed=weight.transposed,
                 gate=node in gates,
                 tied=is_tied(weight.module, weight.parameter),
@@ -85,40 +123,67 @@ def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
     return layers
 
 
-def _branch(name: str, position: Position, m: Meeting, layers: Layers, around: str | None) -> Branch:
-    own = layers(m.branch, m.gates)
+def _fused_parts(layer: Node) -> int:
+    """The number of equal matrices stacked in a layer's weight, read from how its output is split.
+
+    It is 3 for a fused query, key and value, 2 for a fused gate and value, 1 for a layer whose output stays whole. The
+    output is followed through changes of its shape to the call that splits it. Pieces of different sizes (fewer keys
+    than queries) count as one part, and so does a split along another dimension than the outputs.
+    """
+    node = layer
+    while len(node.users) == 1 and node.users[0].function in VIEWS:
+        node = node.users[0]
+    pieces = node.users
+    if len(pieces) < 2 or not _are_split(pieces) or prod(pieces[0].shape) * len(pieces) != prod(node.shape):
+        return 1
+    if any(piece.shape != pieces[0].shape for piece in pieces):
+        return 1
+    if node is not layer:
+        return 1 if pieces[0].function == "__getitem__" else len(pieces)  # halves of each head, for rotary embeddings
+    outputs = 1 if layer.weights[0].convolution else len(node.shape) - 1
+    return 1 if node.shape[outputs] == pieces[0].shape[outputs] else len(pieces)
+
+
+def _are_split(pieces: list[Node]) -> bool:
+    """Whether one call, or one index for each, splits a tensor into these pieces."""
+    names = {piece.function for piece in pieces}
+    return len(names) == 1 and (names <= SPLITS or names <= {"select", "__getitem__"})
+
+
+def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None) -> Branch:
+    own = layers(s.branch, s.gates)
     return Branch(
         name,
         position,
         own,
-        m.kind,
-        layers(m.shortcut, frozenset()),
-        home=m.node.home,
-        addition=m.node.ordinal,
-        branch_first=m.node.first_operand is m.end,
-        m=m.degree if m.degree != sum(not layer.gate for layer in own) else None,
-        entries=layers([n for n in m.branch if n in m.entries], m.gates),
-        ends=layers([n for n in m.branch if n in m.ends], m.gates),
+        s.kind,
+        layers(s.shortcut, frozenset()),
+        home=s.node.home,
+        addition=s.node.ordinal,
+        branch_first=s.node.first_operand is s.end,
+        m=s.degree if s.degree != sum(not layer.gate for layer in own) else None,
+        entries=layers([n for n in s.branch if n in s.entries], s.gates),
+        ends=layers([n for n in s.branch if n in s.ends], s.gates),
         around=around,
     )
 
 
-def _around(sums: Sequence[Meeting]) -> dict[int, int]:
+def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
     """For each sum that is part of a later one's branch, by their numbers, the first such sum."""
     found: dict[int, int] = {}
     for i, outer in enumerate(sums):
         inside: set[Node] | None = None
         for j in range(i - 1, -1, -1):
             if sums[j].node.index <= outer.ancestor.index:
-                break  # sums are in the order they ran: what comes before the branch is not in it
+                break  # sums are in the order they ran: those before the start of the branch are not in it
             inside = _between(outer.ancestor, outer.end) if inside is None else inside
             if sums[j].node in inside:
                 found.setdefault(j, i)
     return found
 
 
-def activated(flow: Sequence[Node]) -> dict[Node, bool]:
-    """For each node, whether its value comes out of an activation, whatever pooling or scalars came since."""
+def _activated(flow: Sequence[Node]) -> dict[Node, bool]:
+    """For each node, whether its value comes out of an activation, with nothing but pooling or scalars since."""
     out: dict[Node, bool] = {}
     for node in flow:
         if node.kind == "activation":
@@ -129,7 +194,7 @@ def activated(flow: Sequence[Node]) -> dict[Node, bool]:
     return out
 
 
-def read_through_activation(flow: Sequence[Node]) -> dict[Node, bool]:
+def _read_through_activation(flow: Sequence[Node]) -> dict[Node, bool]:
     """For each node, whether every reader meets an activation before the next weight layer, sum or the output."""
     out: dict[Node, bool] = {}
 
@@ -141,40 +206,39 @@ def read_through_activation(flow: Sequence[Node]) -> dict[Node, bool]:
     return out
 
 
-def only_as_bounded_factors(flow: Sequence[Node]) -> set[Node]:
-    """The nodes that reach what the network puts out only as bounded factors: gates, outside of branches, too."""
+def _only_bounded_factors(flow: Sequence[Node]) -> set[Node]:
+    """The nodes that reach the network's output only as bounded factors: gates, also outside of branches."""
     found: set[Node] = set()
     for node in reversed(flow):
-        if node.users and all(user in found or node not in carried(user) for user in node.users):
+        if node.users and all(user in found or node not in unbounded_inputs(user) for user in node.users):
             found.add(node)
     return found
 
 
-def _names(sums: Sequence[Meeting]) -> list[str]:
-    """A sum is called after the module it stands in, with a number where that holds several."""
-    totals, seen = Counter(m.node.home for m in sums), Counter[str]()
+def _names(sums: Sequence[ResidualSum]) -> list[str]:
+    """Name each sum after the module whose forward pass adds it, with a number if that module adds several."""
+    totals, seen = Counter(s.node.home for s in sums), Counter[str]()
     names = []
-    for m in sums:
-        home = m.node.home
+    for s in sums:
+        home = s.node.home
         seen[home] += 1
         names.append(home if totals[home] == 1 else f"{home}#{seen[home]}")
     return names
 
 
-def _stages(sums: Sequence[Meeting]) -> list[int]:
+def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     """The number of sums of each stage: neighbours of one stream, resolution and width.
 
-    The length of a sequence is no resolution; but a decoder, whose stream starts anew, is another stage than its
-    encoder.
+    The length of a sequence is no resolution. A decoder, which starts a new stream, is another stage than its encoder.
     """
     sizes: list[int] = []
-    previous: Meeting | None = None
-    for m in sums:
-        if previous and _resolution(previous, m) == _resolution(m, previous) and _follows(m.node, previous.node):
+    previous: ResidualSum | None = None
+    for s in sums:
+        if previous and _resolution(previous, s) == _resolution(s, previous) and _follows(s.node, previous.node):
             sizes[-1] += 1
         else:
             sizes.append(1)
-        previous = m
+        previous = s
     return sizes
 
 
@@ -184,7 +248,7 @@ def _follows(node: Node, earlier: Node) -> bool:
 
 
 def _between(start: Node, end: Node) -> set[Node]:
-    """The nodes that came after `start` and that `end` depends on, itself included; the cost is what lies between."""
+    """The nodes after `start` that `end` depends on, `end` included; only these are visited."""
     seen, stack = {end}, [end]
     while stack:
         for source in stack.pop().inputs:
@@ -194,23 +258,25 @@ def _between(start: Node, end: Node) -> set[Node]:
     return seen
 
 
-def _resolution(m: Meeting, other: Meeting) -> tuple[int, ...]:
-    """The shape of a sum as far as it can be compared with another's: the width only where either is a sequence."""
-    return m.node.shape[-1:] if _is_sequence(m) or _is_sequence(other) else m.node.shape
+def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
+    """The part of a sum's shape that can be compared with another's: the width only if either is a sequence."""
+    return s.node.shape[-1:] if _is_sequence(s) or _is_sequence(other) else s.node.shape
 
 
-def _is_sequence(m: Meeting) -> bool:
+def _is_sequence(s: ResidualSum) -> bool:
     """Whether a sum has the shape (batch, length, width)."""
-    return len(m.node.shape) == 3 and not any(w.convolution for end in m.ends for w in end.weights)
+    return len(s.node.shape) == 3 and not any(w.convolution for end in s.ends for w in end.weights)
 
 
-def _changes_shape(m: Meeting) -> bool:
+def _changes_shape(s: ResidualSum) -> bool:
     """Whether resolution or width change between the start of a branch and the sum; another view is no change."""
-    start, end = m.ancestor.shape, m.node.shape
+    start, end = s.ancestor.shape, s.node.shape
     return start != end if len(start) == len(end) else prod(start) != prod(end)
 
 
-def _split(outside: Sequence[Node], sums: Sequence[Meeting]) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
+def _split(
+    outside: Sequence[Node], sums: Sequence[ResidualSum]
+) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
     """Stem, body and classifier among the layers outside the branches."""
     if not sums:
         return outside[:1], outside[1:-1], outside[1:][-1:]

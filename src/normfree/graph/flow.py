@@ -1,27 +1,70 @@
-"""The flow of a signal as nodes: one for every step, linked to what it reads."""
+"""The flow of a signal through a model: one node for every step, linked to the nodes it reads.
+
+Parameters are followed by identity until they meet the signal, so that weights used through functions are found too.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import string
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import GATES, POINTWISE, TRANSPOSITIONS, NodeKind
-from normfree.graph.weight_use import Weight, Weights
+from normfree.graph.functions import (
+    BESIDE,
+    GATES,
+    JOINS,
+    MATRIX_PRODUCTS,
+    POINTWISE,
+    TRANSPOSED_CONVOLUTIONS,
+    TRANSPOSITIONS,
+    NodeKind,
+)
+
+Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
+"""How a parameter meets the signal: it multiplies it, is looked up, becomes part of it, or is added or laid over it."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter that multiplies the signal.
+
+    Attributes:
+        module: The module that holds it.
+        parameter: Its attribute there.
+        transposed: Whether it is stored as (in, out).
+        parts: The number of equal matrices in it.
+        convolution: Whether channels are the second dimension of the output, and not the last.
+    """
+
+    module: str
+    parameter: str = "weight"
+    transposed: bool = False
+    parts: int = 1
+    convolution: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
 class Node:
-    """One step of the signal: a leaf module's call or a function of tensors that depend on the input.
+    """One step of the signal: the call of a leaf module, or of a function of tensors that depend on the input.
 
-    `name` is the module's qualified name, or the function's, and `function` the function's, or the module's class in
-    small letters; `home` is the module in whose forward pass it stands and `ordinal` the number of an addition among
-    all that home's additions. `factors` are the operands of a product, with repeats; `weights` the parameters of a
-    weight layer.
+    Attributes:
+        index: Its place in the order of execution.
+        kind: What it does to the signal.
+        name: The module's qualified name, or the function's name.
+        inputs: The nodes it reads, each once.
+        shape: The shape of its output.
+        home: The module in whose forward pass it runs.
+        function: The function's name, or the module's class in lower case.
+        ordinal: The number of an addition among all additions of its home, -1 for anything else.
+        first_operand: The first operand of a function.
+        factors: The operands of a product, with repeats.
+        weights: The parameters of a weight layer.
+        users: The nodes that read it.
     """
 
     index: int
@@ -39,81 +82,51 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of a module that holds others: the nodes of its arguments by place or name, and of what it puts out.
+class ModuleCall:
+    """A call of a module with children: the nodes of its arguments by position or name, and of its output.
 
-    Of a tuple that is the first tensor; `out` is None where something else is put out.
+    The output of a tuple is its first tensor; `out` is None for an output that is no tensor of the flow.
     """
 
     given: dict[int | str, Node]
     out: Node | None
 
 
-def self_gated(factors: Sequence[Node]) -> list[Node]:
-    """The steps of g where a product is y · g(y) with a bounded g: a handwritten SiLU, GELU or Mish.
-
-    Both y and the argument of g may have a factor. Empty where the product is another one.
-    """
-    if len(factors) != 2:
-        return []
-    return _steps_between(*factors) or _steps_between(*reversed(factors))
-
-
-def _steps_between(plain: Node, gate: Node) -> list[Node]:
-    """What leads from a signal to its gate, if that is the signal's own and every way is bounded; else nothing."""
-    source, left = _unscaled(plain), [(gate, False)]
-    seen: dict[tuple[Node, bool], None] = {}
-    while left:
-        node, bounded = left.pop()
-        if node is source and not bounded:
-            return []  # y · (y + tanh y) grows as y²
-        if node is source or (node, bounded) in seen:
-            continue
-        if node.function in TRANSPOSITIONS or not (node.kind == "scaling" or node.function in POINTWISE):
-            return []
-        seen[node, bounded] = None
-        left += [(read, bounded or node.function in GATES) for read in node.inputs]
-    return list(dict.fromkeys(node for node, _ in seen))
-
-
-def _unscaled(node: Node) -> Node:
-    """What a value was before it was multiplied by constants or changed its shape."""
-    while node.kind == "scaling":
-        node = node.inputs[0]
-    return node
-
-
 class Flow:
-    """The nodes in the order they ran, the calls of modules, and how parameters of two or more dimensions were used."""
+    """The nodes in the order they ran, the calls of modules, and the uses of parameters.
 
-    def __init__(self, weights: Weights) -> None:
+    Attributes:
+        nodes: The steps in the order they ran.
+        weights: How the parameters of two or more dimensions were used.
+        home: The module whose forward pass is running.
+        calls: The calls of each module with children.
+        call_counts: The number of calls of every module.
+    """
+
+    def __init__(self, weights: WeightUses) -> None:
         self.nodes: list[Node] = []
         self.weights = weights
-        self.homes: list[str] = []
-        self.calls: defaultdict[str, list[Call]] = defaultdict(list)
+        self.home = ""
+        self.calls: defaultdict[str, list[ModuleCall]] = defaultdict(list)
+        self.call_counts: Counter[str] = Counter()
         self._latest: dict[int, Node] = {}
         self._alive: list[Tensor] = []  # an id is only good as long as its tensor lives; meta tensors cost nothing
 
-    @property
-    def home(self) -> str:
-        """The module whose forward pass is running."""
-        return self.homes[-1] if self.homes else ""
-
     def read(self, tensors: Iterable[Any]) -> tuple[Node, ...]:
-        """The nodes that these tensors came out of, with repeats; tensors that do not depend on the input have none."""
+        """The nodes that returned these tensors, with repeats; tensors that do not depend on the input have none."""
         found = (self._latest.get(id(tensor)) for tensor in tensors)
         return tuple(node for node in found if node is not None)
 
-    def called(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Note a call of a module that holds others, when it ends."""
-        places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        nodes = {place: self._latest.get(id(value)) for place, value in places}
+    def add_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Note a call of a module with children when it ends."""
+        values: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        nodes = {key: self._latest.get(id(value)) for key, value in values}
         first = out[0] if isinstance(out, tuple) and out else out
-        given = {place: node for place, node in nodes.items() if node is not None}
-        self.calls[name].append(Call(given, self._latest.get(id(first))))
+        given = {key: node for key, node in nodes.items() if node is not None}
+        self.calls[name].append(ModuleCall(given, self._latest.get(id(first))))
 
     def add(self, kind: NodeKind, name: str, inputs: Iterable[Node], out: Any, **details: Any) -> Node | None:
-        """A node for each tensor that a call puts out; the first of them."""
+        """Add a node for each tensor that a call returned. Returns the first of them."""
         distinct = tuple(dict.fromkeys(inputs))
         first = None
         for tensor in tensors_of(out):
@@ -124,13 +137,131 @@ class Flow:
         return first
 
     def step(self, kind: NodeKind, name: str, inputs: tuple[Node, ...], shape: tuple[int, ...], **details: Any) -> Node:
-        """A node whose tensor nobody sees."""
+        """Add a node whose tensor is not visible from outside."""
         place = {"index": len(self.nodes), "home": self.home, "function": name}
         node = Node(kind=kind, name=name, inputs=inputs, shape=shape, **{**place, **details})
         for source in inputs:
             source.users.append(node)
         self.nodes.append(node)
         return node
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The parameters that a tensor was made from, and whether they were transposed on the way."""
+
+    paths: tuple[str, ...]
+    transposed: bool = False
+
+
+class WeightUses:
+    """Follows every parameter of two or more dimensions, and what is computed from it, until it meets the signal.
+
+    `uses` maps the parameters that met the signal to how they did.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._origins = {id(p): _Origin((path,)) for path, p in parameters.items() if p.dim() >= 2}
+        self._alive: list[object] = list(parameters.values())  # an id is only good as long as its tensor lives
+        self.uses: defaultdict[str, set[Use]] = defaultdict(set)
+
+    def use(self, tensors: Iterable[object], use: Use) -> None:
+        """Note how parameters, or tensors made from them, are used."""
+        for origin in filter(None, (self._origins.get(id(t)) for t in tensors)):
+            for path in origin.paths:
+                self.uses[path].add(use)
+
+    def derive(self, name: str, operands: Sequence[Tensor], out: Any) -> None:
+        """Follow the result of a function of parameters alone."""
+        origins = [self._origins[id(t)] for t in operands if id(t) in self._origins]
+        if not origins:
+            return
+        paths = tuple(dict.fromkeys(path for origin in origins for path in origin.paths))
+        turned = origins[0].transposed ^ (name in TRANSPOSITIONS)
+        for tensor in tensors_of(out):
+            if id(tensor) not in self._origins:
+                self._origins[id(tensor)] = _Origin(paths, turned)
+                self._alive.append(tensor)
+
+    def meet(self, name: str, args: tuple[Any, ...], operands: Sequence[Tensor]) -> tuple[Weight, ...]:
+        """The weights in a function of the signal and parameters; other uses of parameters are noted."""
+        held = [t for t in operands if id(t) in self._origins]
+        if name not in MATRIX_PRODUCTS:
+            beside: Use = "joined" if name in JOINS else "beside" if name in BESIDE else "unknown"
+            self.use(held, "embedding" if name.startswith("embedding") else beside)
+            return ()
+        self.use(held, "weight")
+        return tuple(
+            _weight(path, _stored_transposed(name, args, operands, t, self._origins[id(t)].transposed), name)
+            for t in held
+            for path in self._origins[id(t)].paths
+        )
+
+
+def _weight(path: str, transposed: bool, function: str) -> Weight:
+    """The weight whose parameter has this qualified name."""
+    module, _, parameter = path.rpartition(".")
+    return Weight(module, parameter, transposed, convolution=function.startswith("conv"))
+
+
+def _stored_transposed(
+    name: str, args: tuple[Any, ...], operands: Sequence[Tensor], weight: Tensor, turned: bool
+) -> bool:
+    """Whether the parameter behind `weight` is stored as (in, out); `turned` if it was transposed since."""
+    if name in TRANSPOSED_CONVOLUTIONS:
+        return True
+    if name == "einsum" and isinstance(args[0], str):
+        return _contracts_first(args[0], next(i for i, t in enumerate(operands) if t is weight)) ^ turned
+    if "matmul" in name or "mm" in name or name == "mv":
+        others = [i for i, t in enumerate(operands) if t is not weight and t.dim() >= 2]
+        after = bool(others) and min(others) < next(i for i, t in enumerate(operands) if t is weight)
+        return after ^ turned ^ (name == "__rmatmul__")
+    return turned
+
+
+def _contracts_first(equation: str, operand: int) -> bool:
+    """Whether `einsum` sums over the first dimension of an operand.
+
+    >>> _contracts_first("bnd,de->bne", 1), _contracts_first("bnd,ed->bne", 1)
+    (True, False)
+    """
+    inputs, _, output = equation.partition("->")
+    letters = [c for c in inputs.split(",")[operand] if c in string.ascii_letters]
+    return bool(letters) and letters[0] not in output
+
+
+def self_gated(factors: Sequence[Node]) -> list[Node]:
+    """The steps of g where a product is y · g(y) with a bounded g: a handwritten SiLU, GELU or Mish.
+
+    Both y and the argument of g may have a factor. Empty for any other product.
+    """
+    if len(factors) != 2:
+        return []
+    return _steps_between(*factors) or _steps_between(*reversed(factors))
+
+
+def _steps_between(plain: Node, gate: Node) -> list[Node]:
+    """The steps from a signal to its gate, if the gate reads only that signal and every way is bounded; else none."""
+    source, ahead = _unscaled(plain), [(gate, False)]
+    seen: dict[tuple[Node, bool], None] = {}
+    while ahead:
+        node, bounded = ahead.pop()
+        if node is source and not bounded:
+            return []  # y · (y + tanh y) grows as y²
+        if node is source or (node, bounded) in seen:
+            continue
+        if node.function in TRANSPOSITIONS or not (node.kind == "scaling" or node.function in POINTWISE):
+            return []
+        seen[node, bounded] = None
+        ahead += [(read, bounded or node.function in GATES) for read in node.inputs]
+    return list(dict.fromkeys(node for node, _ in seen))
+
+
+def _unscaled(node: Node) -> Node:
+    """The value before it was multiplied by constants or reshaped."""
+    while node.kind == "scaling":
+        node = node.inputs[0]
+    return node
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

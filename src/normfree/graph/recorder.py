@@ -1,26 +1,24 @@
-"""The data flow of any model, recorded while it runs on meta tensors: shapes come out, nothing is computed.
+"""Record the flow of any model while it runs on meta tensors: shapes are computed, values are not.
 
 Every call of a weight layer, activation or other leaf module is one node, and so is every function of tensors outside
-them. No tracing or export is needed, so that whatever runs can be recorded. A model that looks at values is recorded
-on a copy that has them.
+them. Recording needs no tracing and no export, so every model that runs can be recorded. A model that looks at values
+is recorded on a copy that has them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from normfree.graph.attention_flow import attend
-from normfree.graph.flow import Flow, self_gated, tensors_of
-from normfree.graph.flow import Node as Node
+from normfree.graph.flow import Flow, Node, Weight, WeightUses, self_gated, tensors_of
 from normfree.graph.functions import (
     ADDITIONS,
     ATTENTION,
@@ -36,46 +34,125 @@ from normfree.graph.functions import (
     NodeKind,
     clamps_at_zero,
     kind_of,
-    name_of,
     operands_of,
 )
-from normfree.graph.weight_use import Weight, Weights
-from normfree.nn.model_state import on_meta, same_draws
+from normfree.graph.observer import FunctionCall, Observer
+from normfree.nn.model_state import on_meta, preserve_random_state
 from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 _PASSING = (ScalarBias, ScalarMultiplier, nn.Identity, nn.Dropout, nn.AlphaDropout)
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+_ATTENTION_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_SEPARATE_WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
-class _Recorder(TorchFunctionMode):
-    """Writes down every function call outside leaf modules; hooks write down the leaf modules themselves."""
+def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
+    """Run a model on meta copies of its parameters and inputs, and return its flow.
 
-    def __init__(self, flow: Flow) -> None:
+    If that fails because the model looks at values, a copy of the model runs on the example itself. Either way the
+    model and the random states are as they were.
+
+    Args:
+        model: Any model.
+        *args: Positional arguments of an example that it accepts.
+        **kwargs: Keyword arguments of the example.
+
+    Returns:
+        The nodes in the order they ran, the calls of modules and the uses of parameters.
+
+    Raises:
+        ValueError: If the model does not run on the example.
+    """
+    try:
+        return _record_meta(model, args, kwargs)
+    except Exception as without_values:  # whatever the model's own code raises
+        try:
+            return _record_values(model, args, kwargs)
+        except Exception as error:
+            # On an example without values the second run tells nothing new.
+            shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
+            cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
+            raise ValueError(
+                f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
+                f"example's shape{shapes} (--input gives another), or in Python pass a hand-written ResidualPlan"
+            ) from cause
+
+
+def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    with on_meta(model):
+        return _run_recorded(model, args, kwargs)
+
+
+def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+    if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
+        raise ValueError("a model or example without values")
+    twin = deepcopy(model)
+    args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
+    with preserve_random_state((*twin.parameters(), *tensors_of((args, kwargs)))):
+        return _run_recorded(twin, args, kwargs)
+
+
+def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
+    modules = dict(model.named_modules())
+    flow = Flow(WeightUses(dict(model.named_parameters())))
+    flow.add("input", "input", (), (args, kwargs))
+    recorder = _Recorder(flow, modules)
+    with torch.no_grad(), recorder.following(modules):
+        model(*args, **kwargs)
+    return flow
+
+
+class _Recorder(Observer):
+    """Adds a node to the flow for every leaf module and for every function call outside leaf modules."""
+
+    def __init__(self, flow: Flow, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.flow = flow
-        self._inside_leaf = 0
-        self._additions: Counter[str] = Counter()
+        flow.call_counts = self.calls
+        self._leaves = {name for name, module in modules.items() if is_leaf(module)}
+        self._leaf_depth = 0
         self._zeros: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._inside_leaf:
-            return func(*args, **kwargs)
-        flow, name = self.flow, name_of(func)
+    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Move into a module."""
+        self.flow.home = self.home
+        self._leaf_depth += name in self._leaves
+
+    def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note the call of a module: a node for a leaf."""
+        flow = self.flow
+        flow.home = self.home
+        leaf = name in self._leaves
+        self._leaf_depth -= leaf
+        if self._leaf_depth:
+            return
+        if not leaf:
+            flow.add_call(name, args, kwargs, out)
+            return
+        kind = _module_kind(module)
+        inputs = flow.read(tensors_of((args, kwargs)))
+        weighted = kind == "weight" and bool(inputs)
+        flow.weights.use(
+            module.parameters(), "weight" if weighted else "embedding" if isinstance(module, _LOOKUPS) else "beside"
+        )
+        if inputs:
+            weights = (Weight(name, convolution=not isinstance(module, nn.Linear)),) if weighted else ()
+            flow.add(kind, name, inputs, out, function=type(module).__name__.lower(), weights=weights)
+
+    def on_function(self, call: FunctionCall) -> Any:
+        """Note a function call outside of leaf modules."""
+        if self._leaf_depth:
+            return call.run()
+        flow, name, args, kwargs = self.flow, call.name, call.args, call.kwargs
         tensors = tensors_of((args, kwargs))
         if name in LIKE_ANOTHER:
             tensors = tensors[:1]
         operands = flow.read(tensors)
         first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
-        ordinal = -1
-        if name in SUMS:
-            ordinal = self._additions[flow.home]
-            self._additions[flow.home] += 1
-        out = func(*args, **kwargs)
+        out = call.run()
         if name in ZEROS:
             self._zeros.append(out)
         if name in VALUELESS:
@@ -83,25 +160,25 @@ class _Recorder(TorchFunctionMode):
         if not operands:
             flow.weights.derive(name, tensors, out)
         elif name == MULTIHEAD_ATTENTION:
-            attend(flow, args, kwargs, out)
+            _add_attention(flow, args, kwargs, out)
         elif weights := flow.weights.meet(name, args, tensors):
             flow.add("weight", name, operands, out, weights=weights)
         else:
             flow.add(
                 self._kind(name, args, kwargs, operands),
-                _shown(name, args, kwargs),
+                _name_in_flow(name, args, kwargs),
                 operands,
                 args[0] if name == "__setitem__" else out,  # which writes in place and returns nothing
-                ordinal=ordinal,
+                ordinal=call.addition,
                 first_operand=first,
                 factors=self._factors(name, tensors),
             )
         return out
 
     def _kind(self, name: str, args: Any, kwargs: Any, operands: Sequence[Node]) -> NodeKind:
-        """What a function does, seen from its operands in the flow and from the numbers that it is given."""
+        """Classify a function by its operands in the flow and by the numbers among its arguments."""
         if name in ADDITIONS and any(type(value) in (int, float) and not value for value in operands_of(args, kwargs)):
-            return "scaling"  # 0 + x, as the first of what `sum` adds
+            return "scaling"  # 0 + x, the first addition of Python's `sum`
         if name in CLAMPS and clamps_at_zero(args, kwargs):
             return "activation"
         if name in MAXIMA and any(value is zero for value in operands_of(args, kwargs) for zero in self._zeros):
@@ -113,99 +190,49 @@ class _Recorder(TorchFunctionMode):
         return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
     def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
-        """The operands that a function multiplies with one another; the mask of an attention is only added."""
+        """The operands that a function multiplies with one another; it only adds the mask of an attention."""
         if name in PRODUCTS or name in MATRIX_PRODUCTS:
             return self.flow.read(tensors)
         return self.flow.read(tensors[:3]) if name == ATTENTION else ()
 
-    def hooks(self, name: str, module: nn.Module) -> list[torch.utils.hooks.RemovableHandle]:
-        """Follow the calls of one module."""
-        leaf = is_leaf(module)
-        kind = _module_kind(module)
-        flow = self.flow
 
-        def enter(_module: nn.Module, _args: Any) -> None:
-            flow.homes.append(name)
-            self._inside_leaf += leaf
+def _add_attention(flow: Flow, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Add the steps of `F.multi_head_attention_forward`: project query, key and value, multiply them, project.
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            flow.homes.pop()
-            self._inside_leaf -= leaf
-            if self._inside_leaf:
-                return
-            if not leaf:
-                flow.called(name, args, kwargs, out)
-                return
-            inputs = flow.read(tensors_of((args, kwargs)))
-            weighted = kind == "weight" and bool(inputs)
-            flow.weights.use(
-                module.parameters(), "weight" if weighted else "embedding" if isinstance(module, _LOOKUPS) else "beside"
-            )
-            if inputs:
-                weights = (Weight(name, convolution=not isinstance(module, nn.Linear)),) if weighted else ()
-                flow.add(kind, name, inputs, out, function=type(module).__name__.lower(), weights=weights)
-
-        return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, with_kwargs=True)]
-
-
-def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
-    """Run `model` on meta copies of its parameters and inputs and return the flow, in the order it ran.
-
-    Where that fails, because the model looks at values, a copy of it runs on the example itself. The model is left as
-    it was, attributes, hooks and modes included, and so are the random states. Raises `ValueError` when both fail.
+    A fused `in_proj_weight` is one layer of three parts, even where query and key come from different signals.
     """
-    try:
-        return _record_meta(model, args, kwargs)
-    except Exception as without_values:  # whatever the model's own code raises
-        try:
-            return _record_values(model, args, kwargs)
-        except Exception as error:
-            # On an example without values the second run says nothing new.
-            shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
-            cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
-            raise ValueError(
-                f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
-                f"example's shape{shapes} (--input gives another), or in Python pass a hand-written ResidualPlan"
-            ) from cause
+    given = _ATTENTION_SIGNATURE.bind(*args, **kwargs).arguments
+    sources = [given[name] for name in ("query", "key", "value")]
+    separate = bool(given.get("use_separate_proj_weight"))
+    if separate:
+        projected = [_project(flow, given[n], (s,), 1) for n, s in zip(_SEPARATE_WEIGHTS, sources, strict=True)]
+    else:
+        projected = [_project(flow, given["in_proj_weight"], sources, 3)] * 3
+    flow.weights.use((given["bias_k"], given["bias_v"]), "beside")
+    factors = tuple(node for node in projected if node is not None)
+    attended, *maps = tensors_of(out)
+    shape = tuple(attended.shape)
+    product = flow.step("other", ATTENTION, tuple(dict.fromkeys(factors)), shape, factors=factors)
+    weights = flow.weights.meet("linear", (), [given["out_proj_weight"]])
+    flow.add("weight", "linear", (product,), attended, weights=weights)
+    flow.add("other", MULTIHEAD_ATTENTION, factors[:2], maps, factors=factors[:2])
 
 
-def _record_meta(model: nn.Module, args: Any, kwargs: Any) -> Flow:
-    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    with on_meta(model), _recording(model, (args, kwargs)) as flow:
-        model(*args, **kwargs)
-    return flow
-
-
-def _record_values(model: nn.Module, args: Any, kwargs: Any) -> Flow:
-    if any(t.is_meta for t in (*model.parameters(), *tensors_of((args, kwargs)))):
-        raise ValueError("a model or example without values")
-    twin = deepcopy(model)
-    args, kwargs = deepcopy((args, kwargs))  # a model may write into its input
-    with same_draws((*twin.parameters(), *tensors_of((args, kwargs)))), _recording(twin, (args, kwargs)) as flow:
-        twin(*args, **kwargs)
-    return flow
-
-
-@contextmanager
-def _recording(model: nn.Module, inputs: Any) -> Iterator[Flow]:
-    """The flow that fills while the model runs on these inputs."""
-    flow = Flow(Weights(dict(model.named_parameters())))
-    flow.add("input", "input", (), inputs)
-    recorder = _Recorder(flow)
-    handles = [handle for name, module in model.named_modules() for handle in recorder.hooks(name, module)]
-    try:
-        with torch.no_grad(), recorder:
-            yield flow
-    finally:
-        for handle in handles:
-            handle.remove()
+def _project(flow: Flow, matrix: Any, sources: Sequence[Any], parts: int) -> Node | None:
+    """Add one projection of its sources; None if no source depends on the input."""
+    inputs = flow.read(sources)
+    if not inputs:
+        flow.weights.use([matrix], "beside")
+        return None
+    weights = tuple(replace(w, parts=parts) for w in flow.weights.meet("linear", (), [matrix]))
+    return flow.step("weight", "linear", tuple(dict.fromkeys(inputs)), inputs[0].shape, weights=weights)
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether what happens inside a module is its own affair: weight layers, activations, normalizers, parts of torch.
+    """Whether a module is one step of the flow: weight layers, activations, normalizers, modules of torch.
 
-    A part of torch that holds matrices and is none of these (a transposed convolution, a recurrent layer) is looked
-    into, so that its weights are found or named as unaccounted for.
+    Other modules of torch that hold matrices (a transposed convolution, a recurrent layer) are recorded function by
+    function, so that their weights are found or reported as unaccounted for.
     """
     if isinstance(module, (*WEIGHT_LAYERS, *ACTIVATION_TYPES)):
         return True
@@ -219,20 +246,20 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """An activation of torch, or of a library that keeps its own in a file named so."""
+    """Whether a module is an activation of torch, or one of a library that keeps them in a file of that name."""
     library = type(module).__module__.rpartition(".")[2].startswith("activation")
     return isinstance(module, ACTIVATION_TYPES) or (library and next(module.children(), None) is None)
 
 
-def _shown(name: str, args: Any, kwargs: Any) -> str:
-    """A function's name in the flow, another one where its arguments make it another function."""
+def _name_in_flow(name: str, args: Any, kwargs: Any) -> str:
+    """The name of a function's node, another one if its arguments make it another function."""
     if name == "__getitem__" and _has_number(args[1]):
         return "select"
     return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f
 
 
 def _has_number(index: Any) -> bool:
-    """Whether an index takes one place of a dimension, and so the dimension away."""
+    """Whether an index picks one entry of a dimension, and so removes the dimension."""
     return any(isinstance(part, int) for part in (index if isinstance(index, tuple) else (index,)))
 
 

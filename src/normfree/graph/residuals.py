@@ -1,22 +1,38 @@
-"""Which sums of a flow are residual: those whose two operands meet again at a latest common ancestor."""
+"""Find the residual sums of a flow: the sums whose two operands meet again at a latest common ancestor.
+
+Each comes with its degree m in the weights of its branch, which Fixup's exponent needs. One rule gives it, whether
+projections are fused or not: a weight layer adds 1; a product of signals (matrix product, gate, attention) adds their
+degrees; a sum or concatenation takes the largest; a bounded factor (a sigmoid, as in squeeze and excitation) adds
+nothing; every other step, softmax included, passes its degree on. So two layers in a row have degree 2, attention
+(query · key · value, then the output) 4, a gated feed-forward 3.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from normfree.graph.degree import carried, degree
 from normfree.graph.flow import Node
+from normfree.graph.functions import BOUNDED
 from normfree.plan import ShortcutKind
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A residual sum: where its operands part, the weight layers on the branch and on the shortcut, and its class.
+class ResidualSum:
+    """A residual sum of a flow.
 
-    `end` is the operand of the addition that is the branch. Of the branch's layers, `entries` read what it starts from,
-    `ends` are added to the shortcut, and `gates` reach the sum only as bounded factors.
+    Attributes:
+        node: The addition.
+        ancestor: The node where branch and shortcut part.
+        branch: The weight layers of the branch.
+        shortcut: The weight layers of the shortcut.
+        kind: The class of the shortcut.
+        end: The operand of the addition that is the branch.
+        degree: The degree of the branch in its weights.
+        entries: The layers of the branch that read what it starts from.
+        ends: The layers of the branch whose outputs are added to the shortcut.
+        gates: The layers of the branch that reach the sum only as bounded factors.
     """
 
     node: Node
@@ -31,26 +47,26 @@ class Meeting:
     gates: frozenset[Node]
 
 
-def meetings(flow: Sequence[Node]) -> list[Meeting]:
+def residual_sums(flow: Sequence[Node]) -> list[ResidualSum]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only what is left to it; that may be
-    nothing, x + blocks(x), and still the signal grows there. But layers side by side that are added to one shortcut
-    together are one branch of it.
+    An inner sum claims its layers first, so that an outer skip connection lists only the remaining ones. Nothing may
+    remain, as in x + blocks(x), and still the signal grows there. But layers side by side that are added to one
+    shortcut together are one branch of it.
     """
-    found: list[Meeting] = []
+    found: list[ResidualSum] = []
     claimed: set[Node] = set()
     shortcuts: dict[Node, Node] = {}
     for node in flow:
-        meeting = _meet(node, claimed, shortcuts) if node.kind == "sum" else None
-        if meeting:
-            found.append(meeting)
-            claimed.update(meeting.branch, meeting.shortcut)
-            shortcuts[node] = node.inputs[node.inputs[0] is meeting.end]
+        residual = _residual_sum(node, claimed, shortcuts) if node.kind == "sum" else None
+        if residual:
+            found.append(residual)
+            claimed.update(residual.branch, residual.shortcut)
+            shortcuts[node] = node.inputs[node.inputs[0] is residual.end]
     return found
 
 
-def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Meeting | None:
+def _residual_sum(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> ResidualSum | None:
     ancestor, sides = _latest_common_ancestor(node, shortcuts)
     if ancestor is None:
         return None
@@ -74,14 +90,14 @@ def _meet(node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node]) -> Mee
     gates = own - _walk_back(end, inside)
     if own and own == gates:
         return None  # the signal is modulated, nothing is added to it
-    return Meeting(
+    return ResidualSum(
         node,
         ancestor,
         tuple(branch),
         tuple(layers[shortcut]),
         kind,
         end=end,
-        degree=degree(end, side, lambda n: n in own, shortcuts),
+        degree=_degree(end, side, own, shortcuts),
         entries=frozenset(_entries(ancestor, side, own)),
         ends=frozenset(own & _walk_back(end, inside, stops=own)),
         gates=frozenset(gates),
@@ -123,7 +139,7 @@ def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> se
             continue
         seen.add(node)
         if node not in stops:
-            stack += carried(node)
+            stack += unbounded_inputs(node)
     return seen
 
 
@@ -132,8 +148,8 @@ def _latest_common_ancestor(
 ) -> tuple[Node | None, tuple[list[Node], list[Node]]]:
     """The last node that both operands of a sum depend on (or are), and the nodes between it and each operand.
 
-    Walks back from both at once, always from the latest node; the first that both walks reach is the answer, so the
-    cost is the size of the branch, not of the network. From an operand that is an earlier residual sum, but for a
+    Walks back from both at once, always from the latest node. The first node that both walks reach is the answer, so
+    the cost is the size of the branch, not of the network. From an operand that is an earlier residual sum, up to a
     factor or its shape, the walk goes along that sum's `shortcuts`: in x + f(h(x)) + g(h(x)) both branches start at x.
     """
     marks: dict[Node, int] = {}
@@ -161,3 +177,40 @@ def _latest_common_ancestor(
         for source in sources:
             reach(source, marks[node])
     return None, sides
+
+
+def _degree(end: Node, side: Iterable[Node], layers: set[Node], shortcuts: Mapping[Node, Node]) -> int:
+    """The degree of `end` in `layers`; `side` holds the nodes between the start of a branch and its end.
+
+    An inner residual sum has the degree of its shortcut: its own branch is small against it.
+    """
+    degrees: dict[Node, int] = {}
+    for node in sorted(side, key=lambda n: n.index):
+        if node in shortcuts:
+            found = degrees.get(shortcuts[node], 0)
+        elif factors := _growing_factors(node):
+            found = sum(degrees.get(factor, 0) for factor in factors)
+        else:
+            found = max((degrees.get(source, 0) for source in node.inputs), default=0)
+        degrees[node] = found + (node.kind == "weight" and node in layers)
+    return degrees.get(end, 0)
+
+
+def unbounded_inputs(node: Node) -> tuple[Node, ...]:
+    """The inputs of a node without its bounded factors, which change its size by a bounded factor only."""
+    dropped = set(node.factors) - set(_growing_factors(node))
+    return tuple(source for source in node.inputs if source not in dropped)
+
+
+def _growing_factors(node: Node) -> tuple[Node, ...]:
+    """The factors of a product that are not bounded, or all if all are; none if the node is no product."""
+    return tuple(factor for factor in node.factors if not _is_bounded(factor)) or node.factors
+
+
+def _is_bounded(node: Node) -> bool:
+    """Whether a value is a bounded function of the signal, such as a sigmoid, up to constants and its shape."""
+    while node.function not in BOUNDED:
+        if len(node.inputs) != 1 or node.kind not in ("scaling", "other") or node.factors[1:]:
+            return False
+        node = node.inputs[0]
+    return True

@@ -5,10 +5,10 @@ The order here is the order of the table that `normfree methods` prints.
 
 from importlib import import_module
 
-from normfree.methods.init_context import Batch, Site
+from normfree.methods.init_context import Batch, InitContext
 from normfree.methods.initialize import initialize_
 from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
-from normfree.methods.registry import get, names, register, unknown, unregister
+from normfree.methods.registry import get, names, register, unregister
 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
@@ -34,16 +34,15 @@ __all__ = [
     "FORMS",
     "Batch",
     "Form",
+    "InitContext",
     "Law",
     "Method",
     "Rule",
     "ScalarRate",
-    "Site",
     "Skip",
     "get",
     "initialize_",
     "names",
     "register",
-    "unknown",
     "unregister",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from normfree.methods.deepnorm import shortcut_scalar
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import xavier_
 from normfree.methods.registry import register
@@ -28,23 +28,23 @@ class _Profile:
         self.variance += out.double().var(unbiased=False).item()
 
 
-def _admin_(site: Site) -> None:
-    found = stacks(site.plan, "admin")
-    inside = [layer for branch in site.plan.branches for layer in branch.layers]
-    xavier_(site, (*site.plan.stem, *site.plan.body, *inside))
-    site.default_classifier_()
+def _admin_(ctx: InitContext) -> None:
+    found = stacks(ctx.plan, "admin")
+    inside = [layer for branch in ctx.plan.branches for layer in branch.layers]
+    xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body, *inside))
+    ctx.default_classifier_()
     hooks = []
     for branches in (found.encoder, found.decoder):
         profile = _Profile()
         for branch in branches:
-            omega = shortcut_scalar(site, branch, "admin")
-            residual = site.modules[branch.place]
+            omega = shortcut_scalar(ctx, branch, "admin")
+            residual = ctx.modules[branch.place]
             hooks += [
                 residual.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.write_(omega)),
                 residual.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out)),  # type: ignore[union-attr]
             ]
     try:
-        site.run()
+        ctx.run()
     finally:
         for hook in hooks:
             hook.remove()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.nn.weight_layers import set_weight_
@@ -35,32 +35,32 @@ class _Once:
         return self.calibrate(module, out)
 
 
-def calibrate_(site: Site, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> None:
+def calibrate_(ctx: InitContext, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> None:
     """Send the batch through the network once and calibrate every layer but the classifier on the way.
 
     `calibrate(module, output)` changes the module and returns the output it has now, so that what follows already
     sees the calibrated signal: one pass sets any depth. Modes, hooks and the random state are left as they were.
     """
-    layers = site.each(site.plan.hidden())
+    layers = ctx.each(ctx.plan.hidden())
     hooks = [module.register_forward_hook(_Once(layer.name, calibrate)) for layer, module in layers]
     try:
-        site.run()
+        ctx.run()
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _lsuv_(site: Site) -> None:
-    for layer in site.plan.hidden():
-        site.set_(layer, site.orthogonal(layer))
+def _lsuv_(ctx: InitContext) -> None:
+    for layer in ctx.plan.hidden():
+        ctx.set_(layer, ctx.orthogonal(layer))
 
     def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
         std = out.std(unbiased=False)
         set_weight_(module, module.weight / std)  # type: ignore[operator, arg-type]
         return out / std
 
-    calibrate_(site, to_unit_variance)
-    site.default_classifier_()
+    calibrate_(ctx, to_unit_variance)
+    ctx.default_classifier_()
 
 
 @register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import xavier_
 from normfree.methods.registry import register
@@ -43,9 +43,9 @@ def decoder_scales(decoder: int) -> Scales:
     return Scales(float((3 * decoder) ** 0.25), float((12 * decoder) ** -0.25))
 
 
-def shortcut_scalar(site: Site, branch: Branch, method: str) -> ScalarMultiplier:
+def shortcut_scalar(ctx: InitContext, branch: Branch, method: str) -> ScalarMultiplier:
     """The scalar on a branch's shortcut; `ValueError` where the model has none."""
-    residual = site.modules.get(branch.place)
+    residual = ctx.modules.get(branch.place)
     found = residual.a if isinstance(residual, Residual) else None
     if not isinstance(found, ScalarMultiplier):
         raise ValueError(
@@ -55,18 +55,18 @@ def shortcut_scalar(site: Site, branch: Branch, method: str) -> ScalarMultiplier
     return found
 
 
-def _deepnorm_(site: Site) -> None:
-    found = stacks(site.plan, "deepnorm")
-    xavier_(site, (*site.plan.stem, *site.plan.body))
+def _deepnorm_(ctx: InitContext) -> None:
+    found = stacks(ctx.plan, "deepnorm")
+    xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body))
     scales = encoder_scales(found.encoder_layers, found.decoder_layers)
     for branches, (alpha, beta) in (
         (found.encoder, scales),
         (found.decoder, decoder_scales(found.decoder_layers or 1)),
     ):
         for branch in branches:
-            shortcut_scalar(site, branch, "deepnorm").set_(alpha)
-            scaled_xavier_(site, branch, beta)
-    site.default_classifier_()
+            shortcut_scalar(ctx, branch, "deepnorm").set_(alpha)
+            scaled_xavier_(ctx, branch, beta)
+    ctx.default_classifier_()
 
 
 @register

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.plain import he_fan_in_
 from normfree.methods.registry import register
-from normfree.nn.dynamic_tanh import DynamicTanh
+from normfree.nn.normalizers import DynamicTanh
 
 
-def _dyt_(site: Site, alpha: float) -> None:
+def _dyt_(ctx: InitContext, alpha: float) -> None:
     """He fan-in, γ = 1, β = 0 and the given α."""
-    for module in site.model.modules():
+    for module in ctx.model.modules():
         if isinstance(module, DynamicTanh):
             module.start = alpha
             module.reset_parameters()
-    he_fan_in_(site)
+    he_fan_in_(ctx)
 
 
 @register
@@ -35,7 +35,7 @@ def dyt(*, alpha: float = 0.5) -> Method:
         reference="Zhu et al. 2025, section 4",
         h="identity",
         weights="plain; He fan-in, dynamic tanh for the normalizer",
-        initializer=lambda site: _dyt_(site, alpha),
+        initializer=lambda ctx: _dyt_(ctx, alpha),
         skips=WITH_SEQUENCES,
         norm="tanh",
     )

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree import theory
-from normfree.methods.init_context import Site, gain
+from normfree.methods.init_context import InitContext, gain
 from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
 from normfree.methods.registry import register
 from normfree.methods.transformer_branches import ATTENTION, linear_part
 from normfree.plan import Layer
 
 
-def _fixup_(site: Site, scale: float, *, bounded: bool = False) -> None:
+def _fixup_(ctx: InitContext, scale: float, *, bounded: bool = False) -> None:
     """Rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, the last layers and the classifier 0.
 
     What the paper's networks do not have, a second layer in the stem, layers between stages and bounded gates, gets He
     fan-out without the factor, as shortcuts do. `bounded` takes the softmax of an attention for such a gate, too.
     """
-    plan = site.plan
+    plan = ctx.plan
 
     def he_(layer: Layer, factor: float = 1.0) -> None:
-        site.set_(layer, site.normal(layer, gain(layer) / site.fans(layer)[1]).mul_(factor))
+        ctx.set_(layer, ctx.normal(layer, gain(layer) / ctx.fans(layer)[1]).mul_(factor))
 
     for layer in plan.stem[:1]:
-        site.default_(layer)
+        ctx.default_(layer)
     for layer in plan.stem[1:]:
         he_(layer)
     for branch in plan.branches:
@@ -32,17 +32,17 @@ def _fixup_(site: Site, scale: float, *, bounded: bool = False) -> None:
             he_(layer)
         for layer in branch.layers:
             if layer in branch.ends:
-                site.zero_(layer)
+                ctx.zero_(layer)
             elif bounded and branch.depth == ATTENTION:
-                weight = site.normal(layer, gain(layer) / site.fans(layer)[1])
+                weight = ctx.normal(layer, gain(layer) / ctx.fans(layer)[1])
                 linear_part(branch, layer, weight).mul_(scale * theory.fixup_scale(len(plan.branches), 2))
-                site.set_(layer, weight)
+                ctx.set_(layer, weight)
             else:
                 he_(layer, 1.0 if layer.gate else scale * theory.fixup_scale(len(plan.branches), branch.depth))
     for layer in plan.body:
         he_(layer)
     for layer in plan.classifier:
-        site.zero_(layer)
+        ctx.zero_(layer)
 
 
 @register
@@ -68,7 +68,7 @@ def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scala
         h="identity, or of x + b at transitions",
         weights="plain; He fan-out × L^(-1/(2m-2)), last and classifier 0, scalar biases",
         rule=Rule(beta=Law(1.0, learnable=True) if branches else ONE, delta=Law(0.0, learnable=True) if bias else NONE),
-        initializer=lambda site: _fixup_(site, scale),
+        initializer=lambda ctx: _fixup_(ctx, scale),
         skips=RESIDUAL_SUMS,
         scalar_biases=bias,
         remove_branches=not branches,
@@ -94,6 +94,6 @@ def fixup_bounded(*, scalar_lr: str = "0.1") -> Method:
         reference="ours; docs/design.md",
         h="identity",
         weights="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
-        initializer=lambda site: _fixup_(site, 1.0, bounded=True),
+        initializer=lambda ctx: _fixup_(ctx, 1.0, bounded=True),
         skips=("sequence",),
     )

@@ -21,7 +21,7 @@ Batch = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Site:
+class InitContext:
     """What an initializer sees. Every draw comes from `generator`, or from torch's global one when that is None."""
 
     model: nn.Module

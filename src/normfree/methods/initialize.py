@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normfree.methods.init_context import Batch, Site
+from normfree.methods.init_context import Batch, InitContext
 from normfree.methods.method import Method
 from normfree.methods.registry import get
-from normfree.nn.model_state import undone_on_error
+from normfree.nn.model_state import restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual
 from normfree.nn.scalar_wrapping import scalars_of
@@ -46,31 +46,31 @@ def initialize_(
                 f"expected a model that states its plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
             )
-    site = Site(model, plan, generator, example)
-    _check(site, method)
-    with undone_on_error(model):
-        _write_(site, method)
+    ctx = InitContext(model, plan, generator, example)
+    _check(ctx, method)
+    with restored_on_error(model):
+        _write_(ctx, method)
     return model
 
 
-def _write_(site: Site, method: Method) -> None:
+def _write_(ctx: InitContext, method: Method) -> None:
     """Normalizers and scalars neutral or by the rule, biases 0, then the method's weights."""
-    for module in site.model.modules():
+    for module in ctx.model.modules():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:
             module.set_(0.0)
         elif isinstance(module, ScalarMultiplier) and module.learnable:
             module.set_(1.0)
-    for branch in site.plan.branches:
-        residual = site.modules.get(branch.name)
+    for branch in ctx.plan.branches:
+        residual = ctx.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
-    for scalar, value in _given(site.plan).items():
-        site.model.get_parameter(scalar).fill_(value)
-    site.zero_biases_()
-    site.embed_()
-    method.initializer(site)
+    for scalar, value in _given(ctx.plan).items():
+        ctx.model.get_parameter(scalar).fill_(value)
+    ctx.zero_biases_()
+    ctx.embed_()
+    method.initializer(ctx)
 
 
 def _given(plan: ResidualPlan) -> dict[str, float]:
@@ -79,16 +79,16 @@ def _given(plan: ResidualPlan) -> dict[str, float]:
     return {scalar.name: scalar.value for scalar in added if scalar.value is not None}
 
 
-def _check_given(site: Site, method: Method) -> None:
+def _check_given(ctx: InitContext, method: Method) -> None:
     """Refuse a converted model with the scalars of another method, or without the plan that lists them."""
-    given, held = _given(site.plan), dict(site.model.named_parameters())
-    by = "" if site.plan.changes is None else site.plan.changes.method
+    given, held = _given(ctx.plan), dict(ctx.model.named_parameters())
+    by = "" if ctx.plan.changes is None else ctx.plan.changes.method
     if given and by != method.spec:
         raise ValueError(
             f"method '{method.spec}' expects its own scalars, got those of '{by}', by which the model was converted; "
             f"convert the original again, by '{method.spec}'"
         )
-    for name, module in site.modules.items():
+    for name, module in ctx.modules.items():
         missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in given]
         if missing:
             raise ValueError(
@@ -100,15 +100,15 @@ def _check_given(site: Site, method: Method) -> None:
             raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
 
 
-def check_example(site: Site, method: Method) -> None:
+def check_example(ctx: InitContext, method: Method) -> None:
     """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
     if not method.needs_example:
         return
-    if site.example is None:
+    if ctx.example is None:
         raise ValueError(
             f"method '{method.name}' sets its weights from data: expected a batch, got none; pass example="
         )
-    given = (site.example,) if isinstance(site.example, Tensor) else site.example
+    given = (ctx.example,) if isinstance(ctx.example, Tensor) else ctx.example
     values = torch.cat([t.double().flatten() for t in given])
     if not (values.numel() and values.isfinite().all() and values.var(unbiased=False) > 0):
         shapes = " and ".join(str(tuple(t.shape)) for t in given)
@@ -116,7 +116,7 @@ def check_example(site: Site, method: Method) -> None:
             f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
             f"shape {shapes} without them; pass example=a batch of the training data"
         )
-    for layer, held in site.each(site.plan.layers()):
+    for layer, held in ctx.each(ctx.plan.layers()):
         if not isinstance(held, WEIGHT_LAYERS):
             raise ValueError(
                 f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
@@ -124,43 +124,43 @@ def check_example(site: Site, method: Method) -> None:
             )
 
 
-def _check(site: Site, method: Method) -> None:
+def _check(ctx: InitContext, method: Method) -> None:
     """Refuse what cannot work."""
     if "none" not in method.skips:
-        site.plan.require_branches(method.name)
-    check_example(site, method)
-    for layer in site.plan.layers():
-        site.module(layer)  # raises for a layer that the model does not have
-    named = {branch.name for branch in site.plan.branches}
-    for name, module in site.modules.items():
+        ctx.plan.require_branches(method.name)
+    check_example(ctx, method)
+    for layer in ctx.plan.layers():
+        ctx.module(layer)  # raises for a layer that the model does not have
+    named = {branch.name for branch in ctx.plan.branches}
+    for name, module in ctx.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
             raise ValueError(
                 f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
             )
-    _check_given(site, method)
+    _check_given(ctx, method)
     remedy = f"build the model with method='{method.name}', or convert it"
-    if site.plan.changes is not None:
+    if ctx.plan.changes is not None:
         remedy = f"convert the original again, by '{method.spec}'"
-    for layer, weighted in site.each(site.plan.hidden()):
+    for layer, weighted in ctx.each(ctx.plan.hidden()):
         if weight_kind(weighted) != method.weight:
             raise ValueError(
                 f"method '{method.name}' expects {method.weight} layers, got {type(weighted).__name__} at "
                 f"'{layer.name}'; {remedy}"
             )
     if method.kind == "norm-free":
-        for name, module in site.modules.items():
+        for name, module in ctx.modules.items():
             if is_norm(module):
                 raise ValueError(
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
                 )
-    for branch in site.plan.branches if not _given(site.plan) else ():  # else the conversion put every scalar in place
-        _check_scalars(site, method, branch.name, method.rule.at(branch.position), remedy)
+    for branch in ctx.plan.branches if not _given(ctx.plan) else ():  # else the conversion put every scalar in place
+        _check_scalars(ctx, method, branch.name, method.rule.at(branch.position), remedy)
 
 
-def _check_scalars(site: Site, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
+def _check_scalars(ctx: InitContext, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
     """Refuse a sum that lacks a scalar whose initial value is not neutral."""
-    residual = site.modules.get(name)
+    residual = ctx.modules.get(name)
     for scalar, value in values.items():
         held = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)
         if not held and value != NEUTRAL[scalar]:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from normfree import theory
-from normfree.methods.init_context import Site, gain, standardized
+from normfree.methods.init_context import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Method, Rule
 from normfree.methods.registry import register
 from normfree.nn.model_state import on_meta
@@ -38,36 +38,36 @@ class _Sizes(NamedTuple):
     after: tuple[int, ...]
 
 
-def _isograd_(site: Site) -> None:
+def _isograd_(ctx: InitContext) -> None:
     """Carry the map v back from the last sum to the stem, then draw every layer.
 
     A layer outside stem and branches, of which the plan does not tell where it stands, gets plain fan-out.
     """
-    for layer, module in site.each(site.plan.layers()):
+    for layer, module in ctx.each(ctx.plan.layers()):
         if not isinstance(module, nn.Conv2d | nn.Linear):
             raise ValueError(
                 f"isograd follows the gradient through convolutions and linear layers, got {type(module).__name__} at "
                 f"'{layer.name}'; use 'fixup' for this model"
             )
-    sizes = _resolutions(site)
-    variances = {layer.name: gain(layer) / site.fans(layer)[1] for layer in site.plan.body}
+    sizes = _resolutions(ctx)
+    variances = {layer.name: gain(layer) / ctx.fans(layer)[1] for layer in ctx.plan.body}
 
     def back(layers: Iterable[Layer], v: FloatArray) -> FloatArray:
         for layer in layers:
-            variances[layer.name], v = _layer_back(layer, site.module(layer), sizes[layer.name], v)
+            variances[layer.name], v = _layer_back(layer, ctx.module(layer), sizes[layer.name], v)
         return v
 
-    last = next(branch for branch in reversed(site.plan.branches) if branch.layers)  # a sum of whole blocks has none
+    last = next(branch for branch in reversed(ctx.plan.branches) if branch.layers)  # a sum of whole blocks has none
     v = np.ones(sizes[last.last.name].after)
-    for branch in reversed(site.plan.branches):
+    for branch in reversed(ctx.plan.branches):
         v = _HALF * (back(reversed(branch.layers), v) + back(reversed(branch.shortcut_layers), v))
-    for layer in reversed(site.plan.stem):
+    for layer in reversed(ctx.plan.stem):
         # Pooling may stand between the stem and the first block; then its map is not known and taken as flat.
         after = sizes[layer.name].after
         v = back([layer], v if v.shape == after else np.ones(after))
-    for layer in site.plan.hidden():
-        site.set_(layer, standardized(site.normal(layer), variances[layer.name]))
-    site.default_classifier_()
+    for layer in ctx.plan.hidden():
+        ctx.set_(layer, standardized(ctx.normal(layer), variances[layer.name]))
+    ctx.default_classifier_()
 
 
 def _layer_back(layer: Layer, module: nn.Conv2d | nn.Linear, sizes: _Sizes, v: FloatArray) -> tuple[float, FloatArray]:
@@ -98,12 +98,12 @@ def _padding(module: nn.Conv2d) -> tuple[int, ...]:
     return (0, 0) if isinstance(module.padding, str) else module.padding
 
 
-def _resolutions(site: Site) -> dict[str, _Sizes]:
+def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     """The resolutions of every layer, from a forward pass of shapes only (meta tensors)."""
-    if isinstance(site.example, torch.Tensor):
-        shape: tuple[int, ...] = tuple(site.example.shape[1:])
+    if isinstance(ctx.example, torch.Tensor):
+        shape: tuple[int, ...] = tuple(ctx.example.shape[1:])
     else:
-        shape = getattr(site.model, "input_shape", ())
+        shape = getattr(ctx.model, "input_shape", ())
         if not shape:
             raise ValueError("isograd expects the input's resolution, got a model without it; pass example=a batch")
     sizes: dict[str, _Sizes] = {}
@@ -113,11 +113,11 @@ def _resolutions(site: Site) -> dict[str, _Sizes]:
 
     hooks = [
         module.register_forward_hook(lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape))
-        for layer, module in site.each(site.plan.layers())
+        for layer, module in ctx.each(ctx.plan.layers())
     ]
     try:
-        with on_meta(site.model):
-            site.model(torch.empty((2, *shape), device="meta"))
+        with on_meta(ctx.model):
+            ctx.model(torch.empty((2, *shape), device="meta"))
     finally:
         for hook in hooks:
             hook.remove()

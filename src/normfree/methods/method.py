@@ -12,7 +12,7 @@ from normfree.nn.weight_layers import WeightKind
 from normfree.plan import Position
 
 if TYPE_CHECKING:
-    from normfree.methods.init_context import Site
+    from normfree.methods.init_context import InitContext
 
 Form = Literal["post", "pre", "linear"]
 """Where the activation of a residual block stands: after the sum, before the branch, or only inside the branch."""
@@ -123,7 +123,7 @@ class Method:
     paper: str
     reference: str
     weights: str
-    initializer: Callable[[Site], None]
+    initializer: Callable[[InitContext], None]
     kind: Kind = "norm-free"
     h: str = "as built"
     rule: Rule = field(default_factory=Rule)

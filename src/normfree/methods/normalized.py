@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.plain import draw_normal_, he_fan_in_
 from normfree.methods.registry import register
@@ -93,11 +93,11 @@ def spectralnorm() -> Method:
     return replace(_method("spectralnorm", summary, reference), weights="spectral norm; He fan-in", weight="spectral")
 
 
-def _normprop_(site: Site) -> None:
-    for layer, module in site.each(site.plan.hidden()):
-        site.set_(layer, site.normal(layer))
+def _normprop_(ctx: InitContext) -> None:
+    for layer, module in ctx.each(ctx.plan.hidden()):
+        ctx.set_(layer, ctx.normal(layer))
         module.gain.fill_(1 / 1.21)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
-    site.default_classifier_()
+    ctx.default_classifier_()
 
 
 @register
@@ -128,7 +128,7 @@ def selu(*, dropout: float = 0.0) -> Method:
     return replace(
         _method("selu", summary, "normdead, section 2.3; Klambauer 2017"),
         weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
-        initializer=lambda site: draw_normal_(site, lambda layer, fan_in, fan_out: 1.0 / fan_in),
+        initializer=lambda ctx: draw_normal_(ctx, lambda layer, fan_in, fan_out: 1.0 / fan_in),
         activation="selu",
         dropout=dropout,
     )

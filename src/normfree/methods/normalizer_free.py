@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from normfree import theory
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.plain import he_fan_in_
 from normfree.methods.registry import register
@@ -24,12 +24,12 @@ def _alpha(beta: float) -> Callable[[Position], float]:
     return alpha
 
 
-def _standardized_(site: Site) -> None:
+def _standardized_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu") ** 0.5
-    for layer, module in site.each(site.plan.hidden()):
-        site.set_(layer, site.normal(layer, 1.0 / site.fans(layer)[0]))
+    for layer, module in ctx.each(ctx.plan.hidden()):
+        ctx.set_(layer, ctx.normal(layer, 1.0 / ctx.fans(layer)[0]))
         module.gain.fill_(gamma if layer.activated_in else 1.0)  # type: ignore[operator]
-    site.default_classifier_()
+    ctx.default_classifier_()
 
 
 @register

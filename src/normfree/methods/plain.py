@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from normfree.methods.init_context import Site, gain
+from normfree.methods.init_context import InitContext, gain
 from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.plan import Layer
 
 
-def he_fan_in_(site: Site) -> None:
+def he_fan_in_(ctx: InitContext) -> None:
     """Var[W] = γ/fan_in for every layer, γ = 2 where the layer reads a ReLU; the classifier keeps the default.
 
     Reference: robust, equation 1; He 2015, equation 10.
     """
-    draw_normal_(site, lambda layer, fan_in, fan_out: gain(layer) / fan_in)
+    draw_normal_(ctx, lambda layer, fan_in, fan_out: gain(layer) / fan_in)
 
 
-def he_fan_out_(site: Site) -> None:
+def he_fan_out_(ctx: InitContext) -> None:
     """Var[W] = γ/fan_out for every layer, γ = 2 where the layer reads a ReLU; the classifier keeps the default.
 
     Reference: robust, equation 2; He 2015, equation 14.
     """
-    draw_normal_(site, lambda layer, fan_in, fan_out: gain(layer) / fan_out)
+    draw_normal_(ctx, lambda layer, fan_in, fan_out: gain(layer) / fan_out)
 
 
-def draw_normal_(site: Site, variance: Callable[[Layer, int, int], float]) -> None:
+def draw_normal_(ctx: InitContext, variance: Callable[[Layer, int, int], float]) -> None:
     """Draw every layer but the classifier from N(0, variance(layer, fan_in, fan_out))."""
-    for layer in site.plan.hidden():
-        site.set_(layer, site.normal(layer, variance(layer, *site.fans(layer))))
-    site.default_classifier_()
+    for layer in ctx.plan.hidden():
+        ctx.set_(layer, ctx.normal(layer, variance(layer, *ctx.fans(layer))))
+    ctx.default_classifier_()
 
 
-def xavier_(site: Site, layers: Iterable[Layer]) -> None:
+def xavier_(ctx: InitContext, layers: Iterable[Layer]) -> None:
     """Var[W] = 2/(fan_in + fan_out) for these layers."""
     for layer in layers:
-        site.set_(layer, site.xavier(layer))
+        ctx.set_(layer, ctx.xavier(layer))
 
 
 @register
@@ -78,5 +78,5 @@ def xavier() -> Method:
         paper="fixup",
         reference="fixup, Table 1; Glorot & Bengio 2010, equation 12",
         weights="plain; N(0, 2/(fan_in + fan_out))",
-        initializer=lambda site: xavier_(site, site.plan.layers()),
+        initializer=lambda ctx: xavier_(ctx, ctx.plan.layers()),
     )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from normfree.methods.method import Method
+from normfree.theory.errors import unknown_name
 
 Factory = Callable[..., Method]
 _T = TypeVar("_T", Method, Factory)
 _FACTORIES: dict[str, Factory] = {}
-_FEW, _MANY = 12, 40  # names that a message lists beside close ones, and at most
 
 
 def register(method: _T) -> _T:
@@ -35,7 +34,7 @@ def register(method: _T) -> _T:
 def unregister(name: str) -> None:
     """Take a method out again, so that a plug-in or a test can clean up after itself."""
     if name not in _FACTORIES:
-        raise unknown("method", name, _FACTORIES)
+        raise unknown_name("method", name, _FACTORIES)
     del _FACTORIES[name]
 
 
@@ -49,21 +48,6 @@ def description(name: str) -> str:
     return inspect.getdoc(_FACTORIES[name]) or ""
 
 
-def unknown(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:
-    """The error for a name that nobody knows: the closest ones, and all known ones where they are few or none is close.
-
-    >>> print(unknown("colour", "gren", ["red", "green", "blue"]))
-    unknown colour 'gren'; did you mean 'green' or 'red'? expected one of: red, green, blue
-    """
-    known = list(known)
-    close = difflib.get_close_matches(got, known, n=3, cutoff=0.5)
-    parts = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
-    if len(known) <= _FEW or not close:
-        rest = f", … ({len(known)} in all)" if len(known) > _MANY else ""
-        parts.append(f"expected one of: {', '.join(known[:_MANY]) or 'none'}{rest}")
-    return ValueError(f"unknown {what} '{got}'{where}; {' '.join(parts)}")
-
-
 def get(spec: str | Method) -> Method:
     """The method that a string such as 'hanin:r=0.9' names; a record is returned as it is.
 
@@ -74,7 +58,7 @@ def get(spec: str | Method) -> Method:
         return spec
     name, _, text = spec.partition(":")
     if name not in _FACTORIES:
-        error = unknown("method", name, _FACTORIES)
+        error = unknown_name("method", name, _FACTORIES)
         if "did you mean" in str(error):
             raise error
         raise ValueError(f"{error}; one of your own is known once its module is imported (--plugin MODULE)")
@@ -86,7 +70,7 @@ def get(spec: str | Method) -> Method:
         if not equals:
             raise ValueError(f"expected options as 'name:key=value,…' in '{spec}', got '{pair}'")
         if key not in defaults:
-            raise unknown(f"option of method '{name}'", key, defaults)
+            raise unknown_name(f"option of method '{name}'", key, defaults)
         if key in options:
             raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
         options[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule
 from normfree.methods.plain import he_fan_in_
 from normfree.methods.registry import register
@@ -105,9 +105,9 @@ def skipinit() -> Method:
     )
 
 
-def _default_(site: Site) -> None:
-    for layer in site.plan.layers():
-        site.default_(layer)
+def _default_(ctx: InitContext) -> None:
+    for layer in ctx.plan.layers():
+        ctx.default_(layer)
 
 
 @register

@@ -9,26 +9,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normfree import theory
-from normfree.methods.init_context import Site, gain, standardized
+from normfree.methods.init_context import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Law, Method, Rule
 from normfree.methods.registry import register
 
 
-def _fan_out_(site: Site, shortcut_gain: float | None = None) -> None:
-    shortcuts = {layer for branch in site.plan.branches for layer in branch.shortcut_layers}
-    for layer in site.plan.hidden():
+def _fan_out_(ctx: InitContext, shortcut_gain: float | None = None) -> None:
+    shortcuts = {layer for branch in ctx.plan.branches for layer in branch.shortcut_layers}
+    for layer in ctx.plan.hidden():
         gamma = shortcut_gain if shortcut_gain is not None and layer in shortcuts else gain(layer)
-        variance = gamma / site.fans(layer)[1]
-        site.set_(layer, standardized(site.normal(layer), variance))
-    site.default_classifier_()
+        variance = gamma / ctx.fans(layer)[1]
+        ctx.set_(layer, standardized(ctx.normal(layer), variance))
+    ctx.default_classifier_()
 
 
-def _brock_(site: Site) -> None:
+def _brock_(ctx: InitContext) -> None:
     gamma = theory.variance_gain("relu")
-    for layer in site.plan.hidden():
-        variance = (gamma if layer.activated_in else 1.0) / site.fans(layer)[0]
-        site.set_(layer, standardized(site.normal(layer), variance, per_channel=True))
-    site.default_classifier_()
+    for layer in ctx.plan.hidden():
+        variance = (gamma if layer.activated_in else 1.0) / ctx.fans(layer)[0]
+        ctx.set_(layer, standardized(ctx.normal(layer), variance, per_channel=True))
+    ctx.default_classifier_()
 
 
 @register
@@ -89,7 +89,7 @@ def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
         reference="robust, section 3.3, setup 3",
         h="1×1 convolution of the pre-activated input, every block",
         weights="plain; He fan-out, standardized after sampling, the shortcut too",
-        initializer=lambda site: _fan_out_(site, gain),
+        initializer=lambda ctx: _fan_out_(ctx, gain),
         shortcut="conv everywhere",
         shortcut_reads="raw" if reads == "raw" else "entry",
     )

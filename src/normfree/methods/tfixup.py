@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import Method
 from normfree.methods.plain import xavier_
 from normfree.methods.registry import register
@@ -19,15 +19,15 @@ def decoder_scale(layers: int) -> float:
     return float((9 * layers) ** -0.25)
 
 
-def _tfixup_(site: Site) -> None:
-    found = stacks(site.plan, "tfixup")
-    xavier_(site, (*site.plan.stem, *site.plan.body))
-    site.embed_(decoder_scale(found.decoder_layers or found.encoder_layers))
+def _tfixup_(ctx: InitContext) -> None:
+    found = stacks(ctx.plan, "tfixup")
+    xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body))
+    ctx.embed_(decoder_scale(found.decoder_layers or found.encoder_layers))
     for branch in found.encoder:
-        scaled_xavier_(site, branch, encoder_scale(found.encoder_layers))
+        scaled_xavier_(ctx, branch, encoder_scale(found.encoder_layers))
     for branch in found.decoder:
-        scaled_xavier_(site, branch, decoder_scale(found.decoder_layers))
-    site.default_classifier_()
+        scaled_xavier_(ctx, branch, decoder_scale(found.decoder_layers))
+    ctx.default_classifier_()
 
 
 @register

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.plan import Branch, Layer, ResidualPlan
 
 ATTENTION = 4  # the degree of an attention branch: query, key, value, output
@@ -64,9 +64,9 @@ def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
     return weight if layer == inside[-1] else weight[:0]
 
 
-def scaled_xavier_(site: Site, branch: Branch, scale: float) -> None:
+def scaled_xavier_(ctx: InitContext, branch: Branch, scale: float) -> None:
     """Xavier's weights for a branch, those of value, output and feed-forward layers times `scale`."""
     for layer in branch.layers:
-        weight = site.xavier(layer)
+        weight = ctx.xavier(layer)
         linear_part(branch, layer, weight).mul_(scale)
-        site.set_(layer, weight)
+        ctx.set_(layer, weight)

@@ -8,24 +8,24 @@ from dataclasses import replace
 import torch
 
 from normfree.methods.data_driven import calibrate_
-from normfree.methods.init_context import Site
+from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.plan import Branch
 
 
-def _proposed_(site: Site, last_gain: Callable[[Branch, int, int], float]) -> None:
+def _proposed_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float]) -> None:
     """Orthogonal directions and g = √(γ·fan_in/fan_out): γ = 2 before a ReLU, 1 otherwise, `last_gain` at ends."""
-    ends = {layer: branch for branch in site.plan.branches for layer in branch.ends}
-    for layer, module in site.each(site.plan.hidden()):
-        fan_in, fan_out = site.fans(layer)
-        site.set_(layer, site.orthogonal(layer))
+    ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
+    for layer, module in ctx.each(ctx.plan.hidden()):
+        fan_in, fan_out = ctx.fans(layer)
+        ctx.set_(layer, ctx.orthogonal(layer))
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
             length = ((2.0 if layer.activated_out else 1.0) * fan_in / fan_out) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
-    site.default_classifier_()
+    ctx.default_classifier_()
 
 
 def _last(branch: Branch, fan_in: int, fan_out: int) -> float:
@@ -36,17 +36,17 @@ def _hanin(branch: Branch, fan_in: int, fan_out: int) -> float:
     return float(0.9**branch.position.index_in_stage)
 
 
-def _he_(site: Site) -> None:
+def _he_(ctx: InitContext) -> None:
     """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer, and the length they have."""
-    for layer in site.plan.hidden():
-        site.set_(layer, site.normal(layer, 2.0 / site.fans(layer)[0]))
-    site.default_classifier_()
+    for layer in ctx.plan.hidden():
+        ctx.set_(layer, ctx.normal(layer, 2.0 / ctx.fans(layer)[0]))
+    ctx.default_classifier_()
 
 
-def _data_(site: Site) -> None:
+def _data_(ctx: InitContext) -> None:
     """g = 1/σ, b = -μ/σ a channel, so that on the batch every pre-activation has mean 0 and variance 1."""
-    for layer, module in site.each(site.plan.hidden()):
-        site.set_(layer, site.orthogonal(layer))
+    for layer, module in ctx.each(ctx.plan.hidden()):
+        ctx.set_(layer, ctx.orthogonal(layer))
         module.gain.fill_(1.0)  # type: ignore[operator]
 
     def standardize(module: torch.nn.Module, out: torch.Tensor) -> torch.Tensor:
@@ -58,8 +58,8 @@ def _data_(site: Site) -> None:
         shape = [-1 if d == channels else 1 for d in range(out.dim())]
         return (out - mean.view(shape)) / std.view(shape)
 
-    calibrate_(site, standardize)
-    site.default_classifier_()
+    calibrate_(ctx, standardize)
+    ctx.default_classifier_()
 
 
 @register
@@ -76,7 +76,7 @@ def wn() -> Method:
         h="identity",
         weights="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
         rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
-        initializer=lambda site: _proposed_(site, _last),
+        initializer=lambda ctx: _proposed_(ctx, _last),
         form="linear",
         skips=("residual", "none"),
         shortcut="conv",
@@ -124,6 +124,6 @@ def wn_hanin() -> Method:
         reference="wninit, section 5.1, baseline 2",
         weights="weight norm; as wn, but 0.9^b at branch ends",
         rule=Rule(beta=Law(1.0, text="in g, 0.9^b")),
-        initializer=lambda site: _proposed_(site, _hanin),
+        initializer=lambda ctx: _proposed_(ctx, _hanin),
         skips=("residual",),
     )

@@ -1,24 +1,23 @@
 """The models that the papers were tested on, by name."""
 
-from normfree.models.base import Stated
-from normfree.models.families import Family, catalog, find, is_ours
-from normfree.models.network import Network
+from normfree.models.base import BaseModel, Network
+from normfree.models.families import Family, catalog, find_family, is_model_name
 from normfree.models.registry import admits, build
 from normfree.models.transformer import Decoder, Encoder, Transformer
-from normfree.models.transformer_layers import Cache, Memory
+from normfree.models.transformer_layers import DecoderCache, Memory
 
 __all__ = [
-    "Cache",
+    "BaseModel",
     "Decoder",
+    "DecoderCache",
     "Encoder",
     "Family",
     "Memory",
     "Network",
-    "Stated",
     "Transformer",
     "admits",
     "build",
     "catalog",
-    "find",
-    "is_ours",
+    "find_family",
+    "is_model_name",
 ]

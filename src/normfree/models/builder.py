@@ -40,7 +40,7 @@ def chain(parts: Named) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Kit:
+class BlockBuilder:
     """A method's parts, for images (`spatial`), vectors or sequences (`tokens`), in one block form."""
 
     method: Method

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from normfree.methods import Form, Skip, unknown
-from normfree.models import feed_forward as plain
-from normfree.models import resnet, skips, transformer
-from normfree.models.base import Request, Stated
-from normfree.models.network import Network
+from normfree.methods import Form, Skip
+from normfree.models import nonresidual, resnet, transformer
+from normfree.models.base import BaseModel, ModelConfig, Network
+from normfree.theory.errors import unknown_name
 
-Builder = Callable[[Request], Stated]
+ModelFactory = Callable[[ModelConfig], BaseModel]
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Family:
     form: Form
     skip: Skip
     paper: str
-    parse: Callable[..., Builder]
+    parse: Callable[..., ModelFactory]
     size: int = 32
     spatial: bool = True
     inputs: int = 1
@@ -55,21 +54,21 @@ def _check_depth(name: str, depth: int, step: int, rest: int, least: int) -> Non
         raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {below} or {below + step}")
 
 
-def _cifar(name: str, depth: int) -> Builder:
+def _cifar(name: str, depth: int) -> ModelFactory:
     _check_depth(name, depth, 6, 2, 8)
     return resnet.cifar_resnet(depth).build
 
 
-def _wide(name: str, depth: int, width: int) -> Builder:
+def _wide(name: str, depth: int, width: int) -> ModelFactory:
     _check_depth(name, depth, 6, 4, 10)
     return resnet.wide_resnet(depth, width).build
 
 
-def _imagenet(name: str, depth: int) -> Builder:
+def _imagenet(name: str, depth: int) -> ModelFactory:
     return resnet.imagenet_resnet(depth).build
 
 
-def _preact(name: str, depth: int) -> Builder:
+def _preact(name: str, depth: int) -> ModelFactory:
     if depth not in resnet.IMAGENET_BLOCKS:
         closest = min(resnet.IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
         allowed = ", ".join(map(str, resnet.IMAGENET_BLOCKS))
@@ -77,7 +76,7 @@ def _preact(name: str, depth: int) -> Builder:
     return resnet.preact_resnet(depth).build
 
 
-def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> Builder:
+def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> ModelFactory:
     layers = 2 if layers is None else layers
     _check_depth(name, blocks, 1, 0, 1)
     if layers < 2:
@@ -85,13 +84,13 @@ def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> Bui
     return resnet.residual_mlp(blocks, width, layers).build
 
 
-def _sequences(encoder: bool, decoder: bool) -> Callable[..., Builder]:
-    def parse(name: str, *numbers: int) -> Builder:
+def _sequences(encoder: bool, decoder: bool) -> Callable[..., ModelFactory]:
+    def parse(name: str, *numbers: int) -> ModelFactory:
         *layers, width, inner, heads = numbers
         if width % heads:
             raise ValueError(f"model '{name}' expects a width that its heads divide, got {width} and {heads} heads")
         counts = iter(layers)
-        return transformer.Shape(
+        return transformer.TransformerShape(
             width=width,
             inner=inner,
             heads=heads,
@@ -102,10 +101,12 @@ def _sequences(encoder: bool, decoder: bool) -> Callable[..., Builder]:
     return parse
 
 
-def _two_numbers(build: Callable[..., Network], step: int, rest: int, least: int) -> Callable[[str, int, int], Builder]:
-    def parse(name: str, depth: int, width: int) -> Builder:
+def _two_numbers(
+    build: Callable[..., Network], step: int, rest: int, least: int
+) -> Callable[[str, int, int], ModelFactory]:
+    def parse(name: str, depth: int, width: int) -> ModelFactory:
         _check_depth(name, depth, step, rest, least)
-        return lambda request: build(depth, width, request)
+        return lambda config: build(depth, width, config)
 
     return parse
 
@@ -172,7 +173,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "none",
         "wninit",
-        _two_numbers(plain.mlp, 1, 0, 2),
+        _two_numbers(nonresidual.mlp, 1, 0, 2),
         size=28,
         spatial=False,
     ),
@@ -184,7 +185,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "none",
         "wninit",
-        _two_numbers(plain.cnn, 1, 0, 3),
+        _two_numbers(nonresidual.cnn, 1, 0, 3),
     ),
     Family(
         "dense-D-G, D = 3n + 4",
@@ -194,7 +195,7 @@ FAMILIES: tuple[Family, ...] = (
         "pre",
         "dense",
         "normdead",
-        _two_numbers(skips.dense, 3, 4, 7),
+        _two_numbers(nonresidual.dense, 3, 4, 7),
     ),
     Family(
         "highway-D-W",
@@ -204,7 +205,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "highway",
         "normdead",
-        _two_numbers(skips.highway, 1, 0, 3),
+        _two_numbers(nonresidual.highway, 1, 0, 3),
         size=28,
         spatial=False,
     ),
@@ -252,16 +253,16 @@ def catalog() -> tuple[Family, ...]:
     return FAMILIES
 
 
-def is_ours(name: str) -> bool:
+def is_model_name(name: str) -> bool:
     """Whether a name belongs to a family, whatever its numbers.
 
-    >>> is_ours("resnet20"), is_ours("photos")
+    >>> is_model_name("resnet20"), is_model_name("photos")
     (True, False)
     """
     return any(re.fullmatch(family.regex, name) for family in FAMILIES)
 
 
-def find(name: str) -> tuple[Family, Builder]:
+def find_family(name: str) -> tuple[Family, ModelFactory]:
     """The family that a name belongs to, and the builder of that model."""
     for family in FAMILIES:
         match = re.fullmatch(family.regex, name)
@@ -271,4 +272,4 @@ def find(name: str) -> tuple[Family, Builder]:
                 raise ValueError(f"model '{name}' expects positive numbers in its name, got a 0")
             return family, family.parse(name, *numbers)
     known = [example for family in FAMILIES for example in family.examples]
-    raise unknown("model", name, known)
+    raise unknown_name("model", name, known)

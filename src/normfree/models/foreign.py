@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from normfree.extras import install_command
-from normfree.methods import unknown
+from normfree.theory.errors import unknown_name
 
 
 def is_foreign(name: str) -> bool:
@@ -23,7 +23,7 @@ def is_foreign(name: str) -> bool:
     return ":" in name
 
 
-def create(name: str, *, classes: int | None = None) -> nn.Module:
+def create_model(name: str, *, classes: int | None = None) -> nn.Module:
     """Build a model with random weights from torchvision, timm, or a factory without arguments of any module.
 
     One of torchvision or timm has as many `classes` as are asked for, else its own number; a factory decides itself.
@@ -38,7 +38,7 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
         library = _import("timm" if source == "timm" else "torchvision.models", name, install_command("vision"))
         known = library.list_models()
         if target not in known:
-            raise unknown(f"model of {source}", target, known)
+            raise unknown_name(f"model of {source}", target, known)
         if source == "timm":
             model = library.create_model(target, pretrained=False, **asked)
         else:
@@ -46,14 +46,14 @@ def create(name: str, *, classes: int | None = None) -> nn.Module:
             none = dict.fromkeys({"weights", "weights_backbone"} & {*taken})  # else it fetches those of a backbone
             model = library.get_model(target, **none, **asked)
     else:
-        factory = named_object(name)
-        model = called(factory, name) if callable(factory) and not isinstance(factory, nn.Module) else factory
+        factory = import_object(name)
+        model = call_factory(factory, name) if callable(factory) and not isinstance(factory, nn.Module) else factory
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected '{name}' to give a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-def named_object(name: str, what: str = "model") -> Any:
+def import_object(name: str, what: str = "model") -> Any:
     """What 'package.module:name' names, with the module imported from the current folder or the environment.
 
     Raises `ValueError`, which says what it was for, when there is no such module or name, or when the module stops.
@@ -76,7 +76,7 @@ def named_object(name: str, what: str = "model") -> Any:
             )
         if not hasattr(found, part):
             own = [n for n in dir(found) if not n.startswith("_") and not isinstance(getattr(found, n), ModuleType)]
-            raise unknown("name", part, own, where=f" in '{source}'")
+            raise unknown_name("name", part, own, where=f" in '{source}'")
         found = getattr(found, part)
     return found
 
@@ -92,7 +92,7 @@ def _current_folder_first() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def called(factory: Callable[[], Any], name: str) -> Any:
+def call_factory(factory: Callable[[], Any], name: str) -> Any:
     """What a function of the user gives that 'package.module:name' named.
 
     Raises `ValueError` when it needs arguments, or stops.
@@ -109,7 +109,7 @@ def called(factory: Callable[[], Any], name: str) -> Any:
         return factory()
     except Exception as error:  # whatever the user's own code raises
         raise ValueError(
-            f"expected '{name}' to run, but it stopped: {in_words(error)}; call it in Python to see where"
+            f"expected '{name}' to run, but it stopped: {describe_error(error)}; call it in Python to see where"
         ) from error
 
 
@@ -125,15 +125,15 @@ def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
             _declare_torchvision_operators()
             return _import(module, name, remedy, what)
         raise ValueError(
-            f"expected to import '{module}' for {what} '{name}', but it stopped: {in_words(error)}; "
+            f"expected to import '{module}' for {what} '{name}', but it stopped: {describe_error(error)}; "
             "import it in Python to see where"
         ) from error
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error of somebody else's code in one line, with its kind, without which some say nothing.
 
-    >>> in_words(KeyError("width"))
+    >>> describe_error(KeyError("width"))
     "KeyError: 'width'"
     """
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

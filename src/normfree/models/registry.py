@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names, unknown
+from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
-from normfree.models.base import Request
+from normfree.models.base import ModelConfig, Network
 from normfree.models.builder import Padding
-from normfree.models.families import Family, find
-from normfree.models.network import Network
+from normfree.models.families import Family, find_family
 from normfree.models.special_tokens import VOCABULARY, Reads
+from normfree.theory.errors import unknown_name
 
 CLASSES = 10
 
@@ -51,7 +51,7 @@ def build(
 
     Raises `ValueError` for an unknown model, depth, method or option, and for a method that the model does not admit.
     """
-    family, builder = find(name)
+    family, builder = find_family(name)
     method = get(method)
     fitting = _fitting_form(family, name, method, form)
     classes = num_classes
@@ -63,7 +63,7 @@ def build(
     words, dropped = reads.settings(name, classes, vocabulary, dropout, example)
     if size is not None and size < 1:
         raise ValueError(f"expected a positive size, got {size}; leave it out for the default, {family.size}")
-    request = Request(
+    config = ModelConfig(
         name=name,
         method=method,
         form=fitting,
@@ -74,7 +74,7 @@ def build(
         dropout=dropped,
     )
     with torch.device("meta"):  # no memory yet, and no draw from the global generator
-        model = builder(request)
+        model = builder(config)
     model.to(dtype)
     if str(device) == "meta":
         return model
@@ -91,7 +91,7 @@ def admits(name: str, method: str | Method) -> bool:
     """
     method = get(method)
     try:
-        family, _ = find(name)
+        family, _ = find_family(name)
         _fitting_form(family, name, method, None)
     except ValueError:
         return False
@@ -105,7 +105,7 @@ def _fitting_form(family: Family, name: str, method: Method, given: Form | None)
     """
     chosen = given or method.form or family.form
     if chosen not in FORMS:
-        raise unknown("block form", chosen, FORMS)
+        raise unknown_name("block form", chosen, FORMS)
     if family.skip not in method.skips:
         allowed = [
             m.name for m in map(get, names()) if family.skip in m.skips and (family.spatial or not m.spatial_only)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from normfree.models.builder import Kit
-from normfree.models.network import Network, Request
+from normfree.models.base import ModelConfig, Network
+from normfree.models.builder import BlockBuilder
 from normfree.plan import Position, positions
 
 
@@ -33,9 +33,9 @@ class ResNetShape:
     option_a: bool = False
     spatial: bool = True
 
-    def build(self, request: Request) -> Network:
+    def build(self, config: ModelConfig) -> Network:
         """The network, its parameters not yet initialized."""
-        kit = Kit(request.method, request.form, self.spatial, request.padding_mode)
+        kit = BlockBuilder(config.method, config.form, self.spatial, config.padding_mode)
         body = nn.Sequential()
         width = self.stem_width
         numbered = iter(self._positions())
@@ -57,14 +57,14 @@ class ResNetShape:
                 width = outputs
             body.append(blocks)
         stem = kit.stem(
-            request.input_shape[0],
+            config.input_shape[0],
             self.stem_width,
             self.stem_kernel,
             self.stem_stride,
             activated=self.stem_activated,
             pool=self.stem_pool,
         )
-        return Network(stem, body, kit.head(width), width, request)
+        return Network(stem, body, kit.head(width), width, config)
 
     def _positions(self) -> tuple[Position, ...]:
         """The position of every block, with the changes of shape marked."""

@@ -14,17 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.models.base import Request, Stated
-from normfree.models.builder import Kit, chain
-from normfree.models.network import walk
-from normfree.models.special_tokens import END as END
-from normfree.models.special_tokens import PAD as PAD
-from normfree.models.special_tokens import SPECIAL as SPECIAL
-from normfree.models.special_tokens import START as START
-from normfree.models.special_tokens import UNKNOWN as UNKNOWN
-from normfree.models.special_tokens import VOCABULARY as VOCABULARY
+from normfree.models.base import BaseModel, ModelConfig, walk
+from normfree.models.builder import BlockBuilder, chain
 from normfree.models.special_tokens import real_positions
-from normfree.models.transformer_layers import Cache, Memory, Parts
+from normfree.models.transformer_layers import DecoderCache, LayerBuilder, Memory
 from normfree.nn.attention import Attention
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual
@@ -32,15 +25,15 @@ from normfree.nn.scalar_folding import Stream
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 
-class _Sequences(Stated):
+class _Sequences(BaseModel):
     """What the three have in common: embeddings, layers, a stated plan, and an output that may share a weight."""
 
     skip = "sequence"
     classifier: nn.Linear
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.dropout = nn.Dropout(request.dropout) if request.dropout else nn.Identity()
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def _tie(self, embedding: TokenEmbedding, width: int) -> None:
         """Give the output the embedding's weight."""
@@ -110,12 +103,12 @@ class Transformer(_Sequences):
     Padding stands at the end of a sequence.
     """
 
-    def __init__(self, shape: Shape, request: Request) -> None:
-        super().__init__(request)
-        parts = shape.parts(request)
-        if request.vocabulary != request.num_classes:
-            self.source_embedding = TokenEmbedding(request.vocabulary, shape.width)
-        self.embedding = TokenEmbedding(request.num_classes, shape.width)
+    def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
+        super().__init__(config)
+        parts = shape.parts(config)
+        if config.vocabulary != config.num_classes:
+            self.source_embedding = TokenEmbedding(config.vocabulary, shape.width)
+        self.embedding = TokenEmbedding(config.num_classes, shape.width)
         self.encoder = nn.ModuleList(parts.encoder_layer() for _ in range(shape.encoder))
         self.encoder_head = parts.head(bias=False)
         self.decoder = nn.ModuleList(parts.decoder_layer(cross=True) for _ in range(shape.decoder))
@@ -139,7 +132,7 @@ class Transformer(_Sequences):
             x = layer(x, mask)
         return Memory(self.encoder_head(x), real)
 
-    def decode(self, target: Tensor, memory: Memory, cache: Cache | None = None) -> Tensor:
+    def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
         """Logits of the token that follows each of the target's; with a cache, of new positions only, and it grows."""
         x = self.dropout(self.embedding(target, 0 if cache is None else cache.used))
         if cache is None:
@@ -151,11 +144,11 @@ class Transformer(_Sequences):
                 x = layer(x, None, cache.mask, *cache.layer(i))
         return self._logits(self.head(x))
 
-    def start_cache(self, memory: Memory, length: int) -> Cache:
+    def start_cache(self, memory: Memory, length: int) -> DecoderCache:
         """Room for at most `length` positions of a target a row of the memory."""
         own = [a.room(len(memory.states), length) for a in _attentions(self.decoder) if not a.cross]
         remembered = [a.remember(memory.states) for a in _attentions(self.decoder) if a.cross]
-        return Cache(own, remembered, memory.real[:, None, None, :])
+        return DecoderCache(own, remembered, memory.real[:, None, None, :])
 
 
 class Decoder(_Sequences):
@@ -164,10 +157,10 @@ class Decoder(_Sequences):
     Shapes: tokens (N, T) → logits (N, T, V); position t predicts the token after it. Padding stands at the end.
     """
 
-    def __init__(self, shape: Shape, request: Request) -> None:
-        super().__init__(request)
-        parts = shape.parts(request)
-        self.embedding = TokenEmbedding(request.num_classes, shape.width)
+    def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
+        super().__init__(config)
+        parts = shape.parts(config)
+        self.embedding = TokenEmbedding(config.num_classes, shape.width)
         self.decoder = nn.ModuleList(parts.decoder_layer(cross=False) for _ in range(shape.decoder))
         self.head = parts.head()
         self._tie(self.embedding, shape.width)
@@ -175,16 +168,16 @@ class Decoder(_Sequences):
     def _ends(self) -> list[list[nn.Module | None]]:
         return [[*self.head]]
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: DecoderCache | None = None) -> Tensor:
         """Logits of the token that follows each; with a cache, of new positions only, and it grows."""
         x = self.dropout(self.embedding(tokens, 0 if cache is None else cache.used))
         for i, layer in enumerate(self.decoder):
             x = layer(x) if cache is None else layer(x, None, None, *cache.layer(i))
         return self._logits(self.head(x))
 
-    def start_cache(self, rows: int, length: int) -> Cache:
+    def start_cache(self, rows: int, length: int) -> DecoderCache:
         """Room for at most `length` positions of `rows` sequences."""
-        return Cache([attention.room(rows, length) for attention in _attentions(self.decoder)], [], None)
+        return DecoderCache([attention.room(rows, length) for attention in _attentions(self.decoder)], [], None)
 
 
 class Encoder(_Sequences):
@@ -193,14 +186,14 @@ class Encoder(_Sequences):
     Shapes: tokens (N, T) → logits (N, classes).
     """
 
-    def __init__(self, shape: Shape, request: Request) -> None:
-        super().__init__(request)
-        parts = shape.parts(request)
-        self.embedding = TokenEmbedding(request.vocabulary, shape.width)
+    def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
+        super().__init__(config)
+        parts = shape.parts(config)
+        self.embedding = TokenEmbedding(config.vocabulary, shape.width)
         self.encoder = nn.ModuleList(parts.encoder_layer() for _ in range(shape.encoder))
         self.head = parts.head(bias=False)
         self.bias = chain(parts.kit.bias())
-        self.classifier = nn.Linear(shape.width, request.num_classes)
+        self.classifier = nn.Linear(shape.width, config.num_classes)
 
     def _ends(self) -> list[list[nn.Module | None]]:
         return [[*self.head, *self.bias]]
@@ -218,7 +211,7 @@ class Encoder(_Sequences):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TransformerShape:
     """What makes one Transformer different from another: layers, width, inner width and heads."""
 
     width: int
@@ -227,20 +220,20 @@ class Shape:
     encoder: int = 0
     decoder: int = 0
 
-    def build(self, request: Request) -> Stated:
+    def build(self, config: ModelConfig) -> BaseModel:
         """The model, its parameters not yet initialized."""
-        if request.method.weight != "plain" or request.method.remove_branches:
+        if config.method.weight != "plain" or config.method.remove_branches:
             raise ValueError(
-                f"model '{request.name}' expects a method with plain weight layers and branches, got "
-                f"'{request.method.spec}' with {request.method.weight.replace('_', ' ')} layers"
-                f"{' and no branches' if request.method.remove_branches else ''}; use 'fixup' or 'layernorm'"
+                f"model '{config.name}' expects a method with plain weight layers and branches, got "
+                f"'{config.method.spec}' with {config.method.weight.replace('_', ' ')} layers"
+                f"{' and no branches' if config.method.remove_branches else ''}; use 'fixup' or 'layernorm'"
             )
         kind = Transformer if self.encoder and self.decoder else Encoder if self.encoder else Decoder
-        return kind(self, request)
+        return kind(self, config)
 
-    def parts(self, request: Request) -> Parts:
+    def parts(self, config: ModelConfig) -> LayerBuilder:
         """The layers of such a model, in order."""
         sizes = [2 * self.encoder, (3 if self.encoder else 2) * self.decoder]
-        kit = Kit(request.method, request.form, spatial=False, tokens=True)
+        kit = BlockBuilder(config.method, config.form, spatial=False, tokens=True)
         numbered = iter(positions([size for size in sizes if size], [False] * sum(sizes)))
-        return Parts(self.width, self.inner, self.heads, kit, request.dropout, numbered)
+        return LayerBuilder(self.width, self.inner, self.heads, kit, config.dropout, numbered)

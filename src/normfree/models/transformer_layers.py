@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from normfree.models.builder import Kit, Named, chain
-from normfree.nn.attention import Attention, KeysValues
+from normfree.models.builder import BlockBuilder, Named, chain
+from normfree.nn.attention import Attention, KeyValueCache
 from normfree.nn.residual import Residual
 from normfree.plan import Position
 
@@ -21,10 +21,10 @@ class Memory(NamedTuple):
     real: Tensor
 
 
-class Cache:
+class DecoderCache:
     """Keys and values of every decoder layer: its own as they come, and those of the memory, computed once."""
 
-    def __init__(self, own: list[KeysValues], memory: list[KeysValues], mask: Tensor | None) -> None:
+    def __init__(self, own: list[KeyValueCache], memory: list[KeyValueCache], mask: Tensor | None) -> None:
         self.own = own
         self.memory = memory
         self.mask = mask
@@ -34,11 +34,11 @@ class Cache:
         """The number of positions so far."""
         return self.own[0].used
 
-    def layer(self, index: int) -> tuple[KeysValues, KeysValues | None]:
+    def layer(self, index: int) -> tuple[KeyValueCache, KeyValueCache | None]:
         """The caches of one decoder layer."""
         return self.own[index], self.memory[index] if self.memory else None
 
-    def reorder(self, index: Tensor, *, memory: bool = True) -> Cache:
+    def reorder(self, index: Tensor, *, memory: bool = True) -> DecoderCache:
         """Let row i continue what row index[i] began, in place; the number of rows may change.
 
         `memory=False` leaves the memory's part as it is, which is right, and faster, where every row stays with its
@@ -78,8 +78,8 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         mask: Tensor | None = None,
-        own: KeysValues | None = None,
-        remembered: KeysValues | None = None,
+        own: KeyValueCache | None = None,
+        remembered: KeyValueCache | None = None,
     ) -> Tensor:
         """(N, T, width) → the same; `mask` says which positions of the memory are real."""
         x = self.attention(x, None, None, own)
@@ -89,13 +89,13 @@ class DecoderLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Parts:
+class LayerBuilder:
     """Builds the layers of a model one after the other, each at its position."""
 
     width: int
     inner: int
     heads: int
-    kit: Kit
+    kit: BlockBuilder
     dropout: float
     numbered: Iterator[Position]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from normfree.nn.scalars import ScalarBias
 
 
-class KeysValues:
+class KeyValueCache:
     """The keys and values of one attention: room for some positions that fills as a sequence grows, or a memory's.
 
     Shapes: keys and values are (N, heads, room, width / heads), of which the first `used` positions count.
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(
-        self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, cache: KeysValues | None = None
+        self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Attend; with a cache, x holds only the new positions of a sequence, and a memory is not read again."""
         query = self._split(self.q(x))
@@ -104,16 +104,16 @@ class Attention(nn.Module):
         out: Tensor = self.dropout(self.out(self.bias(attended.transpose(1, 2).flatten(2))))
         return out
 
-    def remember(self, memory: Tensor) -> KeysValues:
+    def remember(self, memory: Tensor) -> KeyValueCache:
         """The keys and values of a memory, computed once for all steps of a decoding."""
         keys, values = self._project(memory.to(self.k.weight.dtype))
-        return KeysValues(keys, values, keys.shape[2])
+        return KeyValueCache(keys, values, keys.shape[2])
 
-    def room(self, rows: int, length: int) -> KeysValues:
+    def room(self, rows: int, length: int) -> KeyValueCache:
         """An empty cache for at most `length` positions of `rows` sequences."""
         weight = self.k.weight
         shape = (rows, self.heads, length, weight.shape[0] // self.heads)
-        return KeysValues(weight.new_zeros(shape), weight.new_zeros(shape), 0)
+        return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape), 0)
 
     def _project(self, source: Tensor) -> tuple[Tensor, Tensor]:
         if self.memory_bias is not None:

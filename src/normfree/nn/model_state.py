@@ -1,32 +1,130 @@
-"""Run somebody's model and give it back as it was."""
+"""The state of a model: run someone else's model and hand it back as it was.
+
+`leave_no_trace` is the context manager for a pass through a model. `on_meta` does the same on tensors without values.
+The other functions are the parts that these two are made of, and what changes a model only if it succeeds.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+Key = TypeVar("Key", bound=Hashable)
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 
+@dataclass(frozen=True)
+class ModelParts:
+    """The modules and the parameters of a model by name; a shared one stands under its first name."""
+
+    modules: Mapping[str, nn.Module]
+    parameters: Mapping[str, nn.Parameter]
+
+
+def parts_of(model: nn.Module) -> ModelParts:
+    """Collect modules and parameters in one walk, with the names and order of `named_modules` and `named_parameters`.
+
+    With thousands of modules, every walk takes as long as a few layers.
+
+    >>> list(parts_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).modules)
+    ['', '0', '1']
+    """
+    modules = dict(model.named_modules())
+    parameters: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for prefix, module in modules.items():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                parameters[f"{prefix}.{name}" if prefix else name] = parameter
+    return ModelParts(modules, parameters)
+
+
 def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """How an example is handed to a model: a mapping by name, a tuple or list by position, anything else alone."""
+    """Split an example into positional and keyword arguments of a model.
+
+    A mapping holds keyword arguments, a tuple or list positional ones. Anything else is the only argument.
+    """
     if isinstance(example, Mapping):
         return (), example
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
 
 
 @contextmanager
-def standing_in(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-    """Inside, the model computes with other tensors for some of its parameters and buffers, given by their `id`.
+def leave_no_trace(model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False) -> Iterator[None]:
+    """Run a model forward and backward inside; afterwards, also after an error, the model is as it was.
 
-    `torch.func.functional_call` does the same, but what stands in stays for good where a module has several names.
+    - Gradients are set aside, not copied, and restored.
+    - Buffers: the model runs on copies, since a graph of the caller may still read the buffers themselves.
+    - Modes: every module is back in training or evaluation mode.
+    - Hooks that run when a gradient has arrived (an optimizer that steps in the backward pass) do not run inside.
+    - Random states of Python, numpy, torch and the model's GPUs are restored.
+    - With `attributes`, so are the class and all attributes of every module: other hooks, caches, lists.
+
+    Args:
+        model: The model to run.
+        parts: The model's parts, if the caller has them at hand.
+        attributes: Whether to restore attributes too, which costs as much time as a few layers. Leave it out to keep
+            what is assigned to the model inside.
+    """
+    known = parts or parts_of(model)
+    parameters = known.parameters.values()
+    restore_attributes = _remember_attributes(known.modules.values()) if attributes else None
+    gradients = [(p, p.grad) for p in parameters]
+    held = [(m, dict(m._buffers)) for m in known.modules.values() if m._buffers]
+    copies = _copies({id(b): b for _, buffers in held for b in buffers.values() if b is not None})
+    gradient_hooks = [(h, dict(h)) for p in parameters if (h := p._post_accumulate_grad_hooks)]
+    modes = [(m, m.training) for m in known.modules.values()]
+    with preserve_random_state(parameters):
+        try:
+            for p, gradient in gradients:
+                if gradient is not None:
+                    p.grad = None
+            for hooks, _ in gradient_hooks:
+                hooks.clear()
+            for m, buffers in held:
+                m._buffers.update({name: copies[id(b)] for name, b in buffers.items() if b is not None})
+            yield
+        finally:
+            for p, gradient in gradients:
+                p.grad = gradient
+            for hooks, before in gradient_hooks:
+                hooks.update(before)
+            for m, buffers in held:
+                m._buffers.clear()
+                m._buffers.update(buffers)
+            for m, training in modes:
+                if m.training is not training:  # setting an attribute of a module is slow
+                    m.training = training
+            if restore_attributes is not None:
+                restore_attributes()
+
+
+@contextmanager
+def on_meta(model: nn.Module) -> Iterator[None]:
+    """Give the model meta tensors for its parameters and buffers: it computes shapes only, and leaves no trace.
+
+    What the model caches in such a pass (a mask, a table of positions) holds no values, so attributes are restored.
+    """
+    with leave_no_trace(model, attributes=True):
+        tensors = [*model.parameters(), *model.buffers()]
+        with substitute_tensors(model, {id(t): t.to("meta") for t in tensors}):
+            yield
+
+
+@contextmanager
+def substitute_tensors(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
+    """Let the model compute with other tensors in place of some parameters and buffers, given by their `id`.
+
+    `torch.func.functional_call` does the same, but leaves the substitutes in modules that have several names.
     """
     tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers) if table]
     held = [(table, dict(table)) for table in tables]
@@ -41,8 +139,8 @@ def standing_in(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[Non
 
 
 @contextmanager
-def same_draws(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put the global random states back: of Python, numpy and torch, and of the GPUs that hold these tensors."""
+def preserve_random_state(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the global random states of Python, numpy, torch, and of the GPUs that hold these tensors."""
     states = random.getstate(), np.random.get_state()
     cuda = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=cuda):
@@ -55,7 +153,7 @@ def same_draws(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every module's mode is as before afterwards."""
+    """Put the model in evaluation mode, and every module back in its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -66,33 +164,32 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def on_meta(model: nn.Module) -> Iterator[None]:
-    """Inside, the model has meta tensors for its parameters and buffers: shapes come out, nothing is computed.
-
-    What it keeps of such a pass (a mask, a table of positions) holds no values, so every attribute is put back; and so
-    are the random states, since numbers that it draws for itself are drawn.
-    """
-    tensors = [*model.parameters(), *model.buffers()]
-    restore = remembered(model)
+def restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of all modules, and the values of parameters and buffers, if the block raises."""
+    restore_attributes = _remember_attributes(model.modules())
+    values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
     try:
-        with same_draws(tensors), standing_in(model, {id(t): t.to("meta") for t in tensors}):
-            yield
-    finally:
-        restore()
+        yield
+    except BaseException:
+        restore_attributes()
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise
 
 
-def remembered(model: nn.Module) -> Callable[[], None]:
-    """Remember the class and the attributes of every module; to call what is returned puts them back.
+def _remember_attributes(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    """Remember the class and the attributes of every module. Returns a function that restores them.
 
-    Containers among the attributes (of parameters, modules and hooks, or a cache) get their entries back. The numbers
-    in tensors are not remembered.
+    Containers among the attributes (of parameters, modules and hooks, or a cache) get their entries back. The values
+    of tensors are not remembered.
     """
-    modules = [(m, type(m), dict(m.__dict__)) for m in model.modules()]
-    containers = [v for _, _, attributes in modules for v in attributes.values() if type(v) in _CONTAINERS]
+    remembered = [(m, type(m), dict(m.__dict__)) for m in modules]
+    containers = [v for _, _, attributes in remembered for v in attributes.values() if type(v) in _CONTAINERS]
     contents = [container.copy() if container else () for container in containers]
 
     def restore() -> None:
-        for module, kind, attributes in modules:
+        for module, kind, attributes in remembered:
             module.__class__ = kind
             module.__dict__.clear()
             module.__dict__.update(attributes)
@@ -106,16 +203,19 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-@contextmanager
-def undone_on_error(model: nn.Module) -> Iterator[None]:
-    """Put the attributes of all modules, and the numbers in parameters and buffers, back when the block raises."""
-    restore = remembered(model)
-    values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
-    try:
-        yield
-    except BaseException:
-        restore()
-        with torch.no_grad():
-            for tensor, value in values:
-                tensor.copy_(value)
-        raise
+@torch.no_grad()
+def _copies(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Copy each tensor outside of any graph."""
+    found = {key: torch.empty_like(tensor) for key, tensor in tensors.items()}
+    for keys, _ in by_device_and_type(tensors):
+        torch._foreach_copy_([found[key] for key in keys], [tensors[key] for key in keys])
+    return found
+
+
+def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key], torch.dtype]]:
+    """Group the keys of tensors that share device and type, so that one kernel can handle each group."""
+    groups: defaultdict[tuple[torch.device, torch.dtype], list[Key]] = defaultdict(list)
+    for key, tensor in tensors.items():
+        groups[tensor.device, tensor.dtype].append(key)
+    for (_, dtype), keys in groups.items():
+        yield keys, dtype

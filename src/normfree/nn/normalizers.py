@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.nn.dynamic_tanh import DynamicTanh
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.theory import normprop_constants
 
@@ -89,6 +88,73 @@ def _token_normalizer(name: NormName, channels: int) -> nn.Module:
     raise ValueError(
         f"expected a normalizer of tokens, got '{name}', which mixes positions; use one of layer, rms, tanh"
     )
+
+
+class DynamicTanh(nn.Module):
+    """γ · tanh(α · x) + β with one learnable α, and γ, β a channel.
+
+    `dim` is the dimension of the channels: 1 for images (N, C, H, W), -1 for tokens (N, T, C). With `alpha` 0.5 at the
+    start, as the paper has it.
+
+    Reference: Zhu, Chen, He, LeCun & Liu 2025, "Transformers without Normalization", section 4.
+
+    >>> DynamicTanh(3)(torch.zeros(2, 3)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, channels: int, *, alpha: float = 0.5, dim: int = -1) -> None:
+        super().__init__()
+        self.start = alpha
+        self.dim = dim
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Write the initial values."""
+        self.alpha.fill_(self.start)
+        self.weight.fill_(1.0)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash and stretch."""
+        shape = [1] * x.dim()
+        shape[self.dim] = -1
+        return torch.tanh(self.alpha * x) * self.weight.view(shape) + self.bias.view(shape)
+
+    def extra_repr(self) -> str:
+        """The number of channels and where they are."""
+        return f"{self.weight.numel()}, alpha={self.start:g}, dim={self.dim}"
+
+
+class ChannelAffine(nn.Module):
+    """w · x + b with one w and one b a channel, both learnable.
+
+    Shapes: (N, C, …) → the same.
+
+    >>> ChannelAffine(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))(torch.ones(1, 2))
+    tensor([[1., 3.]], grad_fn=<AddcmulBackward0>)
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        if weight.dim() != 1 or weight.shape != bias.shape:
+            raise ValueError(
+                f"expected one factor and one summand a channel, got shapes {tuple(weight.shape)} and "
+                f"{tuple(bias.shape)}; pass two vectors of one length"
+            )
+        self.weight = nn.Parameter(weight.detach().clone())
+        self.bias = nn.Parameter(bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift every channel."""
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        return torch.addcmul(self.bias.to(x.dtype).view(shape), x, self.weight.to(x.dtype).view(shape))
+
+    def extra_repr(self) -> str:
+        """The number of channels."""
+        return str(self.weight.numel())
 
 
 class NormPropReLU(nn.Module):

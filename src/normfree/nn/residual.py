@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.nn.embedding import TokenEmbedding
+from normfree.nn.normalizers import DynamicTanh
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight_layers import lower_
+from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 
 NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
 """The scalars of the equation, each with the number that changes nothing."""
@@ -26,7 +28,7 @@ class Residual(nn.Module):
     Shapes: x is (N, C, …) or (N, T, C); branch and shortcut must agree on theirs.
 
     The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
-    is already in the weight of the branch's last layer; see `Masters`.
+    is already in the weight of the branch's last layer; see `MasterWeights`.
     """
 
     stream_dtype: torch.dtype | None = None
@@ -155,8 +157,26 @@ def set_precision_(
                 # An entry that only the branch reads runs in the branch's type, and so does a normalizer in it.
                 for part in (module.branch, module.shortcut, None if module.shortcut_reads_entry else module.entry):
                     if part is not None:
-                        lower_(part, branch)
+                        lower_precision_(part, branch)
     return model
+
+
+def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Let the weight layers inside `module` compute in `dtype`, in place, and leave everything else as it is.
+
+    A plain layer's parameters are converted, and those of our embeddings, layer, group and RMS norm and dynamic tanh. A
+    reparametrized layer keeps its own but for the bias and converts its effective weight. Batch norm, instance norm and
+    scalars keep theirs: they hold statistics and single numbers, which a short type would spoil.
+    """
+    for layer in module.modules():
+        if isinstance(layer, WEIGHT_LAYERS):
+            if weight_kind(layer) == "plain":
+                layer.to(dtype)
+            elif layer.bias is not None:
+                layer.bias.data = layer.bias.data.to(dtype)
+        elif isinstance(layer, TokenEmbedding | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | DynamicTanh):
+            layer.to(dtype)  # torch wants their weights in the type of their input; they hold no statistics
+    return module
 
 
 def reset_precision_(model: nn.Module) -> nn.Module:

@@ -44,7 +44,7 @@ class ScalarBias(_Scalar):
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
     While it is `absorbed`, the layers that read it have it in their own biases, and one that has `carried` adds that
-    number, too; see `Masters`.
+    number, too; see `MasterWeights`.
     """
 
     absorbed: bool = False

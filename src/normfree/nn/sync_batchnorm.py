@@ -27,7 +27,7 @@ def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
         ValueError: for a batch norm with a forward pass of its own, whose statistics cannot be reached.
     """
     for name, module in model.named_modules():
-        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm | Synced):
+        if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm | SyncedBatchNorm):
             continue
         if type(module).forward is not _BatchNorm.forward:
             raise ValueError(
@@ -43,13 +43,13 @@ def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
 def unsync_batch_norms_(model: nn.Module) -> nn.Module:
     """Let the batch norms that `sync_batch_norms_` changed see only their own process again, in place."""
     for module in model.modules():
-        if isinstance(module, Synced):
+        if isinstance(module, SyncedBatchNorm):
             del module.sum_, module.world
             module.__class__ = type(module).__bases__[1]
     return model
 
 
-class Synced(_BatchNorm):
+class SyncedBatchNorm(_BatchNorm):
     """What a batch norm gains: in training, mean and variance are those of all processes' batches together.
 
     Its running statistics move as those of one process with the whole batch, variance unbiased by the whole count.
@@ -88,8 +88,8 @@ class Synced(_BatchNorm):
 
 
 @cache
-def _synced(kind: type[_BatchNorm]) -> type[Synced]:
-    return cast(type[Synced], type(f"Synced{kind.__name__}", (Synced, kind), {}))
+def _synced(kind: type[_BatchNorm]) -> type[SyncedBatchNorm]:
+    return cast(type[SyncedBatchNorm], type(f"SyncedBatchNorm{kind.__name__}", (SyncedBatchNorm, kind), {}))
 
 
 def _moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:

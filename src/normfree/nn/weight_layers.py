@@ -15,9 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.embedding import TokenEmbedding
-
 WeightKind = Literal["plain", "weight_norm", "standardized", "spectral"]
 _TINY = 1e-12
 
@@ -212,24 +209,6 @@ def weight_kind(layer: nn.Module) -> WeightKind:
     if isinstance(layer, _Standardized):
         return "standardized"
     return "spectral" if isinstance(layer, _SpectralNorm) else "plain"
-
-
-def lower_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Let the weight layers inside `module` compute in `dtype`, in place, and leave everything else as it is.
-
-    A plain layer's parameters are converted, and those of our embeddings, layer, group and RMS norm and dynamic tanh. A
-    reparametrized layer keeps its own but for the bias and converts its effective weight. Batch norm, instance norm and
-    scalars keep theirs: they hold statistics and single numbers, which a short type would spoil.
-    """
-    for layer in module.modules():
-        if isinstance(layer, WEIGHT_LAYERS):
-            if weight_kind(layer) == "plain":
-                layer.to(dtype)
-            elif layer.bias is not None:
-                layer.bias.data = layer.bias.data.to(dtype)
-        elif isinstance(layer, TokenEmbedding | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | DynamicTanh):
-            layer.to(dtype)  # torch wants their weights in the type of their input; they hold no statistics
-    return module
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
 from normfree.optim.groups import param_groups
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.schedules import Schedule
 from normfree.optim.update_rules import UpdateRule
 
 __all__ = [
-    "Masters",
+    "MasterWeights",
     "Schedule",
     "UpdateRule",
     "agc_",

@@ -1,4 +1,4 @@
-"""Rendering of plain records as tables and terminal plots; this room imports no other."""
+"""Tables, plots and pages from plain records. This package imports no other part of normfree, and no torch."""
 
 from normfree.report.tables import Column, Link, Table, print_table, to_markdown
 from normfree.report.terminal import line_plot, open_console, sparkline

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: verdicts, charts that answer to click and hover, tables."""
+"""A single self-contained HTML page that works offline: verdicts, interactive charts, and tables."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from typing import Any, get_args
 
 from normfree.extras import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
-from normfree.report.tables import Link, Status, Table
+from normfree.report.tables import Link, Rating, Table
 
-_IDS = ("all", "data", "download", "legend", "theme", "tooltip")  # of the page's own elements
+_IDS = ("all", "data", "download", "legend", "theme", "tooltip")  # ids that the page itself uses
 
 
 @dataclass(frozen=True)
 class Card:
-    """A verdict on one method: its name, how good that is, a headline and a sentence or two.
+    """A verdict on one method: its name, a status, a headline and a sentence or two.
 
-    Cards of one `group` that follow each other stand under it as a heading, and are small; it and the name of a card
-    lead to the sections of these names.
+    Consecutive cards of the same `group` are small and stand below a heading with the group's name. The names of cards
+    and groups link to the sections with the same names.
 
     Raises:
-        ValueError: if the status is none of good, warn, bad and info.
+        ValueError: if the status is not good, warn, bad or info.
     """
 
     name: str
-    status: Status
+    status: Rating
     headline: str
     text: str = ""
     group: str = ""
 
     def __post_init__(self) -> None:
-        if self.status not in get_args(Status):
+        if self.status not in get_args(Rating):
             raise ValueError(
                 f"card {self.name!r}: expected status good, warn, bad or info, got {self.status!r}; choose one of them"
             )
@@ -49,9 +49,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, paragraphs, files, charts and tables; a card with its `name` leads to it.
+    """A part of a page: a heading, paragraphs, links to files, charts and tables. A card with its `name` links to it.
 
-    The `folded` tables come last and are opened by a click.
+    The `folded` tables come last and open on a click.
     """
 
     title: str
@@ -65,10 +65,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page shows, from top to bottom; a card and a curve of the same name share a colour.
+    """The content of a page from top to bottom. A card and a curve of the same name share a colour.
 
-    One legend stands above all charts; where there are more curves than colours and dashes can tell apart, each section
-    has its own, and its curves are coloured by their place in it.
+    One legend stands above all charts. If there are more curves than colours and dashes can distinguish, each section
+    has its own legend and colours.
     """
 
     title: str
@@ -81,9 +81,10 @@ class Page:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the sections with a name begin: the ids of their elements, made of the name alone where that is one.
+        """The HTML ids of the sections with a name.
 
-        A link to a part of a page so lasts when parts are added: fixup/table1 is at #fixup-table1.
+        An id depends only on the name, unless two names give the same id. Links to a section therefore stay valid when
+        sections are added: fixup/table1 is at #fixup-table1.
         """
         places: dict[str, str] = {}
         for i, name in enumerate(section.name for section in self.sections):
@@ -94,19 +95,18 @@ class Page:
 
     @property
     def others(self) -> tuple[Section, ...]:
-        """The sections with a name to which no card leads."""
-        led = {text for card in self.cards for text in (card.name, card.group)}
-        return tuple(section for section in self.sections if section.name and section.name not in led)
+        """The sections with a name that no card links to."""
+        linked = {text for card in self.cards for text in (card.name, card.group)}
+        return tuple(section for section in self.sections if section.name and section.name not in linked)
 
     @property
     def all_panels(self) -> tuple[Panel, ...]:
-        """The panels in order, those of the sections too."""
+        """All panels in order, including those of the sections."""
         return (*self.panels, *(panel for section in self.sections for panel in section.panels))
 
 
 def page_data(page: Page) -> dict[str, Any]:
-    """The page as plain data for JSON, which has no word for NaN and infinity: they become the strings
-    "NaN", "Infinity" and "-Infinity"."""
+    """Convert the page to plain data for JSON; NaN and infinities become "NaN", "Infinity" and "-Infinity"."""
     data = asdict(page)
     parts = (data, *data["sections"])
     for table in (table for part in parts for table in (*part["tables"], *part.get("folded", ()))):
@@ -121,10 +121,10 @@ def page_data(page: Page) -> dict[str, Any]:
 
 
 def render_page(page: Page) -> str:
-    """The page as one HTML text that loads nothing from outside itself.
+    """Render the page as one HTML text that loads nothing from elsewhere.
 
-    Every text is escaped, the data sits in a JSON block without `<`, `>` and `&`, and a content security policy names
-    the hashes of the one script and the one style, so that no other would run and nothing could be fetched.
+    Every text is escaped, and the data is a JSON block without `<`, `>` and `&`. A content security policy with the
+    hashes of the one script and the one style forbids all other scripts, styles and requests.
 
     Raises:
         ImportError: if jinja2 is not installed.
@@ -159,7 +159,7 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, path: str | Path) -> None:
-    """Write the page; a file already there is replaced whole or, on failure, left as it was. Missing folders are made.
+    """Write the page; missing folders are created. If writing fails, a previous file stays as it was.
 
     Raises:
         ImportError: if jinja2 is not installed.
@@ -179,7 +179,7 @@ def write_page(page: Page, path: str | Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of the file that is there, else those of a new file: mkstemp's let nobody else read."""
+    """The permissions of the previous file, or the usual ones of a new file; mkstemp's are the owner's alone."""
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)
@@ -194,26 +194,26 @@ def _plain(value: float) -> float | str:
 
 
 def _summary(curve: Curve) -> tuple[str, ...]:
-    """A curve without a chart: how many values, the first, the least, the greatest and the last."""
+    """A curve in numbers: the count of its values, the first, the smallest, the largest and the last one."""
     finite = [value for value in curve.values if math.isfinite(value)] or [math.nan]
     chosen = (curve.values[0], min(finite), max(finite), curve.values[-1])
     return (str(len(curve.values)), *(f"{value:.3g}" for value in chosen))
 
 
 def _looks(panels: Sequence[Panel]) -> dict[str, str]:
-    """The classes of every curve of a legend; one that no panel draws as a line is shown as a point."""
+    """The CSS classes of each curve in a legend; curves that are never drawn as a line are shown as a point."""
     joined = {curve.name for panel in panels if not panel.names for curve in panel.curves}
     names = enumerate(curve_names(panels))
     return {name: _look(index) + ("" if name in joined else " point") for index, name in names}
 
 
 def _look(index: int) -> str:
-    """The classes that give the curve at this place among the names its colour and dash."""
+    """The CSS classes for the colour and dash of the curve with this index among the names."""
     return f"curve-{index % len(COLOURS)} dash-{index // len(COLOURS) % len(DASHES)}"
 
 
 def _palette() -> str:
-    """The style rules of `_look`; a page knows its ground only when it is shown, so each colour has two values."""
+    """The CSS rules of `_look`; each colour has a value for light and one for dark mode."""
     rules = [
         f".curve-{i} {{ --curve: {light}; --curve: light-dark({light}, {dark}); }}"
         for i, (light, dark) in enumerate(COLOURS)

@@ -1,4 +1,4 @@
-"""Curves over depth as plain records, which plots and page draw in the same colours."""
+"""Curves and charts as plain records; plots and pages draw them in the same colours."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from numbers import Real
 
-# One colour a curve, on a light and on a dark ground: Okabe and Ito's colour-blind-safe set without its yellow, which
-# white swallows, then grey and wine. Past the last one the colours start again with another dash.
+# The colour of each curve on a light and on a dark background: Okabe and Ito's colour-blind-safe set without yellow,
+# which is invisible on white, then grey and wine. After the last one the colours start again with another dash.
 COLOURS = (
     ("#0072b2", "#56b0ea"),
     ("#d55e00", "#f58a3c"),
@@ -20,22 +20,26 @@ COLOURS = (
     ("#4d4d4d", "#c4c8d0"),
     ("#882255", "#d9709f"),
 )
-# On and off lengths in line widths, the first a solid line.
+# The lengths of dashes and gaps in line widths; the first is a solid line.
 DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.6), (1.2, 1.6), (6.0, 1.6, 1.2, 1.6))
 
-_RUNS = 3  # more gaps of one kind than this are counted instead of listed
+_LISTED_GAPS = 3  # more gaps of one kind than this are counted instead of listed
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A name and its values in order of depth; NaN, infinite and zero are values too.
+    """A named curve.
 
-    `x` are positions of its own, for a curve that is measured at other places than the rest of its panel. `spread` is
-    the half height of an error bar for every value, and `crossed` the indices of points that are marked with ×.
+    Args:
+        name: The name in the legend.
+        values: The values in order; NaN, infinity and zero are allowed.
+        x: The positions, if the curve has other positions than its panel.
+        spread: Half the height of the error bar of every value.
+        crossed: The indices of points that are marked with ×.
 
     Raises:
-        ValueError: if there is no value, or one is no number, or the positions descend or are not as many, or a spread
-            is negative or missing, or a crossed point is.
+        ValueError: if there is no value, a value is not a number, the positions are not ascending, or the numbers of
+            positions, spreads or crossed points do not fit.
     """
 
     name: str
@@ -68,14 +72,14 @@ class Curve:
             )
 
     def reach(self, index: int) -> tuple[float, float]:
-        """The ends of the error bar of a value, which may be the value alone."""
+        """The ends of the error bar at an index; both are the value itself if it has no spread."""
         half = self.spread[index] if self.spread else 0.0
         return self.values[index] - half, self.values[index] + half
 
 
 @dataclass(frozen=True)
 class Level:
-    """A value to hold the curves against: a horizontal line with its name."""
+    """A named horizontal line to compare curves with."""
 
     name: str
     value: float
@@ -86,25 +90,23 @@ class Panel:
     """One chart: curves over common positions.
 
     Args:
-        title: the heading.
-        curves: at least one, each with its own name; a name has the same colour in all panels.
-        y_label: what the values are.
-        x_label: what the positions are.
-        log_y: a logarithmic axis; zeros and values out of the float range leave gaps, which are said in words.
-        stages: positions at which a new stage begins, each drawn as a thin vertical line.
-        point_names: a name for every position, or nothing.
-        x: the positions, ascending, of the curves without their own; without them the values sit at 1, 2, 3, … The
-            axis spans them in any case.
-        note: a sentence below the chart.
-        log_x: a logarithmic lower axis, for positions above 0.
-        levels: horizontal lines to hold the curves against.
-        names: what stands at the positions 1, 2, 3, … instead of the numbers, such as methods. Between names there is
-            nothing, so that no line joins the values.
+        title: The heading.
+        curves: At least one curve. Names are unique; a name has the same colour in all panels.
+        y_label: The name of the values.
+        x_label: The name of the positions.
+        log_y: Use a logarithmic y axis. Zeros and values that are not finite leave gaps, which a text describes.
+        stages: The positions at which a new stage begins, each drawn as a thin vertical line.
+        point_names: A name for every position, shown with the point on a page.
+        x: The ascending positions of all curves that have none of their own (default: 1, 2, 3, …). The axis always
+            spans them.
+        note: A sentence below the chart.
+        log_x: Use a logarithmic x axis, for positions above 0.
+        levels: Horizontal lines to compare the curves with.
+        names: Labels, such as methods, for the positions 1, 2, 3, … No line joins the values at names.
 
     Raises:
-        ValueError: on no curve, a name twice, lengths that differ, positions that descend, a negative value or a
-            position of 0 or less on a logarithmic axis, a level that has no place on the axis, or a position without a
-            name where there are names.
+        ValueError: if there is no curve, a name is used twice, lengths differ, positions are not ascending, a value or
+            position has no place on a logarithmic axis, a level has no place on the axis, or names are missing.
     """
 
     title: str
@@ -135,7 +137,7 @@ class Panel:
         longest = max(len(curve.values) for curve in self.curves)
         if self.point_names and len(self.point_names) != longest:
             raise ValueError(
-                f"{where}: expected {longest} point names, one a position of the longest curve, got "
+                f"{where}: expected {longest} point names, one for each position of the longest curve, got "
                 f"{len(self.point_names)}; name every position or none"
             )
         if not all(map(math.isfinite, self.stages)):
@@ -162,7 +164,7 @@ class Panel:
             _check_named(where, self)
 
     def positions(self, curve: Curve) -> tuple[float, ...]:
-        """Where the values of a curve sit: at its own `x`, at the panel's, or at 1, 2, 3, …"""
+        """The positions of a curve's values: its own, the panel's, or 1, 2, 3, …"""
         return curve.x or self.x or tuple(float(i) for i in range(1, len(curve.values) + 1))
 
 
@@ -189,7 +191,7 @@ def _check_lengths(where: str, curve: Curve, x: Sequence[float]) -> None:
 
 
 def curve_names(panels: Sequence[Panel]) -> tuple[str, ...]:
-    """All names in order of first appearance; the place of a name gives its colour and dash.
+    """The names of all curves in order of appearance; a name's index determines its colour and dash.
 
     >>> he, fixup = Curve("he_in", (1.0, 2.0)), Curve("fixup", (1.0, 1.0))
     >>> curve_names([Panel("forward", (he,)), Panel("backward", (fixup, he))])
@@ -204,12 +206,12 @@ def is_drawn(value: float, log: bool) -> bool:
 
 
 def ends_early(curve: Curve, log: bool) -> bool:
-    """Whether a curve is drawn at first and not at its end."""
+    """Whether a curve is drawn at first but not at its end."""
     return not is_drawn(curve.values[-1], log) and any(is_drawn(value, log) for value in curve.values)
 
 
 def describe_gaps(panel: Panel, curve: Curve, log: bool) -> str:
-    """What is not drawn of a curve, in words; '' if all of it is.
+    """Describe the values of a curve that are not drawn; '' if all are drawn.
 
     >>> curve = Curve("he_in", (0.0, 1.0, 0.0, 0.0, 2.0, float("inf"), float("inf")))
     >>> describe_gaps(Panel("variance", (curve,)), curve, log=True)
@@ -227,7 +229,7 @@ def describe_gaps(panel: Panel, curve: Curve, log: bool) -> str:
             gaps.setdefault(kind, []).append((run[0], run[-1], seen == len(points)))
     texts = []
     for kind, runs in gaps.items():
-        if len(runs) > _RUNS:
+        if len(runs) > _LISTED_GAPS:
             count = sum(_kind(value, log) == kind for _, value in points)
             texts.append(f"{kind} at {count} points between {runs[0][0]:,.10g} and {runs[-1][1]:,.10g}")
         elif len(runs) == 1 and runs[0][2] and runs[0][0] < runs[0][1]:
@@ -247,7 +249,7 @@ def _named_gaps(names: Sequence[str], points: Sequence[tuple[float, float]], log
 
 
 def _kind(value: float, log: bool) -> str:
-    """What keeps a value off the axis; '' if nothing does."""
+    """The reason why a value has no place on the axis; '' if it has one."""
     if math.isnan(value):
         return "not a number"
     if math.isinf(value):

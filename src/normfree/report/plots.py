@@ -1,4 +1,4 @@
-"""Panels as a PNG or SVG file, drawn by matplotlib without touching its global state."""
+"""Draw panels into a PNG or SVG file with matplotlib, without changing its global state."""
 
 from __future__ import annotations
 
@@ -12,30 +12,38 @@ from typing import TYPE_CHECKING, Any, cast
 
 from normfree.extras import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
-from normfree.report.ticks import log_labels, log_range, log_ticks, separate_thousands, set_names, set_positions
+from normfree.report.ticks import (
+    log_labels,
+    log_range,
+    log_ticks,
+    separate_thousands,
+    set_name_ticks,
+    set_position_ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-_WIDTH, _ROW = 12.0, 3.6  # inches: the file is 2400 pixels wide, and reads at half of that
-_TITLE, _ENTRY = 0.42, 0.24  # inches of the title and of a row of the legend
-_LETTERS = 150  # that fit beside each other at this width
+_WIDTH, _ROW = 12.0, 3.6  # inches; the file is 2400 pixels wide, and readable at half of that
+_TITLE, _ENTRY = 0.42, 0.24  # heights of the title and of a row of the legend in inches
+_LETTERS = 150  # letters in a line of this width
 _DPI = 200
-_DOTTED = 40  # curves with at most this many points show each of them
-_NEAR = 0.005  # of an axis: half the width of a line
-_LINE, _BAND, _WIDEST = 1.6, 2.6, 11.0  # points: a line, what a band is wider for each curve on it, and at most
-_FLOOR = 0.01  # of the highest value: a level below lies on an axis from 0
-_PALE = 0.4  # how much of a band's colour is paper
-_ROOM = 11  # letters in a line of a level's name, beside the panel
-_APART = 0.09  # of an axis: the names of two levels that are closer would lie on each other
-_VALUED = 8  # points at names that show their values; more have no room for them
-_LARGE = 1e250  # beyond this, matplotlib's arithmetic on a linear axis overflows
+_DOTTED = 40  # curves with at most this many points show every point
+_NEAR = 0.005  # half the width of a line, as a fraction of the axis
+_LINE = 1.6  # width of a line in points
+_BAND, _WIDEST = 2.6, 11.0  # points that a band is wider for each curve on top of it, and at most
+_FLOOR = 0.01  # a level below this fraction of the highest value lies on the x axis
+_PALE = 0.4  # the fraction of white in the colour of a band
+_ROOM = 11  # letters in a line of a level's name beside the panel
+_APART = 0.09  # fraction of the axis; the names of levels that are closer would overlap
+_VALUED = 8  # at most this many points at names show their values
+_LARGE = 1e250  # above this, the arithmetic of matplotlib overflows on a linear axis
 _Points = Sequence[tuple[float, float]]
 _INK, _FAINT, _GRID = "#22262d", "#5f6672", "#e6e8ec"
 
-# The default style with these changes, whatever the caller has set: the same data gives the same file.
+# Changes to the default style. The caller's settings are ignored, so that the same data give the same file.
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -57,13 +65,19 @@ _STYLE: dict[str, Any] = {
 def write_plot(
     panels: Sequence[Panel], path: str | Path, *, title: str = "", columns: int = 2, widths: Sequence[float] = ()
 ) -> None:
-    """Draw panels in a grid under one legend, into a .png or .svg file; missing folders are made.
+    """Draw panels in a grid under one legend into a .png or .svg file; missing folders are created.
 
-    `widths` are those of the columns to each other, equal unless given. A curve that cannot be drawn to its end closes
-    with ×, and the words below its panel say why.
+    A curve that cannot be drawn to its end closes with ×, and a text below its panel gives the reason.
+
+    Args:
+        panels: At least one panel.
+        path: The file; its suffix gives the format.
+        title: A heading above the legend.
+        columns: The number of panels side by side.
+        widths: The relative widths of the columns (default: equal).
 
     Raises:
-        ValueError: on no panel, fewer than one column, or another suffix.
+        ValueError: if there is no panel, `columns` is below 1, or the suffix is another.
         ImportError: if matplotlib is not installed.
     """
     path = Path(path)
@@ -128,7 +142,7 @@ def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[
 
 
 def _per_row(names: Sequence[str]) -> int:
-    """How many names stand in a row of the legend: as few rows as fit, filled as evenly as they can be.
+    """The number of names in a row of the legend: as few rows as possible, filled evenly.
 
     >>> _per_row(["a"] * 5), _per_row(["a" * 40] * 4)
     (5, 2)
@@ -139,7 +153,7 @@ def _per_row(names: Sequence[str]) -> int:
 
 
 def _look(index: int) -> dict[str, Any]:
-    """Colour and dash of the curve at this place among the names."""
+    """The line style of the curve with this index among the names."""
     dash = DASHES[index // len(COLOURS) % len(DASHES)]
     return {
         "color": COLOURS[index % len(COLOURS)][0],
@@ -150,24 +164,24 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _point(index: int) -> dict[str, Any]:
-    """The look of a point of its own, at a name."""
+    """The marker style of a point at a name."""
     return {"color": _look(index)["color"], "linestyle": "none", "marker": ".", "markersize": 11}
 
 
-def _reached(panel: Panel) -> list[float]:
-    """All values that have a place on the axis: of curves, their error bars and levels."""
-    reached = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
-    return [v for v in (*reached, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
+def _drawn_values(panel: Panel) -> list[float]:
+    """All values of curves, error bars and levels that have a place on the axis."""
+    ends = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
+    return [v for v in (*ends, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
 
 
 def _is_short(panel: Panel) -> bool:
-    """Whether plain numbers do as the ticks of its axis, without powers of ten."""
-    return not panel.log_y or all(-3 <= tick <= 4 for tick in log_ticks(*log_range(_reached(panel)))[0])
+    """Whether the ticks of its axis are readable without powers of ten."""
+    return not panel.log_y or all(-3 <= tick <= 4 for tick in log_ticks(*log_range(_drawn_values(panel)))[0])
 
 
 def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: bool) -> None:
-    """One panel; `width` is the number of characters in a line of its notes, `plain` is without powers of ten."""
-    values = _reached(panel)
+    """Draw one panel; `width` is the number of letters in a line of its notes, `plain` avoids powers of ten."""
+    values = _drawn_values(panel)
     scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
     points = [_points(panel, place, scale) for place in range(len(panel.curves))]
     if not panel.names:
@@ -191,9 +205,11 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     y_label = panel.y_label + (f" / {_LARGE:g}".replace("+", "") if scale != 1 else "")
     axes.set_ylabel(y_label, parse_math=False)
     if panel.names:
-        set_names(axes, panel.names, width)
+        set_name_ticks(axes, panel.names, width)
     else:
-        set_positions(axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x)
+        set_position_ticks(
+            axes, [*panel.x, *(x for curve in panel.curves for x in panel.positions(curve))], panel.log_x
+        )
     if panel.log_y:
         low, high = log_range(values)
         ticks, minor = log_ticks(low, high)
@@ -219,9 +235,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
 
 
 def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
-    """Horizontal lines with their names at the right of the panel, where no curve crosses them."""
+    """Draw horizontal lines with their names at the right of the panel, where no curve crosses the names."""
     top = max((v for curve in panel.curves for v in curve.values if math.isfinite(v)), default=0.0)
-    # One near 0 lies on the lower axis, which begins there.
+    # A level near 0 would lie on the x axis.
     levels = [level for level in panel.levels if panel.log_y or not 0 <= level.value < _FLOOR * top]
     heights = [math.log10(level.value) if panel.log_y else level.value / scale for level in levels]
     bottom, end = axes.get_ylim()
@@ -244,9 +260,9 @@ def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
 
 
 def _points(panel: Panel, place: int, scale: float) -> _Points:
-    """Where the values of the curve at this place of a panel lie on its axes; NaN for a height that has none there.
+    """The coordinates of a curve's values on the axes; the height is NaN for a value without a place on the axis.
 
-    Curves stand beside each other at a name.
+    At a name, the points of several curves are side by side.
     """
     curve, log = panel.curves[place], panel.log_y
     heights = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else math.nan for v in curve.values]
@@ -257,7 +273,7 @@ def _points(panel: Panel, place: int, scale: float) -> _Points:
 
 
 def _draw_bands(axes: Axes, pieces: Sequence[tuple[_Points, int]], wider: float, look: dict[str, Any]) -> None:
-    """A wide pale band below all lines for each piece that others lie on, so that its curve shows there, too."""
+    """Draw a wide pale band below each piece that other curves cover, so that the covered curve is visible there."""
     for piece, over in pieces:
         if over:
             band = _pale(look, _LINE + over * wider)
@@ -265,7 +281,7 @@ def _draw_bands(axes: Axes, pieces: Sequence[tuple[_Points, int]], wider: float,
 
 
 def _pale(look: dict[str, Any], width: float) -> dict[str, Any]:
-    """The look of a band: that of its line, paler, wider, and with dashes as long as the line's."""
+    """The style of a band: its line's, but paler and wider, with dashes of the same length."""
     from matplotlib.colors import to_rgb
 
     dash = look["linestyle"]
@@ -278,12 +294,12 @@ def _pale(look: dict[str, Any], width: float) -> dict[str, Any]:
 
 
 def _pieces(points: _Points, after: Sequence[_Points], near: float) -> Iterator[tuple[_Points, int]]:
-    """A curve in pieces, each with the number of curves after it that lie on all of it.
+    """Split a curve into pieces, each with the number of later curves that cover it.
 
     >>> [over for _, over in _pieces([(1, 0.0), (2, 0.0), (3, 0.0)], [[(1, 9.0), (2, 0.0), (3, 0.01)]], 0.1)]
     [0, 1]
     """
-    over = [0] * (len(points) - 1)  # for each step from a point to the next
+    over = [0] * (len(points) - 1)  # one count for each segment
     for other in after:
         at = dict(other)
         on = [abs(at.get(x, math.nan) - y) <= near for x, y in points]
@@ -296,10 +312,10 @@ def _pieces(points: _Points, after: Sequence[_Points], near: float) -> Iterator[
 
 
 def _draw_points(axes: Axes, panel: Panel, curve: Curve, points: _Points, index: int, scale: float) -> None:
-    """The points of a curve with their error bars, and × where it is crossed or ends early."""
+    """Draw the points of a curve with their error bars, and × at crossed points and at an early end."""
     log, colour = panel.log_y, _look(index)["color"]
     drawn = [i for i, (_, height) in enumerate(points) if not math.isnan(height)]
-    alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # a line through one point is none
+    alone = [i for i in drawn if not {i - 1, i + 1} & set(drawn)]  # no line is visible at a single point
     dots = [i for i in (drawn if panel.names or len(points) <= _DOTTED else alone) if i not in curve.crossed]
     look = _point(index) | ({} if panel.names else {"markersize": 5})
     axes.plot([points[i][0] for i in dots], [points[i][1] for i in dots], **look, zorder=2)
@@ -317,7 +333,7 @@ def _draw_points(axes: Axes, panel: Panel, curve: Curve, points: _Points, index:
 
 
 def _write_values(axes: Axes, curve: Curve, points: Sequence[tuple[int, tuple[float, float]]], *, left: bool) -> None:
-    """The values beside their points, away from those of the other curve."""
+    """Write the values beside their points, on the side away from the other curve."""
     from matplotlib.patheffects import withStroke
 
     for i, point in points:

@@ -1,4 +1,4 @@
-"""Tables of text: one record, printed in a terminal or written as Markdown."""
+"""Tables of text, printed on a terminal or written as Markdown."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Justify = Literal["left", "right", "center"]
-Status = Literal["good", "warn", "bad", "info"]
-MARKS: dict[str, Status] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "info"}  # how a cell of a marked column begins
-_STYLES: dict[Status, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
+Rating = Literal["good", "warn", "bad", "info"]
+MARKS: dict[str, Rating] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "info"}  # first characters in a marked column
+_STYLES: dict[Rating, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
 
-_COMFORT = 20  # a column of a split table gets this much, if its content is that wide
-_RULE = 100  # the longest rule below headings in a pipe, where a row is one line however long
-_GAP = 2  # blanks between two columns: the padding of a cell and the divider
+_COMFORT = 20  # the width of a column in a split table, if its content is that wide
+_RULE = 100  # the longest rule below the headings in a pipe, where rows are not wrapped
+_GAP = 2  # spaces between two columns: the padding of a cell and the divider
 
 
 @dataclass(frozen=True)
 class Column:
     """A column's heading, its alignment and the rich style of its cells.
 
-    The cells of a `marked` one begin with ✓, ◐, ✗ or –, and have the colour of that in a terminal and on a page.
+    The cells of a `marked` column begin with ✓, ◐, ✗ or –, which gives them a colour on a terminal and on a page.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Column:
     style: str | None = None
     marked: bool = False
 
-    def status(self, cell: str) -> Status | None:
-        """What the mark of a cell says.
+    def status(self, cell: str) -> Rating | None:
+        """Read the mark of a cell; None in a column without marks.
 
         >>> Column("verdict", marked=True).status("✗ fails"), Column("any").status("✗ fails")
         ('bad', None)
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Link:
-    """A text that leads to a file, by its address from the file that holds the link.
+    """A link to a file, with an address relative to the file that contains the link.
 
     Raises:
         ValueError: if the address is not relative.
@@ -64,10 +64,11 @@ class Link:
 class Table:
     """A titled grid of text cells.
 
-    `links` are the files of each row, a last column in Markdown and on a page; a terminal does without.
+    `links` are the files of each row. They become a last column in Markdown and on a page; a terminal does not show
+    them.
 
     Raises:
-        ValueError: if there is no column, a row has not one cell a column, or there are links for other rows.
+        ValueError: if there is no column, or the number of cells in a row or of links does not fit.
 
     >>> print(to_markdown(Table("Gains", (Column("layer"), Column("gain", "right")), (("relu", "1.41"),))))
     **Gains**
@@ -87,7 +88,7 @@ class Table:
         if self.links and len(self.links) != len(self.rows):
             raise ValueError(
                 f"table {self.title!r}: expected links for {len(self.rows)} rows, got {len(self.links)}; pass () for a "
-                "row without"
+                "row without links"
             )
         if not self.columns:
             raise ValueError(f"table {self.title!r}: expected at least one column, got none; pass columns=(Column(…),)")
@@ -100,9 +101,10 @@ class Table:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, wrapped to the width of the terminal, or plain with one row a line in a pipe.
+    """Print a table, wrapped to the width of the terminal; in a pipe, each row is one line.
 
-    Where the columns' longest words do not fit side by side, the table comes in parts that repeat its first column.
+    If the longest words of the columns do not fit side by side, the table is printed in parts that repeat the first
+    column.
     """
     console = console or open_console()
     cells = [[column.name, *(row[i] for row in table.rows)] for i, column in enumerate(table.columns)]
@@ -123,7 +125,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def to_markdown(table: Table) -> str:
-    """The table in GitHub's Markdown, title above and caption below."""
+    """Write the table in GitHub's Markdown, with its title above and its caption below."""
     rule = {"left": "---", "right": "---:", "center": ":---:"}
     files = [[" ".join(f"[{link.text}]({link.href})" for link in row)] for row in table.links]
     more = files or [[]] * len(table.rows)
@@ -174,7 +176,7 @@ def _cell(column: Column, cell: str) -> Text:
 
 
 def _split(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """The columns of each part: all in one if their words fit, else as many as fit at a comfortable width."""
+    """The columns of each part: all of them if their words fit, else as many as fit at a comfortable width."""
     words = [_longest_word(column) for column in cells]
     if sum(words) + _GAP * (len(words) - 1) <= width:
         return [list(range(len(cells)))]
@@ -188,7 +190,7 @@ def _split(cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
 
 
 def _fit(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of columns side by side: wide columns shrink first, and words break only when they must."""
+    """The widths of columns side by side: wide columns shrink first, and words break only if they must."""
     room = width - _GAP * (len(cells) - 1)
     natural = [_natural(column) for column in cells]
     if sum(natural) <= room:

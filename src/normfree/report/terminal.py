@@ -1,4 +1,4 @@
-"""Curves in the terminal, drawn with characters."""
+"""Text output on a terminal: the console, sparklines, and curves drawn with characters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _BRAILLE = 0x2800
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of the 2×4 dots of a cell
 _UNBOUNDED = 100_000  # columns of a pipe
-_TINY = 1e-290  # a range below this is none: its steps would underflow
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """A console that is plain under NO_COLOR, and in a pipe plain and as wide as its content unless COLUMNS is set."""
+    """Return a console on stdout or stderr.
+
+    It prints no colours and styles if NO_COLOR is set. In a pipe, lines are not wrapped unless COLUMNS is set.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -36,79 +38,17 @@ def open_console(*, stderr: bool = False) -> Console:
     return Console(file=stream, emoji=False, highlight=False, width=width)
 
 
-def line_plot(
-    series: Mapping[str, Sequence[float]],
-    *,
-    x: Sequence[float] | None = None,
-    width: int = 72,
-    height: int = 14,
-    log_y: bool = True,
-    title: str = "",
-    x_label: str = "",
-    y_label: str = "",
-) -> Text:
-    """Draw curves as braille dots, each with a letter and a colour, ready for `rich.print` or `.plain`.
-
-    A curve that turns NaN or infinite, or zero on a logarithmic axis, and never comes back ends in ✗, and the legend
-    says where. Values that cannot be drawn in between leave a gap.
-
-    Args:
-        series: name → values; without `x` the values sit at 1, 2, 3, …
-        x: the positions, ascending, one for each value.
-        width: columns in all, axis included, at least 30.
-        height: rows of the drawing alone, at least 4.
-        log_y: a logarithmic axis with ticks at powers of ten.
-
-    Raises:
-        ValueError: on no curve, more than 26, an empty curve, lengths that differ from `x`, positions that descend,
-            a negative value on a logarithmic axis, or a drawing that is too small.
-    """
-    from rich.text import Text
-
-    curves = _read(series, x, log_y)
-    if width < 30 or height < 4:
-        raise ValueError(f"expected width >= 30 and height >= 4, got {width} and {height}; enlarge the drawing")
-    heights = [point[1] for curve in curves for point in curve.points if point is not None]
-    y_low, y_high = _bounds(heights, log_y)
-    y_ticks = _ticks(y_low, y_high, max(2, height // 2), integer=log_y)
-    gutter = max(len(_tick_text(tick, log_y)) for tick in y_ticks)
-    columns = width - gutter - 2
-    positions = [position for curve in curves for position in (curve.first, curve.last)]
-    x_low, x_high = min(positions), max(positions)
-
-    dots = _rasterize(curves, columns, height, (x_low, x_high), (y_low, y_high))
-    drawing = _paint(curves, dots, columns, height, (x_low, x_high), (y_low, y_high))
-    labels = {round((height - 1) * (1 - _share(t, y_low, y_high))): _tick_text(t, log_y) for t in y_ticks}
-
-    out = Text()
-    if title:
-        out.append(title[:width].center(width).rstrip() + "\n", "bold")
-    if y_label:
-        out.append(y_label + "\n", "dim")
-    for row, cells in enumerate(drawing):
-        out.append(f"{labels.get(row, ''):>{gutter}} {'┤' if row in labels else '│'}", "dim")
-        for character, style in cells:
-            out.append(character, style)
-        out.rstrip()
-        out.append("\n")
-    out.append(_x_axis(x_low, x_high, columns, gutter), "dim")
-    if x_label:
-        out.append(" " * (gutter + 2) + x_label.center(columns).rstrip() + "\n", "dim")
-    out.append_text(_legend(curves, width))
-    return out
-
-
 def sparkline(values: Sequence[float], width: int = 20, log: bool = True) -> str:
-    """A curve in one line of bars, each the mean of its share of the values, in the logarithm if `log`.
+    """Draw a curve as one line of bars; each bar is the mean of its share of the values, of their logarithms if `log`.
 
-    A bar is ✗ where a value is NaN or infinite, and 0 where all are zero under `log`. A logarithmic line spans at
-    least a decade, so that noise does not look like growth.
+    A bar is ✗ if one of its values is NaN or infinite, and 0 if all of them are zero and `log` is true. A logarithmic
+    line spans at least a decade, so that noise does not look like growth.
 
     >>> sparkline([1, 10, 100, 1000])
     '▁▃▆█'
 
     Raises:
-        ValueError: on no values, a width below 1, or a negative value under `log`.
+        ValueError: if there are no values, the width is below 1, or a value is negative and `log` is true.
     """
     numbers = [float(value) for value in values]
     if not numbers or width < 1:
@@ -130,20 +70,84 @@ def sparkline(values: Sequence[float], width: int = 20, log: bool = True) -> str
     return "".join(bar if isinstance(bar, str) else _BARS[_clamp(_share(bar, low, high) * top, top)] for bar in bars)
 
 
+def _bar(values: Sequence[float], log: bool) -> float | str:
+    if not all(map(math.isfinite, values)):
+        return "✗"
+    drawn = [math.log10(v) for v in values if v > 0] if log else list(values)
+    return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"
+
+
+def line_plot(
+    series: Mapping[str, Sequence[float]],
+    *,
+    width: int = 72,
+    height: int = 14,
+    title: str = "",
+    x_label: str = "",
+    y_label: str = "",
+) -> Text:
+    """Draw curves on a logarithmic axis with braille dots; print the result with rich, or take its `.plain` text.
+
+    Each curve has a letter and a colour. A curve ends in ✗ if its values turn NaN, infinite or zero for good, and the
+    legend says at which position. In between, such values leave a gap.
+
+    Args:
+        series: The values of each curve by its name; they are drawn at the positions 1, 2, 3, …
+        width: The number of columns, axis included; at least 30.
+        height: The number of rows without axis and legend; at least 4.
+        title: A heading above the drawing.
+        x_label: The name of the positions.
+        y_label: The name of the values.
+
+    Raises:
+        ValueError: if there is no curve or more than 26, a curve is empty, a value is negative, or the drawing is too
+            small.
+    """
+    from rich.text import Text
+
+    curves = _read_curves(series)
+    if width < 30 or height < 4:
+        raise ValueError(f"expected width >= 30 and height >= 4, got {width} and {height}; enlarge the drawing")
+    x_range = (1.0, float(max(len(curve.heights) for curve in curves)))
+    y_range = _decades([y for curve in curves for y in curve.heights if y is not None])
+    y_ticks = _ticks(*y_range, max(2, height // 2))
+    gutter = max(len(_power_of_ten(tick)) for tick in y_ticks)
+    columns = width - gutter - 2
+
+    dots = _rasterize(curves, columns, height, x_range, y_range)
+    drawing = _paint(curves, dots, columns, height, x_range, y_range)
+    labels = {round((height - 1) * (1 - _share(tick, *y_range))): _power_of_ten(tick) for tick in y_ticks}
+
+    out = Text()
+    if title:
+        out.append(title[:width].center(width).rstrip() + "\n", "bold")
+    if y_label:
+        out.append(y_label + "\n", "dim")
+    for row, cells in enumerate(drawing):
+        out.append(f"{labels.get(row, ''):>{gutter}} {'┤' if row in labels else '│'}", "dim")
+        for character, style in cells:
+            out.append(character, style)
+        out.rstrip()
+        out.append("\n")
+    out.append(_x_axis(*x_range, columns, gutter), "dim")
+    if x_label:
+        out.append(" " * (gutter + 2) + x_label.center(columns).rstrip() + "\n", "dim")
+    out.append_text(_legend(curves, width))
+    return out
+
+
 @dataclass(frozen=True)
-class _Curve:
-    """A curve on its (already logarithmic) axis: `None` where a value cannot be drawn."""
+class _TextCurve:
+    """A curve by the decades of its values; `None` for a value that cannot be drawn."""
 
     name: str
     letter: str
     colour: str
-    points: tuple[tuple[float, float] | None, ...]
-    first: float
-    last: float
-    ending: str  # what the legend says of a curve that ends early
+    heights: tuple[float | None, ...]
+    ending: str  # the words of the legend on a curve that ends early
 
 
-def _read(series: Mapping[str, Sequence[float]], x: Sequence[float] | None, log_y: bool) -> list[_Curve]:
+def _read_curves(series: Mapping[str, Sequence[float]]) -> list[_TextCurve]:
     if not 1 <= len(series) <= len(_LETTERS):
         raise ValueError(f"expected 1 to {len(_LETTERS)} curves, got {len(series)}; draw several plots instead")
     curves = []
@@ -151,63 +155,38 @@ def _read(series: Mapping[str, Sequence[float]], x: Sequence[float] | None, log_
         values = [float(value) for value in raw]
         if not values:
             raise ValueError(f"curve {name!r}: expected values, got none; leave the curve out")
-        where = [float(p) for p in x] if x is not None else [float(i) for i in range(1, len(values) + 1)]
-        if len(where) != len(values):
-            raise ValueError(
-                f"curve {name!r}: expected {len(where)} values as in x, got {len(values)}; fill the rest with NaN"
-            )
-        if not math.isfinite(where[-1] - where[0]) or not all(a <= b for a, b in pairwise(where)):
-            raise ValueError("x: expected finite positions in ascending order, got others; sort x and the values by x")
-        if log_y and (negative := next((v for v in values if v < 0 and math.isfinite(v)), None)) is not None:
-            raise ValueError(
-                f"curve {name!r}: expected values >= 0 on a logarithmic axis, got {negative:g}; pass log_y=False"
-            )
-        points = tuple(
-            (p, math.log10(v) if log_y else v) if math.isfinite(v) and (v > 0 or not log_y) else None
-            for p, v in zip(where, values, strict=True)
-        )
-        end = max((i + 1 for i, point in enumerate(points) if point is not None), default=0)
+        if (negative := next((v for v in values if v < 0 and math.isfinite(v)), None)) is not None:
+            raise ValueError(f"curve {name!r}: expected values >= 0 on a logarithmic axis, got {negative:g}")
+        heights = tuple(math.log10(v) if math.isfinite(v) and v > 0 else None for v in values)
+        end = max((i + 1 for i, height in enumerate(heights) if height is not None), default=0)
         ending = ""
         if end < len(values):
             verb = "reaches 0" if values[end] == 0 else "leaves float range"
-            ending = f"{verb} at {where[end]:,.10g}"
-        colour = _COLOURS[index % len(_COLOURS)]
-        curves.append(_Curve(name, _LETTERS[index], colour, points, where[0], where[-1], ending))
+            ending = f"{verb} at {end + 1:,}"
+        curves.append(_TextCurve(name, _LETTERS[index], _COLOURS[index % len(_COLOURS)], heights, ending))
     return curves
 
 
-def _bounds(values: Sequence[float], log_y: bool) -> tuple[float, float]:
-    """The ends of the y axis: whole decades, or the range itself, and never an empty one."""
-    if not values:
+def _decades(heights: Sequence[float]) -> tuple[float, float]:
+    """The ends of the y axis: whole decades, at least two apart if all values are the same."""
+    if not heights:
         return (0.0, 1.0)
-    low, high = min(values), max(values)
-    if log_y:
-        low, high = math.floor(low), math.ceil(high)
-    if not math.isfinite(high - low):
-        raise ValueError(f"expected a range below 1.8e308, got {low:g} to {high:g}; pass log_y=True or rescale")
-    if log_y and low == high:
-        return (low - 1, high + 1)
-    if high - low < max(1e-5 * max(abs(low), abs(high)), _TINY):  # ticks of six digits could not tell them apart
-        low, high = min(low, 0.0), max(high, 0.0)
-    return (low, high) if high - low > _TINY else (0.0, 1.0)
+    low, high = math.floor(min(heights)), math.ceil(max(heights))
+    return (low - 1, high + 1) if low == high else (low, high)
 
 
-def _ticks(low: float, high: float, most: int, *, integer: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`, about `most` of them, at a step of 1, 2 or 5 times a power of ten."""
+def _ticks(low: float, high: float, most: int) -> list[float]:
+    """Whole numbers from `low` to `high`, about `most` of them, at a step of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
-    if rough < _TINY:
-        return [low]
     scale = 10.0 ** math.floor(math.log10(rough))
-    step = next(scale * m for m in (1, 2, 5, 10) if scale * m >= rough * 0.85)
-    if integer:
-        step = max(1.0, step)
+    step = max(1.0, next(scale * m for m in (1, 2, 5, 10) if scale * m >= rough * 0.85))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)]
 
 
-def _tick_text(value: float, log_y: bool) -> str:
-    return "10" + str(round(value)).translate(_SUPERSCRIPT) if log_y else f"{value:,.6g}"
+def _power_of_ten(exponent: float) -> str:
+    return "10" + str(round(exponent)).translate(_SUPERSCRIPT)
 
 
 def _share(value: float, low: float, high: float) -> float:
@@ -219,21 +198,21 @@ def _clamp(value: float, top: int) -> int:
 
 
 def _rasterize(
-    curves: Sequence[_Curve], columns: int, height: int, x_range: tuple[float, float], y_range: tuple[float, float]
+    curves: Sequence[_TextCurve], columns: int, height: int, x_range: tuple[float, float], y_range: tuple[float, float]
 ) -> list[dict[tuple[int, int], int]]:
-    """For each curve, the cells (row, column) it crosses and the braille dots set in them."""
+    """For each curve, the cells (row, column) that it crosses and the braille dots to set in them."""
     right, bottom = 2 * columns - 1, 4 * height - 1
     result = []
     for curve in curves:
         cells: dict[tuple[int, int], int] = {}
         previous: tuple[int, int] | None = None
-        for point in curve.points:
-            if point is None:
+        for x, y in enumerate(curve.heights, 1):
+            if y is None:
                 previous = None
                 continue
             here = (
-                _clamp(_share(point[0], *x_range) * right, right),
-                _clamp((1 - _share(point[1], *y_range)) * bottom, bottom),
+                _clamp(_share(x, *x_range) * right, right),
+                _clamp((1 - _share(y, *y_range)) * bottom, bottom),
             )
             if here == previous:
                 continue
@@ -254,14 +233,14 @@ def _segment(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, in
 
 
 def _paint(
-    curves: Sequence[_Curve],
+    curves: Sequence[_TextCurve],
     dots: Sequence[dict[tuple[int, int], int]],
     columns: int,
     height: int,
     x_range: tuple[float, float],
     y_range: tuple[float, float],
 ) -> list[list[tuple[str, str]]]:
-    """Merge the curves into one grid of characters and styles, then set letters and ✗ on top."""
+    """Merge the curves into one grid of characters and styles, then set the letters and ✗ on top."""
     grid = [[(" ", "")] * columns for _ in range(height)]
     owners: dict[tuple[int, int], set[int]] = {}
     mask: dict[tuple[int, int], int] = {}
@@ -273,7 +252,7 @@ def _paint(
         owner = max(owners[key], key=lambda i: (dots[i][key].bit_count(), i))
         grid[key[0]][key[1]] = (chr(_BRAILLE + bits), curves[owner].colour)
     for index, curve in enumerate(curves):
-        # Letters start at a different column for each curve, so that parallel curves are not labelled in one clump.
+        # Letters start at a different column for each curve, so that the letters of parallel curves do not clump.
         period = max(12, columns // 3)
         alone = [key for key in dots[index] if owners[key] == {index}] or list(dots[index])
         for start in range(period * (2 * index + 1) // (2 * len(curves)), columns, period):
@@ -281,16 +260,17 @@ def _paint(
             if near:
                 row, column = min(near, key=lambda key: abs(key[1] - start))
                 grid[row][column] = (curve.letter, f"bold {curve.colour}")
-        drawn = [point for point in curve.points if point is not None]
+        drawn = [(x, y) for x, y in enumerate(curve.heights, 1) if y is not None]
         if curve.ending and drawn:
-            row = _clamp((1 - _share(drawn[-1][1], *y_range)) * (4 * height - 1), 4 * height - 1) // 4
-            column = _clamp(_share(drawn[-1][0], *x_range) * (2 * columns - 1), 2 * columns - 1) // 2
+            x, y = drawn[-1]
+            row = _clamp((1 - _share(y, *y_range)) * (4 * height - 1), 4 * height - 1) // 4
+            column = _clamp(_share(x, *x_range) * (2 * columns - 1), 2 * columns - 1) // 2
             grid[row][column] = ("✗", f"bold {curve.colour}")
     return grid
 
 
 def _x_axis(low: float, high: float, columns: int, gutter: int) -> str:
-    """The lower axis: a rule with ticks, and below it the numbers that have room."""
+    """The lower axis: a rule with ticks, and the numbers below it that have room."""
     rule, numbers = ["─"] * columns, [" "] * (columns + 8)
     free = 0
     ticks = _ticks(low, high, max(2, columns // 12)) if high > low else [low]
@@ -305,8 +285,8 @@ def _x_axis(low: float, high: float, columns: int, gutter: int) -> str:
     return f"{' ' * (gutter + 1)}└{''.join(rule)}\n{' ' * (gutter + 2)}{''.join(numbers).rstrip()}\n"
 
 
-def _legend(curves: Sequence[_Curve], width: int) -> Text:
-    """One entry a curve, as many to a line as fit."""
+def _legend(curves: Sequence[_TextCurve], width: int) -> Text:
+    """One entry for each curve, as many in a line as fit."""
     from rich.text import Text
 
     out = Text()
@@ -325,10 +305,3 @@ def _legend(curves: Sequence[_Curve], width: int) -> Text:
         out.append(ending)
         used += length
     return out
-
-
-def _bar(values: Sequence[float], log: bool) -> float | str:
-    if not all(map(math.isfinite, values)):
-        return "✗"
-    drawn = [math.log10(v) for v in values if v > 0] if log else list(values)
-    return math.fsum(v / len(drawn) for v in drawn) if drawn else "0"

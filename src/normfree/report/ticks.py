@@ -1,4 +1,4 @@
-"""The axes of a picture: how far they reach, where their ticks stand, and what is written there."""
+"""The axes of a matplotlib plot: their ranges, their ticks and the labels of the ticks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SLANTED = 24  # letters in a line of a slanted name
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 
 
-def set_positions(axes: Axes, positions: Sequence[float], log: bool) -> None:
-    """The lower axis: ticks where there are points, whole numbers if the points are."""
+def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool) -> None:
+    """Set the x axis for positions; its ticks are whole numbers if all positions are."""
     from matplotlib.ticker import MaxNLocator
 
     if log:
@@ -37,27 +37,27 @@ def set_positions(axes: Axes, positions: Sequence[float], log: bool) -> None:
 
 
 def separate_thousands(axis: Axis, values: Sequence[float]) -> None:
-    """Write 1,000 instead of 1000, up to where matplotlib changes to powers of ten."""
+    """Write 1,000 instead of 1000, unless the values are so large that matplotlib writes powers of ten."""
     if 1e3 <= max(map(abs, values), default=0.0) < 1e7:
         axis.set_major_formatter("{x:,.10g}")
 
 
-def set_names(axes: Axes, names: Sequence[str], width: int) -> None:
-    """The lower axis with names: level where their words have room, else slanted; `width` is that of all in letters."""
+def set_name_ticks(axes: Axes, names: Sequence[str], width: int) -> None:
+    """Set the x axis for names: horizontal if their words have room, else slanted; `width` is that of the axis."""
     room = int(0.9 * width / len(names)) - 1
-    level = all(len(word) <= room for name in names for word in name.split())
-    lines = max(1, room // 4)  # of a slanted name that have room beside the next
-    longest = room if level else max(_SLANTED, math.ceil(max(map(len, names)) / lines))
+    horizontal = all(len(word) <= room for name in names for word in name.split())
+    lines = max(1, room // 4)  # the lines of a slanted name that have room beside the next name
+    longest = room if horizontal else max(_SLANTED, math.ceil(max(map(len, names)) / lines))
     axes.set_xticks(range(1, len(names) + 1), ["\n".join(textwrap.wrap(name, longest)) for name in names])
     axes.set_xlim(0.5, len(names) + 0.5)
     for label in axes.get_xticklabels():
         label.set(parse_math=False, fontsize=9)
-        if not level:
+        if not horizontal:
             label.set(rotation=35, ha="right", va="top", rotation_mode="anchor")
 
 
 def _spaced(places: Sequence[float], gap: float) -> list[float]:
-    """Places that are at least a gap from the one before; all of them where there is room.
+    """Drop places that are less than a gap from the one before.
 
     >>> _spaced([1.0, 1.1, 1.5, 2.0], 0.2)
     [1.0, 1.5, 2.0]
@@ -81,7 +81,7 @@ def log_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], list[float]]:
-    """Labelled and unlabelled ticks between two powers of ten, in decades.
+    """The labelled and the unlabelled ticks between two powers of ten, in decades.
 
     >>> log_ticks(-4.9, 28.2)[0]
     [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
@@ -98,7 +98,7 @@ def log_ticks(low: float, high: float, count: int = 7) -> tuple[list[float], lis
 
 
 def log_labels(ticks: Sequence[float], *, plain: bool) -> list[str]:
-    """Plain numbers, or powers of ten."""
+    """Label ticks, given in decades, by plain numbers or by powers of ten."""
     if plain:
         return [f"{10**tick:,.5g}" for tick in ticks]
     labels = []

@@ -370,8 +370,8 @@ def configuration(
 
 def _refuse_model(name: str) -> None:
     """Raise `ValueError` if the name in place of a recipe's is a model's; the message says where it belongs."""
-    from normfree.models import is_ours  # imported here because it loads torch
+    from normfree.models import is_model_name  # imported here because it loads torch
     from normfree.models.foreign import is_foreign
 
-    if is_foreign(name) or is_ours(name):
+    if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")

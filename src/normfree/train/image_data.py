@@ -22,7 +22,7 @@ from normfree.data.images.image_folder import Folder, read_folder
 from normfree.data.images.image_set import Split
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.foreign import create, is_foreign
+from normfree.models.foreign import create_model, is_foreign
 from normfree.nn.model_state import evaluating
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
@@ -41,7 +41,7 @@ class ImageData(ABC):
 
     kind = "images"
     unit = "images"
-    unused_settings = ("dropout", "block", "beam", "length_penalty")
+    unused_settings: tuple[str, ...] = ("dropout", "block", "beam", "length_penalty")
     source_files = None
     translates_test = False
     linear_accuracy: float | None = None
@@ -79,7 +79,7 @@ class ImageData(ABC):
                 generator=generator,
             )
             return network, None
-        model = create(config.model, classes=self.num_classes)
+        model = create_model(config.model, classes=self.num_classes)
         if config.method == AS_BUILT:
             return model, None
         (images,) = self.example(config, 64 if get(config.method).needs_example else 16)
@@ -118,6 +118,7 @@ class ImageData(ABC):
 
     def write_files(self, folder: Path) -> None:
         """Write nothing: the checkpoint has all that `load` needs."""
+        return
 
 
 class MemoryImages(ImageData):

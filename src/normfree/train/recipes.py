@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from normfree.theory.errors import unknown_name
 from normfree.train.config import TrainConfig
 
 
@@ -59,9 +60,7 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
         ValueError: If the recipe or a setting is unknown (the message names the closest one) or a value is bad.
     """
     if name not in _RECIPES:
-        from normfree.methods.registry import unknown  # imported here because it loads torch
-
-        raise unknown("recipe", name, _RECIPES)
+        raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name].make().with_changes(**changes)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from normfree.conversion import Changes
 from normfree.data import ImageSet
 from normfree.data.text.prepared_folder import Prepared
-from normfree.models import Stated
+from normfree.models import BaseModel
 from normfree.models.foreign import is_foreign
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
@@ -95,7 +95,7 @@ def fit(
                 config = config.with_changes(**model_settings(config, model, plan))
             if data is not None:
                 config = config.with_changes(data=opened.name)
-            branches = len(trained.plan.branches) if isinstance(trained, Stated) else 0
+            branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
             config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
             if config.graph and device.type != "cuda":
                 remedy = "resume the run where there is one" if resume else "use graph=false"
@@ -112,7 +112,7 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
 
     The method of a converted model is that of its conversion; if the plan does not say, that of the configuration.
     """
-    if isinstance(model, Stated):
+    if isinstance(model, BaseModel):
         return {"model": model.name, "method": model.method.spec, "form": model.form}
     method = AS_BUILT
     if plan is not None and isinstance(plan.changes, Changes):

@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from normfree.methods import unknown
 from normfree.report import Table
 from normfree.report.panels import Panel
+from normfree.theory.errors import unknown_name
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -84,7 +84,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise unknown("scale", self.scale, SCALES)
+            raise unknown_name("scale", self.scale, SCALES)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(
                 f"expected one or more different seeds, got {list(self.seeds)}; pass for example (0, 1, 2)"
@@ -299,7 +299,7 @@ def register(claim: Claim, module: str = "") -> Claim:
     Raises `ValueError` when its id is taken, or its paper unknown.
     """
     if claim.paper not in PAPERS:
-        raise unknown("paper of a claim", claim.paper, PAPERS)
+        raise unknown_name("paper of a claim", claim.paper, PAPERS)
     if claim.id in _CLAIMS:
         raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
     _CLAIMS[claim.id], _WRITTEN[claim.id] = claim, module
@@ -334,5 +334,5 @@ def get(claim_id: str) -> Claim:
         own = [name for name in known if name.startswith(f"{claim_id}/")]
         raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
     if claim_id not in known:
-        raise unknown("claim", claim_id, known)
+        raise unknown_name("claim", claim_id, known)
     return known[claim_id]

@@ -10,7 +10,7 @@ import torch
 from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
-from normfree.models.base import Stated
+from normfree.models.base import BaseModel
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
 from normfree_papers.claims.fits import exponent, means
@@ -20,7 +20,7 @@ _ROWS = {_FIXUP: "fixup", _BOUNDED: "fixup_bounded", _UNSCALED: "fixup"}
 _WORDS, _SENTENCES, _LENGTH = 20, 8, 10
 
 
-def _transformer(row: str, layers: int, seed: int, device: str) -> Stated:
+def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
     """Half of the layers in the encoder and half in the decoder; the embeddings, which are the classifier, as drawn."""
     half, generator = layers // 2, torch.Generator().manual_seed(seed)
     model = build(

@@ -15,7 +15,7 @@ from normfree import theory
 from normfree.methods import get
 from normfree.methods.method import EVERY_SKIP
 from normfree.models import build
-from normfree.models.skips import Concatenate, Highway
+from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
 from normfree.report.panels import Curve, Panel

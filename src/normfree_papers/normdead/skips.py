@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.models.skips import Concatenate, Highway
+from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from normfree.diagnostics.propagation import propagate
-from normfree.methods import Method, Site, get
+from normfree.methods import InitContext, Method, get
 from normfree.methods.init_context import gain, standardized
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
@@ -20,13 +20,13 @@ from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settin
 from normfree_papers.claims.fits import decades, factor_a_block, geometric_means, stage_starts
 
 
-def _standardized(fan: int) -> Callable[[Site], None]:
+def _standardized(fan: int) -> Callable[[InitContext], None]:
     """He by fan-in (0) or fan-out (1), each layer standardized after sampling as section 4 says."""
 
-    def initialize(site: Site) -> None:
-        for layer in site.plan.hidden():
-            site.set_(layer, standardized(site.normal(layer), gain(layer) / site.fans(layer)[fan]))
-        site.default_classifier_()
+    def initialize(ctx: InitContext) -> None:
+        for layer in ctx.plan.hidden():
+            ctx.set_(layer, standardized(ctx.normal(layer), gain(layer) / ctx.fans(layer)[fan]))
+        ctx.default_classifier_()
 
     return initialize
 

@@ -12,8 +12,8 @@ from normfree.conversion import convert
 from normfree.conversion.folding.inference import fold_
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.models.foreign import create
-from normfree.models.registry import find
+from normfree.models.foreign import create_model
+from normfree.models.registry import find_family
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_wrapping import Scaled, add_scalar_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -65,7 +65,7 @@ def cases() -> list[tuple[str, str, str]]:
     for method in METHODS:
         for model in ("resnet8", "wrn-10-1", "resmlp-3-16"):
             record = get(method)
-            if find(model)[0].spatial or not record.spatial_only:
+            if find_family(model)[0].spatial or not record.spatial_only:
                 found += [(method, model, form) for form in record.forms]
     return found
 
@@ -296,7 +296,7 @@ def test_sum_with_a_sign_or_a_factor_computes_the_same(way: str) -> None:
 @pytest.mark.parametrize("method", ["fixup", "nf", "wn", "hanin"])
 def test_converted_model_folds(method: str) -> None:
     x = batch(1, 3, 64, 64)
-    model, _ = convert(create("torchvision:resnet18"), method=method, example=x.float())
+    model, _ = convert(create_model("torchvision:resnet18"), method=method, example=x.float())
     before = trained(model.double())
     after = deepcopy(before)
     record = fold_(after, x)

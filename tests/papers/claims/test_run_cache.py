@@ -341,7 +341,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def processes(home: Path) -> Iterator[Runs]:
     """As `forked_runs`, with a claim that trains."""
     here = Path(__file__)
-    paths = (str(Path(normfree.__file__).parents[1]), str(here.parents[2]))
+    paths = (str(Path(normfree.__file__).parents[1]), str(here.parents[2] / "support"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(here)], env=environment, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

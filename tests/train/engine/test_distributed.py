@@ -27,7 +27,7 @@ from normfree.data import ImageSet
 from normfree.data.images import embedded
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.nn.sync_batchnorm import Synced
+from normfree.nn.sync_batchnorm import SyncedBatchNorm
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train.engine import inputs
 from normfree.train.engine import loop as engine
@@ -89,7 +89,7 @@ def live(place: Path) -> None:
         result = fit(TrainConfig(**{**SMALL, **config}), **{"data": small(), "out": place / name, **options})
         save_file(result.model.state_dict(), place / f"{name}-{rank}.safetensors")
         said[name] = {"status": result.status, "steps": result.steps, "test": result.test, "loss": result.train_loss}
-        said[name]["plain"] = not any(isinstance(module, Synced) for module in result.model.modules())
+        said[name]["plain"] = not any(isinstance(module, SyncedBatchNorm) for module in result.model.modules())
         return result
 
     for name, config in CASES.items():

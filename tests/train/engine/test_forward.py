@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import Network, build
-from normfree.models.registry import find
-from normfree.nn.dynamic_tanh import DynamicTanh
-from normfree.nn.normalizers import NORM_TYPES
+from normfree.models.registry import find_family
+from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -47,7 +46,7 @@ def make(method: str, name: str) -> Network:
 
 
 def admits(method: str, name: str) -> bool:
-    record, family = get(method), find(name)[0]
+    record, family = get(method), find_family(name)[0]
     return family.skip in record.skips and (family.spatial or not record.spatial_only)
 
 

@@ -17,7 +17,7 @@ from normfree.data.images.image_set import Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import apply_precision_, forward_of
 from normfree.train.engine.step import Step, StepSettings, loss_of
@@ -66,7 +66,7 @@ def step_of(
     if compile:
         overlap_(model)  # as a run does
     feed = feed_of() if feed is None else feed
-    masters = Masters(model, param_groups(model, lr=LR, weight_decay=DECAY))
+    masters = MasterWeights(model, param_groups(model, lr=LR, weight_decay=DECAY))
     forward = forward_of(model, compile=compile)
     step = Step(model, forward, masters, rule, feed, StepSettings(**settings), compile=compile, reduce=reduce)
     step.start_epoch(0, (2 * FACTORS)[: feed.steps])
@@ -352,7 +352,7 @@ def test_feed_from_the_host_trains_alike(augmentation: Augmentation) -> None:
 @pytest.mark.parametrize("method", ["fixup", "batchnorm", "wn"])
 @pytest.mark.parametrize("precision", ["bf16", "mixed"])
 def test_short_types_train_close_to_float32(method: str, precision: str) -> None:
-    """Masters keep what a short type would round away: the weights move by almost as much, in almost that direction."""
+    """Master weights keep what a short type would round away: they move by almost as much, in almost that direction."""
     exact, short = make(method), make(method)
     feed = feed_of(dtype=torch.bfloat16) if precision == "bf16" else feed_of()
     one, other = step_of(exact), step_of(short, feed, precision=precision)

@@ -31,7 +31,7 @@ def test_run_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def missing(*_: Any) -> None:
         raise ImportError("no matplotlib")
 
-    monkeypatch.setattr(curves, "draw_learning", missing)
+    monkeypatch.setattr(curves, "draw_training_curves", missing)
     assert write_curves(logged(tmp_path), "x") is None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normfree as nf
-from normfree.models.transformer import END, PAD, START, UNKNOWN
+from normfree.models.special_tokens import END, PAD, START, UNKNOWN
 from normfree.models.transformer_layers import Memory
 from normfree.train.text import decoding
 from normfree.train.text.decoding import beam_search, greedy, source_plus_50

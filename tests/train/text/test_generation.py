@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import normfree as nf
-from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
+from normfree.models.special_tokens import END, PAD, START, UNKNOWN
+from normfree.models.transformer import Decoder
 from normfree.train.text.generation import continue_line, continue_tokens
 from tiny_text import tiny_text
 

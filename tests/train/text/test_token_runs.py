@@ -18,7 +18,7 @@ from normfree.data.text.token_pairs import TokenPairs
 from normfree.methods import names
 from normfree.models.special_tokens import END, PAD, START
 from normfree.nn.model_state import evaluating
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
 from normfree.train.engine import judging
@@ -473,7 +473,7 @@ def token_step(method: str, *, compile: bool, precision: str = "float32", device
     feed = TokenBatches(TokenPairs.of((line, line[::-1]) for line in made), tokens=200, device=device)
     model = nf.build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0, generator=draws).to(device).train()
     apply_precision_(model, precision)
-    masters = Masters(model, nf.param_groups(model, lr=1e-3))
+    masters = MasterWeights(model, nf.param_groups(model, lr=1e-3))
     rule = UpdateRule(name="adam", betas=(0.9, 0.98))
     step = Step(model, forward_of(model, compile=compile), masters, rule, feed, StepSettings(), loss=token_loss)
     step.start_epoch(0, [1.0] * feed.steps)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import normfree as nf
-from normfree.models.transformer import END, PAD, SPECIAL, START
+from normfree.models.special_tokens import END, PAD, SPECIAL, START
 from normfree.models.transformer_layers import Memory
 from normfree.train.text import translation as translating
 from normfree.train.text.translation import bleu, translate, translate_tokens

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normfree.conversion.folding.layer_arrays import Numbers, obstacle
 from normfree.conversion.folding.marked_flow import Calls, Marked
 from normfree.conversion.folding.summary import Fold, Folding, Kept
-from normfree.graph.recorder import Node
-from normfree.nn.affine import ChannelAffine
+from normfree.graph.flow import Node
+from normfree.nn.normalizers import ChannelAffine
 
 _ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's: dropout and activation inside
 _SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode

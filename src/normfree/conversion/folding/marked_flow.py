@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_map
 
-from normfree.graph.recorder import Node, record
+from normfree.graph.flow import Node
+from normfree.graph.recorder import record
 from normfree.nn.model_state import call_arguments
 
 _PREFIX = "model."

@@ -13,8 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from normfree.conversion.folding.layer_arrays import Numbers, base_class, obstacle
 from normfree.conversion.folding.marked_flow import Calls
 from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
-from normfree.nn.affine import ChannelAffine
-from normfree.nn.normalizers import NormPropReLU
+from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import SubsamplePad
 from normfree.nn.scalar_wrapping import Scaled
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier

@@ -58,7 +58,7 @@ class Processes:
             tensor.div_(self.world)
 
     def agree(self, number: int) -> int:
-        """Return the largest number of all processes; a process whose launcher was killed passes SIGTERM, and so ends."""
+        """Return the largest number of all processes; one whose launcher was killed passes SIGTERM, so that all end."""
         if self.world == 1:
             return number
         if self.launcher is not None and os.getppid() != self.launcher:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normfree.models import Network
-from normfree.models.base import Stated
-from normfree.nn.residual import Residual, set_precision_
-from normfree.nn.weight_layers import lower_, weight_kind
+from normfree.models.base import BaseModel
+from normfree.nn.residual import Residual, lower_precision_, set_precision_
+from normfree.nn.weight_layers import weight_kind
 
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]
@@ -39,18 +39,18 @@ def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
     if precision == "float32":
         return torch.float32
     if precision == "mixed":
-        if not isinstance(model, Stated) and not any(isinstance(module, Residual) for module in model.modules()):
+        if not isinstance(model, BaseModel) and not any(isinstance(module, Residual) for module in model.modules()):
             raise ValueError(
                 f"expected a model of ours for precision 'mixed', got {type(model).__name__}; use bf16 or float32"
             )
         set_precision_(model, stream=torch.float32, branch=torch.bfloat16)
-        if isinstance(model, Stated) and model.skip == "sequence":
+        if isinstance(model, BaseModel) and model.skip == "sequence":
             for part in model.children():
                 if isinstance(part, nn.Linear | nn.Embedding):
-                    lower_(part, torch.bfloat16)
+                    lower_precision_(part, torch.bfloat16)
         return torch.float32
-    lower_(model, torch.bfloat16)
-    if not isinstance(model, Stated):
+    lower_precision_(model, torch.bfloat16)
+    if not isinstance(model, BaseModel):
         _lower_rest_(model, torch.bfloat16)
     return torch.bfloat16
 
@@ -85,7 +85,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
     if not isinstance(model, Network):
         if recompute:
             raise ValueError(f"expected a model of ours to recompute segments of, got {type(model).__name__}; use 0")
-        if isinstance(model, Stated):
+        if isinstance(model, BaseModel):
             for layer in _layers(model) if compile else ():
                 layer.compile(dynamic=True)
             return model
@@ -117,7 +117,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
 
 def uncompile_(model: nn.Module) -> None:
     """Undo the compilation of the layers of a Transformer, in place."""
-    for layer in _layers(model) if isinstance(model, Stated) else ():
+    for layer in _layers(model) if isinstance(model, BaseModel) else ():
         layer._compiled_call_impl = None
 
 
@@ -139,7 +139,7 @@ def _changing(regions: Sequence[Region]) -> list[Tensor]:
 
 
 def _twice(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a pass and of its repetition, which starts from the same buffers and then restores them."""
+    """Return the contexts of a pass and of its repetition, which reads the same buffers and restores the new ones."""
     start = [b.clone() for b in buffers]
 
     @contextmanager
@@ -161,7 +161,7 @@ def _write_(buffers: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _regions(model: Network, size: int) -> Iterator[Region]:
-    """Yield the blocks of the body, `size` at a time; a block that changes the shape is alone, so that regions repeat."""
+    """Yield the blocks of the body, `size` at a time; one that changes the shape is alone, so that regions repeat."""
     parts = list(model.body)
     staged = all(isinstance(part, nn.Sequential) for part in parts)
     for stage in [list(part) for part in parts if isinstance(part, nn.Sequential)] if staged else [parts]:

@@ -368,7 +368,7 @@ class Trainer:
     # Numbers
 
     def _poll(self) -> tuple[float, float, bool]:
-        """Return the mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
+        """Wait for the device; return the mean loss and accuracy of this epoch, and whether the run is alive."""
         self._polled_at = time.perf_counter()
         steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
         return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.models import Stated
+from normfree.models import BaseModel
 from normfree.nn.model_state import evaluating
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
@@ -56,7 +56,9 @@ class TrainSetup:
             cleanup.callback(_close, self.inputs.feed)
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
-            masters = Masters(model, parameter_groups(model, config, plan), channels_last=layout, originals=originals)
+            masters = MasterWeights(
+                model, parameter_groups(model, config, plan), channels_last=layout, originals=originals
+            )
             cleanup.callback(masters.release_)
             originals.clear()  # the masters have them
             self.step = self._make_step(masters)
@@ -67,7 +69,7 @@ class TrainSetup:
         """The number of steps per epoch."""
         return self.inputs.feed.steps
 
-    def _make_step(self, masters: Masters) -> TrainStep:
+    def _make_step(self, masters: MasterWeights) -> TrainStep:
         config = self.config
         return TrainStep(
             self.model,
@@ -102,8 +104,8 @@ class TrainSetup:
 
 def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
     """Return the parameter groups of the model's method; a model without a method has one group."""
-    rates = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if isinstance(model, Stated):
+    rates: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if isinstance(model, BaseModel):
         return param_groups(model, **rates)
     if plan is not None and config.method != AS_BUILT:
         return param_groups(model, method=config.method, plan=plan, **rates)
@@ -130,7 +132,7 @@ def _require_precision(
     model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raise `ValueError` if a third-party model cannot compute in the precision of the configuration."""
-    if isinstance(model, Stated) or config.precision == "float32":
+    if isinstance(model, BaseModel) or config.precision == "float32":
         return
     inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
     try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normfree.data.images.image_batches import Batch
 from normfree.nn.overlap import overlapping
 from normfree.optim.clipping import agc_, norm_
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import Forward
 from normfree.train.engine.inputs import Feed, Loss, OneShapeFeed, ShapedFeed
@@ -93,7 +93,7 @@ class TrainStep:
         self,
         model: nn.Module,
         forward: Forward,
-        masters: Masters,
+        masters: MasterWeights,
         rule: UpdateRule,
         feed: Feed | ShapedFeed,
         settings: StepSettings,

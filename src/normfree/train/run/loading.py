@@ -22,7 +22,7 @@ from normfree.conversion.saving import (
 )
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.models import build, find
+from normfree.models import build, find_family
 from normfree.models.foreign import is_foreign
 from normfree.models.special_tokens import random_words
 from normfree.nn.devices import device_of
@@ -129,7 +129,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
     config, state = read_config(folder), checkpoint.load_state(folder)
     if "vocabulary" not in state:
         return torch.randn(batch, *state["input_shape"], generator=generator)
-    family = find(config.model)[0]
+    family = find_family(config.model)[0]
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
 

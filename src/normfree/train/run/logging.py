@@ -8,7 +8,7 @@ from typing import Any
 
 from normfree.extras import missing_package
 from normfree.files import explained
-from normfree.report.learning import draw_learning
+from normfree.report.training_curves import draw_training_curves
 from normfree.train.run.run_folder import RunFolder
 
 
@@ -20,7 +20,7 @@ def write_curves(folder: RunFolder, title: str) -> Path | None:
         return None
     try:
         with explained("the picture", path):
-            draw_learning(records, path, title)
+            draw_training_curves(records, path, title)
     except ImportError:  # a run does not need a picture
         return None
     return path

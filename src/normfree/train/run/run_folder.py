@@ -316,7 +316,9 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
     Raises `ValueError` if a line before the last whole one is damaged.
     """
-    parsed = [(raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]]  # text after the last newline is incomplete
+    parsed = [
+        (raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]
+    ]  # text after the last newline is incomplete
     while parsed and parsed[-1][1] is None:
         parsed.pop()
     for number, (_, record) in enumerate(parsed, start=1):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normfree.models.transformer import END, PAD, START, Transformer
-from normfree.models.transformer_layers import Cache
+from normfree.models.special_tokens import END, PAD, START
+from normfree.models.transformer import Transformer
+from normfree.models.transformer_layers import DecoderCache
 from normfree.nn.model_state import evaluating
 
 Longest = int | Callable[[int], int]
@@ -205,7 +206,7 @@ class _Beams:
 
 
 def _put_aside(
-    search: _Beams, cache: Cache, last: Tensor, places: list[int], results: list[list[int]]
+    search: _Beams, cache: DecoderCache, last: Tensor, places: list[int], results: list[list[int]]
 ) -> tuple[Tensor, list[int]]:
     """Write down what is done once it is half of the sentences, and go on with the others."""
     left = (~search.done).nonzero().squeeze(1)

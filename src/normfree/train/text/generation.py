@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.models.transformer import END, PAD, START, UNKNOWN, Decoder
+from normfree.models.special_tokens import END, PAD, START, UNKNOWN
+from normfree.models.transformer import Decoder
 from normfree.nn.model_state import evaluating
 from normfree.train.text.translation import require_vocabulary
 

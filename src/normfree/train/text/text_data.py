@@ -57,7 +57,7 @@ class TextData:
 
     kind = "text"
     unit = "tokens"
-    unused_settings = ("crop", "flip", "cutout", "mixup", "randaugment")
+    unused_settings: tuple[str, ...] = ("crop", "flip", "cutout", "mixup", "randaugment")
     linear_accuracy = None
 
     def __init__(self, prepared: Prepared) -> None:
@@ -219,4 +219,5 @@ def token_loss(
 def token_sums(model: nn.Module, batch: Any, *, world: int = 1) -> Tensor:
     """Return the summed cross-entropy, the hits and the number of the target tokens of a batch, of all processes."""
     loss, hits = token_loss(model, batch, 0.0, world=world)
-    return torch.stack((loss, hits, torch.ones_like(loss))).double() * batch.tokens
+    sums: Tensor = torch.stack((loss, hits, torch.ones_like(loss))).double() * batch.tokens
+    return sums

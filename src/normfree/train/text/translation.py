@@ -10,7 +10,8 @@ from torch import nn
 
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.extras import missing_package
-from normfree.models.transformer import END, PAD, Transformer
+from normfree.models.special_tokens import END, PAD
+from normfree.models.transformer import Transformer
 from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
 

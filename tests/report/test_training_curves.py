@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from normfree.report import learning
-from normfree.report.learning import draw_learning, learning_panels
+from normfree.report import training_curves
+from normfree.report.training_curves import draw_training_curves, training_panels
 
 NAN, INF = math.nan, math.inf
 RECORDS: list[dict[str, Any]] = [
@@ -25,7 +25,7 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def test_panels_hold_each_number_at_its_epoch() -> None:
-    loss, accuracy, rate = learning_panels(RECORDS)
+    loss, accuracy, rate = training_panels(RECORDS)
     assert [panel.title for panel in (loss, accuracy, rate)] == ["loss", "accuracy", "learning rate"]
     training, validation = loss.curves
     assert (training.name, training.x, training.values) == ("training", (0.5, 1.0, 1.5, 2.0), (2.0, 1.0, 0.9, 0.8))
@@ -36,15 +36,15 @@ def test_panels_hold_each_number_at_its_epoch() -> None:
 
 
 def test_panels_say_the_best_and_the_test() -> None:
-    loss, accuracy, _ = learning_panels(RECORDS)
+    loss, accuracy, _ = training_panels(RECORDS)
     assert loss.note == "lowest validation 1.5 at epoch 1; test 1.75"
     assert accuracy.note == "best validation 62.5 % at epoch 2; test 61.25 %"
-    assert learning_panels([{"epoch": 1, "train_loss": 2.0}])[0].note == "lowest training 2 at epoch 1"
-    assert learning_panels([{"epoch": 1, "train_loss": NAN}])[0].note == ""
+    assert training_panels([{"epoch": 1, "train_loss": 2.0}])[0].note == "lowest training 2 at epoch 1"
+    assert training_panels([{"epoch": 1, "train_loss": NAN}])[0].note == ""
 
 
 def test_records_out_of_order_are_sorted() -> None:
-    (loss,) = learning_panels([{"epoch": e, "train_loss": float(e)} for e in (3, 1, 2)])
+    (loss,) = training_panels([{"epoch": e, "train_loss": float(e)} for e in (3, 1, 2)])
     assert loss.curves[0].x == loss.curves[0].values == (1.0, 2.0, 3.0)
 
 
@@ -54,13 +54,13 @@ def test_records_out_of_order_are_sorted() -> None:
 )
 def test_steep_loss_is_drawn_in_the_logarithm(losses: tuple[float, ...], log: bool, tmp_path: Path) -> None:
     records = [{"epoch": i, "train_loss": loss} for i, loss in enumerate(losses)]
-    assert learning_panels(records)[0].log_y is log
-    draw_learning(records, tmp_path / "curves.png")
+    assert training_panels(records)[0].log_y is log
+    draw_training_curves(records, tmp_path / "curves.png")
 
 
 def test_many_records_are_thinned_but_keep_the_end() -> None:
     records = [{"epoch": i / 100, "train_loss": INF if i == 777 else 1.0} for i in range(10_001)]
-    (curve,) = learning_panels(records)[0].curves
+    (curve,) = training_panels(records)[0].curves
     assert 1000 < len(curve.x) <= 2100
     assert curve.x[-1] == 100.0
     assert INF in curve.values
@@ -68,13 +68,13 @@ def test_many_records_are_thinned_but_keep_the_end() -> None:
 
 @pytest.mark.parametrize(("name", "magic"), [("curves.png", b"\x89PNG"), ("curves.svg", b"<?xml")])
 def test_picture_is_of_the_kind_its_suffix_names(name: str, magic: bytes, tmp_path: Path) -> None:
-    draw_learning(RECORDS, tmp_path / "new" / name, "a run")
+    draw_training_curves(RECORDS, tmp_path / "new" / name, "a run")
     assert (tmp_path / "new" / name).read_bytes().startswith(magic)
 
 
 def test_picture_holds_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [*RECORDS, {"epoch": 2.5, "train_loss": INF}, {"epoch": 3.0, "train_loss": NAN}]
-    draw_learning(records, tmp_path / "curves.svg", "resnet20 $fixup$")
+    draw_training_curves(records, tmp_path / "curves.svg", "resnet20 $fixup$")
     text = (tmp_path / "curves.svg").read_text()
     ElementTree.fromstring(text)
     for word in (
@@ -91,7 +91,7 @@ def test_picture_holds_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_learning_rate_is_the_small_panel() -> None:
     from normfree.report.plots import _figure
 
-    figure = _figure(learning_panels(RECORDS), "", 3, (1.0, 1.0, learning._SMALL))
+    figure = _figure(training_panels(RECORDS), "", 3, (1.0, 1.0, training_curves._SMALL))
     figure.draw_without_rendering()
     widths = [axes.get_position().width for axes in figure.axes]
     assert widths[2] < 0.75 * widths[0]
@@ -105,10 +105,10 @@ def test_learning_rate_is_the_small_panel() -> None:
 )
 def test_nothing_to_draw_is_refused(records: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected records with an 'epoch' and numbers"):
-        draw_learning(records, tmp_path / "curves.png")
+        draw_training_curves(records, tmp_path / "curves.png")
     assert not list(tmp_path.iterdir())
 
 
 def test_other_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a file ending in .png or .svg, got 'curves.pdf'"):
-        draw_learning(RECORDS, tmp_path / "curves.pdf")
+        draw_training_curves(RECORDS, tmp_path / "curves.pdf")

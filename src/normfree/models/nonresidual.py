@@ -1,13 +1,53 @@
-"""The other skip connections of `normdead`, section 3: dense (concatenating) and highway (gated) networks."""
+"""Networks without residual sums: plain (fully connected, convolutional), dense (concatenating) and highway (gated)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from normfree.models.builder import Kit, Named, chain
-from normfree.models.network import Network, Request, weight_layer_names
+from normfree.models.base import ModelConfig, Network, has_activation, walk, weight_layer_names
+from normfree.models.builder import BlockBuilder, Named, chain
 from normfree.plan import Layer, ResidualPlan
+
+
+class PlainNetwork(Network):
+    """A network whose layers follow one another."""
+
+    skip = "none"
+
+    @property
+    def plan(self) -> ResidualPlan:
+        """The plan: no residual sums."""
+        _, activated = walk("stem", self.stem, False)
+        body, activated = walk("body", self.body, activated, after=has_activation(self.head))
+        return self._outside(body, stem_activated_out=False, activated=activated)
+
+
+def mlp(depth: int, width: int, config: ModelConfig) -> Network:
+    """`depth` linear layers, the classifier counted, ReLU between them.
+
+    Reference: wninit, section 5.1 and Figures 1 and 2.
+    """
+    kit = BlockBuilder(config.method, "post", spatial=False)
+    body: Named = []
+    for _ in range(depth - 2):
+        body += [*kit.bias(), *kit.named_layer(width, width), *kit.norm(width), *kit.activation()]
+    stem = kit.stem(config.input_shape[0], width)
+    return PlainNetwork(stem, chain(body), chain(kit.bias()), width, config)
+
+
+def cnn(depth: int, width: int, config: ModelConfig) -> Network:
+    """`depth` layers, the classifier counted: 3×3 convolutions of one width, the first two with stride 2.
+
+    Reference: wninit, section 5.1 (convolutional networks) and Figure 3, left.
+    """
+    kit = BlockBuilder(config.method, "post", padding_mode=config.padding_mode)
+    body: Named = []
+    for i in range(depth - 2):
+        layer = kit.named_layer(width, width, 3, 2 if i == 0 else 1)
+        body += [*kit.bias(), *layer, *kit.norm(width), *kit.activation()]
+    stem = kit.stem(config.input_shape[0], width, 3, 2)
+    return PlainNetwork(stem, chain(body), kit.head(width), width, config)
 
 
 class Concatenate(nn.Module):
@@ -72,12 +112,12 @@ class HighwayNetwork(Network):
         return self._outside(body, stem_activated_out=True, activated=False)
 
 
-def dense(depth: int, growth: int, request: Request) -> Network:
+def dense(depth: int, growth: int, config: ModelConfig) -> Network:
     """DenseNet-(3n+4) for 32×32 images: three stages of n pre-activation 3×3 layers that add `growth` channels each.
 
     Reference: normdead, section 3.1; Huang 2017, section 4.2 (without bottlenecks).
     """
-    kit = Kit(request.method, "pre", padding_mode=request.padding_mode)
+    kit = BlockBuilder(config.method, "pre", padding_mode=config.padding_mode)
     channels = 2 * growth
     body = nn.Sequential()
     for stage in range(3):
@@ -90,19 +130,19 @@ def dense(depth: int, growth: int, request: Request) -> Network:
             layer = [*kit.norm(channels), *kit.activation(), *kit.named_layer(channels, channels)]
             parts += [("transition", chain(layer)), ("pool", nn.AvgPool2d(2))]
         body.append(chain(parts))
-    stem = kit.stem(request.input_shape[0], 2 * growth, 3)
-    return DenseNetwork(stem, body, kit.head(channels), channels, request)
+    stem = kit.stem(config.input_shape[0], 2 * growth, 3)
+    return DenseNetwork(stem, body, kit.head(channels), channels, config)
 
 
-def highway(depth: int, width: int, request: Request) -> Network:
+def highway(depth: int, width: int, config: ModelConfig) -> Network:
     """`depth` layers of vectors, stem and classifier counted, the others gated.
 
     Reference: normdead, section 3.1; Srivastava 2015, section 3.
     """
-    kit = Kit(request.method, "post", spatial=False)
+    kit = BlockBuilder(config.method, "post", spatial=False)
     body = nn.Sequential()
     for _ in range(depth - 2):
         transform = [*kit.named_layer(width, width), *kit.norm(width), *kit.activation()]
         body.append(Highway(kit.layer(width, width), chain(transform)))
-    stem = kit.stem(request.input_shape[0], width)
-    return HighwayNetwork(stem, body, chain(kit.bias()), width, request)
+    stem = kit.stem(config.input_shape[0], width)
+    return HighwayNetwork(stem, body, chain(kit.bias()), width, config)

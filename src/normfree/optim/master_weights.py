@@ -13,9 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.models.base import Stated
-from normfree.nn.scalar_folding import Absorbing, absorbing_layers, carried_biases
-from normfree.optim.folded_scalars import Absorption, Kind, Placed, kind, padded
+from normfree.models.base import BaseModel
+from normfree.nn.scalar_folding import (
+    FoldedLayer,
+    Kind,
+    Placed,
+    ScalarFolding,
+    carried_biases,
+    foldable_layers,
+    kind,
+    padded,
+)
 
 _SHORT = {torch.bfloat16, torch.float16}
 
@@ -30,7 +38,7 @@ class Group:
     weight_decay: float
 
 
-class Masters:
+class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
     A parameter in float32 becomes a view of the masters themselves. One in a short type becomes a view of a second
@@ -68,7 +76,7 @@ class Masters:
                 f"{', '.join(sorted(map(str, kinds)))}; convert the model first"
             )
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
-        absorbing = {id(found.layer.weight): found for found in absorbing_layers(model, short)}
+        absorbing = {id(found.layer.weight): found for found in foldable_layers(model, short)}
         self._short: list[tuple[slice, slice]] = []  # stretches of the masters and of the computing vector
         self.groups: list[Group] = []
         placed = self._lay_out(groups, absorbing)
@@ -90,15 +98,15 @@ class Masters:
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         self._blocks = [found.block for found in absorbing.values() if found.block is not None]
         taken = dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None)
-        carried = carried_biases(model, model.streams() if isinstance(model, Stated) else (), taken)
-        self._absorption = Absorption(placed, absorbing, self.values, carried) if absorbing else None
+        carried = carried_biases(model, model.streams() if isinstance(model, BaseModel) else (), taken)
+        self._absorption = ScalarFolding(placed, absorbing, self.values, carried) if absorbing else None
         deltas = [] if self._absorption is None else self._absorption.carried
         self._biases = [*taken, *deltas]
         self._folded = {id(scalar.value) for scalar in (*(block.beta for block in self._blocks), *self._biases)}
         self._leave_out(True)
         self.publish_()
 
-    def _lay_out(self, groups: Sequence[Mapping[str, Any]], absorbing: Mapping[int, Absorbing]) -> list[Placed]:
+    def _lay_out(self, groups: Sequence[Mapping[str, Any]], absorbing: Mapping[int, FoldedLayer]) -> list[Placed]:
         """Give every parameter that learns its place, group by group, and note the stretches."""
 
         def order(parameter: nn.Parameter) -> tuple[bool, bool, Kind | tuple[()]]:

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from normfree.methods import get, names
 from normfree.models import build
 from normfree.nn.residual import Residual, reset_precision_
-from normfree.nn.scalar_folding import absorbing_layers, carried_biases
+from normfree.nn.scalar_folding import Placed, ScalarFolding, carried_biases, foldable_layers, kind, padded
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.optim.folded_scalars import Absorption, Placed, kind, padded
 from normfree.optim.groups import param_groups
-from normfree.optim.masters import Masters
+from normfree.optim.master_weights import MasterWeights
 from normfree.train.engine.forward import apply_precision_
 
 PRECISIONS: tuple[...] = ("float32", "bf16", "mixed")
@@ -46,8 +45,8 @@ def make(method: str, precision: str) -> nn.Module:
     return network
 
 
-def mastered(model: nn.Module, **options: Any) -> Masters:
-    return Masters(model, param_groups(model, lr=0.1, weight_decay=0.01), **options)
+def mastered(model: nn.Module, **options: Any) -> MasterWeights:
+    return MasterWeights(model, param_groups(model, lr=0.1, weight_decay=0.01), **options)
 
 
 def one_group(model: nn.Module) -> list[dict[str, Any]]:
@@ -65,7 +64,7 @@ def small(*, short: bool = True) -> nn.Sequential:
 def scaled_names(model: nn.Module) -> dict[str, str]:
     """The names of the weights that a learnable β multiplies, with that of β."""
     names = {id(p): name for name, p in model.named_parameters()}
-    found = [a for a in absorbing_layers(model) if a.beta is not None]
+    found = [a for a in foldable_layers(model) if a.beta is not None]
     return {names[id(a.layer.weight)]: names[id(a.beta.value)] for a in found}
 
 
@@ -138,7 +137,7 @@ def test_masters_lie_side_by_side(precision: str, channels_last: bool) -> None:
 def test_groups_hold_the_parameters_that_the_method_put_there() -> None:
     model = make("fixup", "bf16")
     groups = param_groups(model, lr=0.1, weight_decay=0.01)
-    masters = Masters(model, groups)
+    masters = MasterWeights(model, groups)
     marks = torch.zeros_like(masters.values)
     for i, group in enumerate(masters.groups):
         marks[group.stretch] = i
@@ -151,7 +150,7 @@ def test_groups_hold_the_parameters_that_the_method_put_there() -> None:
 
 def test_masters_of_float32_are_the_parameters() -> None:
     model = small(short=False)
-    masters = Masters(model, one_group(model))
+    masters = MasterWeights(model, one_group(model))
     masters.values.add_(1.0)
     held = masters.named(masters.values)
     for name, p in model.named_parameters():
@@ -164,7 +163,7 @@ def test_masters_of_float32_are_the_parameters() -> None:
 def test_publish_rounds_as_torch_does(kind: torch.dtype, channels_last: bool) -> None:
     model = small()
     model[0].to(kind)
-    masters = Masters(model, one_group(model), channels_last=channels_last)
+    masters = MasterWeights(model, one_group(model), channels_last=channels_last)
     masters.values.copy_(torch.randn(len(masters.values), generator=seeded(3)))
     stale = model[0].weight.detach().clone()
     assert torch.equal(model[3].weight, masters.named(masters.values)["3.weight"])
@@ -195,7 +194,7 @@ def test_collect_equals_a_plain_loop(channels_last: bool) -> None:
 
 def test_collect_takes_a_missing_gradient_as_zero() -> None:
     model = small()
-    masters = Masters(model, one_group(model))
+    masters = MasterWeights(model, one_group(model))
     for view in masters.gradients.values():
         view.fill_(9.0)
     gradients = give_gradients(model, without=("0.weight", "3.bias"))
@@ -211,7 +210,7 @@ def test_collect_takes_a_missing_gradient_as_zero() -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_collect_takes_gradients_of_any_type_and_order(add: bool, channels_last: bool) -> None:
     model = nn.Sequential(*(nn.Conv2d(4, 6, 3) for _ in range(4)), nn.Linear(5, 3))
-    masters = Masters(model, one_group(model), channels_last=channels_last)
+    masters = MasterWeights(model, one_group(model), channels_last=channels_last)
     masters.gradient.fill_(0.0)
     wanted = give_gradients(model)
     model[0].weight.grad = model[0].weight.grad.contiguous(memory_format=torch.channels_last)
@@ -340,7 +339,7 @@ def test_scaled_weights_of_several_groups_are_not_mixed_up() -> None:
     named = dict(model.named_parameters())
     groups = [{"name": "", "params": [named[n] for n in part], "lr": 1.0, "weight_decay": 0.0} for part in cut]
     before = copies(model)
-    masters = Masters(model, groups)
+    masters = MasterWeights(model, groups)
     held = masters.named(masters.values)
     with torch.no_grad():
         for beta in scaled.values():
@@ -366,7 +365,7 @@ class Tied(nn.Module):
 def test_shared_parameters_stay_shared() -> None:
     model, plain = Tied(), Tied()
     plain.load_state_dict(model.state_dict())
-    masters = Masters(model, one_group(model))
+    masters = MasterWeights(model, one_group(model))
     assert [*masters.parameters] == ["one.weight", "one.bias", "two.bias"]
     assert model.two.weight is model.one.weight
     assert {"one.weight", "two.weight"} <= model.state_dict().keys()
@@ -385,7 +384,7 @@ def test_odd_shapes_are_held() -> None:
     shapes: list[tuple[int, ...]] = [(), (1,), (0, 3), (65,), (2, 3, 1, 1), (3, 1, 1, 1), (2, 2, 2), (64,)]
     model.held = nn.ParameterList([torch.randn(shape, generator=seeded(i)) for i, shape in enumerate(shapes)])
     before = copies(model)
-    masters = Masters(model, one_group(model), channels_last=True)
+    masters = MasterWeights(model, one_group(model), channels_last=True)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     give_gradients(model)
     masters.collect_()
@@ -397,7 +396,7 @@ def test_odd_shapes_are_held() -> None:
 def test_frozen_parameters_are_released_in_float32(dtype: torch.dtype) -> None:
     model = small(short=False).to(dtype)
     model[0].requires_grad_(False)
-    Masters(model, one_group(model)).release_()
+    MasterWeights(model, one_group(model)).release_()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -406,14 +405,14 @@ def test_two_short_types_are_refused() -> None:
     model[3].half()
     before = copies(model)
     with pytest.raises(ValueError, match=r"at most one shorter type, got torch\.bfloat16, torch\.float16; convert"):
-        Masters(model, one_group(model))
+        MasterWeights(model, one_group(model))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_float64_is_not_rounded_behind_the_callers_back() -> None:
     model = small(short=False).double()
     with pytest.raises(ValueError, match=r"shorter type, got torch\.float64"):
-        Masters(model, one_group(model))
+        MasterWeights(model, one_group(model))
 
 
 def scattered(model: nn.Module) -> nn.Module:
@@ -441,7 +440,7 @@ def absorbed_exactly(network: nn.Module) -> int:
     expected = plain(*sentences())
     slope = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
     expected.backward(slope)
-    absorbing = {id(found.layer.weight): found for found in absorbing_layers(network)}
+    absorbing = {id(found.layer.weight): found for found in foldable_layers(network)}
     learning = [p for p in network.parameters() if p.requires_grad]
     parameters = sorted(learning, key=lambda p: kind(absorbing[id(p)]) if id(p) in absorbing else ())
     placed, end = [], 0
@@ -456,7 +455,7 @@ def absorbed_exactly(network: nn.Module) -> int:
     for p, stretch in views.items():
         p.data = computing[stretch].view(p.shape)
     taken = {found.bias for found in absorbing.values() if found.bias is not None}
-    absorption = Absorption(placed, absorbing, values, carried_biases(network, network.streams(), taken))
+    absorption = ScalarFolding(placed, absorbing, values, carried_biases(network, network.streams(), taken))
     for bias in absorption.carried:
         bias.absorbed = True
     for last, number in zip(absorption.ends, absorption.at_ends, strict=True):
@@ -587,7 +586,7 @@ def test_stream_of_an_encoder_or_decoder_alone_gives_its_biases_to_what_reads_it
 def test_stream_with_another_reader_keeps_its_biases() -> None:
     """What is added to the stream cannot be moved past a norm, nor to a sum that is read without a bias."""
     model = build("transformer-2-1-32-64-2", "fixup", num_classes=40)
-    taken = {found.bias for found in absorbing_layers(model) if found.bias is not None}
+    taken = {found.bias for found in foldable_layers(model) if found.bias is not None}
     encoder, decoder = ([block.delta for block in stream.blocks] for stream in model.streams())
     carried = carried_biases(model, model.streams(), taken)
     assert carried[model.encoder[1].attention.entry.bias] == encoder[:2]
@@ -603,9 +602,9 @@ def test_stream_with_another_reader_keeps_its_biases() -> None:
 def test_bias_that_another_module_shares_is_not_taken_in() -> None:
     model = build("transformer-1-1-32-64-2", "fixup", num_classes=40)
     entry = model.encoder[0].attention.entry
-    assert any(found.bias is entry.bias for found in absorbing_layers(model))
+    assert any(found.bias is entry.bias for found in foldable_layers(model))
     model.encoder[0].attention.branch.q.weight = model.encoder[0].attention.branch.k.weight  # q can no longer
-    left = absorbing_layers(model)
+    left = foldable_layers(model)
     assert not any(found.bias is entry.bias for found in left)  # so v must not
     assert any(found.bias is model.encoder[0].attention.branch.bias for found in left)
 
@@ -614,4 +613,4 @@ def test_bias_that_another_module_shares_is_not_taken_in() -> None:
 def test_model_of_which_nothing_learns_is_refused(model: nn.Module) -> None:
     for groups in (one_group(model), []):
         with pytest.raises(ValueError, match=r"expected at least one parameter of \w+ that learns, got none; set req"):
-            Masters(model, groups)
+            MasterWeights(model, groups)

@@ -1,4 +1,4 @@
-"""The picture of a training run: loss, accuracy and learning rate over the epochs."""
+"""The plot of a training run: loss, accuracy and learning rate over the epochs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 
-# The keys of a record, by the name of their curve; `epoch` is its place, and a record may lack any of the others.
+# The keys of a record by the name of their curve. A record has an `epoch`; any other key may be missing.
 LOSSES = {"training": "train_loss", "validation": "validation_loss"}
 ACCURACIES = {"training": "train_accuracy", "validation": "validation_accuracy"}
 RATES = {"learning rate": "lr"}
-TEST = {"loss": "test_loss", "accuracy": "test_accuracy"}  # measured once, so that it is said in words
-_STEEP = 30.0  # a loss that falls or grows by more than this factor is drawn in the logarithm
-_POINTS = 2000  # of a curve; the picture has no more columns
-_SMALL = 0.62  # width of the learning rate to the others
+TEST = {"loss": "test_loss", "accuracy": "test_accuracy"}  # measured once, and therefore written below the plot
+_STEEP = 30.0  # a loss that changes by more than this factor gets a logarithmic axis
+_POINTS = 2000  # of a curve; the plot has no more columns of pixels
+_SMALL = 0.62  # the width of the learning rate relative to the others
 
 
-def draw_learning(records: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
-    """Draw the metrics of a run into a .png or .svg file; accuracies are shares of 1, and drawn in per cent.
+def draw_training_curves(records: Sequence[Mapping[str, Any]], path: str | Path, title: str = "") -> None:
+    """Draw the metrics of a run into a .png or .svg file; accuracies are fractions of 1, drawn in per cent.
 
-    Records may hold some of the numbers only, such as the training loss every few steps and the validation at the end
-    of an epoch; those without an epoch are left out.
+    A record may hold only some of the numbers, such as the training loss every few steps and the validation loss at
+    the end of an epoch. Records without an epoch are left out.
 
     Raises:
-        ValueError: when there is nothing to draw, or on another suffix.
+        ValueError: if there is nothing to draw, or the file has another suffix.
         ImportError: if matplotlib is not installed.
     """
-    panels = learning_panels(records)
+    panels = training_panels(records)
     if not panels:
         raise ValueError(
             f"expected records with an 'epoch' and numbers, got none in {len(records)}; train at least once"
@@ -39,20 +39,20 @@ def draw_learning(records: Sequence[Mapping[str, Any]], path: str | Path, title:
     write_plot(panels, path, title=title, columns=3, widths=widths)
 
 
-def learning_panels(records: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:
-    """Loss, accuracy and learning rate over the epochs, each where there are numbers."""
+def training_panels(records: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:
+    """Make panels of loss, accuracy and learning rate over the epochs; a panel without numbers is left out."""
     losses, accuracies, rates = (_curves(records, keys) for keys in (LOSSES, ACCURACIES, RATES))
-    places = [place for curve in (*losses, *accuracies, *rates) for place in curve.x]
-    span = (min(places), max(places)) if places else ()  # so that one epoch has the same place in all of them
+    epochs = [epoch for curve in (*losses, *accuracies, *rates) for epoch in curve.x]
+    span = (min(epochs), max(epochs)) if epochs else ()  # so that an epoch is at the same place in all panels
     panels = []
     if losses:
         values = [v for curve in losses for v in curve.values if math.isfinite(v)]
         steep = bool(values) and min(values) > 0 and max(values) > _STEEP * min(values)
-        note = _notes(_extreme(losses, "lowest"), _test(records, "loss"))
+        note = _join(_best(losses, "lowest"), _test_score(records, "loss"))
         panels.append(Panel("loss", losses, "cross-entropy", "epoch", log_y=steep, x=span, note=note))
     if accuracies:
         percent = tuple(Curve(curve.name, tuple(100 * v for v in curve.values), curve.x) for curve in accuracies)
-        note = _notes(_extreme(percent, "best"), _test(records, "accuracy"))
+        note = _join(_best(percent, "best"), _test_score(records, "accuracy"))
         panels.append(Panel("accuracy", percent, "top-1 accuracy in %", "epoch", log_y=False, x=span, note=note))
     if rates:
         panels.append(Panel("learning rate", rates, "", "epoch", log_y=False, x=span))
@@ -70,30 +70,30 @@ def _curves(records: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tu
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """About `_POINTS` points at most; the last one is kept, and what is not finite."""
+    """Keep at most about `_POINTS` points, the last one and all that are not finite among them."""
     every = max(1, math.ceil(len(points) / _POINTS))
     last = len(points) - 1
     return [p for i, p in enumerate(points) if (last - i) % every == 0 or not math.isfinite(p[1])]
 
 
-def _extreme(curves: Sequence[Curve], word: str) -> str:
-    """The best value of the validation, else of the training, in words."""
+def _best(curves: Sequence[Curve], word: str) -> str:
+    """The best value of the last curve, which is the validation if there is one, in words."""
     curve = curves[-1]
-    finite = [(value, place) for value, place in zip(curve.values, curve.x, strict=True) if math.isfinite(value)]
+    finite = [(value, epoch) for value, epoch in zip(curve.values, curve.x, strict=True) if math.isfinite(value)]
     if not finite:
         return ""
-    value, place = (min if word == "lowest" else max)(finite, key=lambda pair: pair[0])
-    return f"{word} {curve.name} {value:.4g}{' %' if word == 'best' else ''} at epoch {place:.4g}"
+    value, epoch = (min if word == "lowest" else max)(finite, key=lambda pair: pair[0])
+    return f"{word} {curve.name} {value:.4g}{' %' if word == 'best' else ''} at epoch {epoch:.4g}"
 
 
-def _test(records: Sequence[Mapping[str, Any]], what: str) -> str:
+def _test_score(records: Sequence[Mapping[str, Any]], what: str) -> str:
     found = [record[TEST[what]] for record in records if _is_number(record.get(TEST[what]))]
     if not found:
         return ""
     return f"test {100 * found[-1]:.4g} %" if what == "accuracy" else f"test {found[-1]:.4g}"
 
 
-def _notes(*texts: str) -> str:
+def _join(*texts: str) -> str:
     return "; ".join(text for text in texts if text)
 
 

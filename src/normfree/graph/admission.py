@@ -1,0 +1,85 @@
+"""Which methods an existing model admits: the rules that `convert` and the advice of `diagnose` share."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from torch import nn
+
+from normfree.methods import Method
+from normfree.methods.method import ONE
+from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.plan import Branch, ResidualPlan
+
+
+def cannot_convert_by(method: Method) -> str | None:
+    """Why no existing model can be converted by a method, with a remedy; None if some can."""
+    if method.kind == "normalized" and method.norm is not None:
+        return (
+            f"expected a method without normalization, got '{method.name}', which is one of the normalizers: there is "
+            "nothing to convert to; use 'fixup', 'skipinit', 'rezero', 'nf', 'wn' or 'dyt'"
+        )
+    if method.weight == "spectral":
+        return (
+            f"expected a method that converts a model, got '{method.name}', which only divides the weights by their "
+            "largest singular values; do that by torch.nn.utils.parametrizations.spectral_norm"
+        )
+    changes = {
+        "removes the branches": method.remove_branches,
+        "puts a new convolution into every shortcut": method.shortcut == "conv everywhere",
+        "needs an activation function of its own": method.activation != "relu",
+    }
+    for change in (change for change, needed in changes.items() if needed):
+        return (
+            f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
+            "build one of our models with it instead"
+        )
+    return None
+
+
+def rigid_layers(
+    model: nn.Module, plan: ResidualPlan, method: Method, called: Container[str] | None = None
+) -> dict[str, str]:
+    """The weight layers that cannot become the method's kind of layer, by qualified name, with the reason.
+
+    `called` holds the modules that a forward pass calls, if the caller knows them: a weight that is used without a call
+    of its layer cannot be reparametrized.
+    """
+    if method.weight == "plain":
+        return {}
+    modules = dict(model.named_modules())
+    found: dict[str, str] = {}
+    for layer in dict.fromkeys(plan.hidden()):
+        if layer.parameter != "weight" or (called is not None and layer.name not in called):
+            reason: str | None = "the weight is used without a call of the layer"
+        else:
+            reason = cannot_reparametrize(modules[layer.name], method.weight, transposed=layer.transposed)
+        if reason is not None:
+            found[layer.path] = reason
+    return found
+
+
+def scales_sums(method: Method) -> bool:
+    """Whether a method scales whole sums or their shortcuts, which only a module that returns the sum can do."""
+    return not method.rule.c == method.rule.a == ONE
+
+
+def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
+    """Whether an existing model can surely be converted by a method, without trying.
+
+    A method that scales the sum itself is not sure, since it needs a module around every sum. Nor is one that is not
+    made for attention, on a model that has it.
+    """
+    skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
+    if skip not in method.skips or scales_sums(method) or cannot_convert_by(method) is not None:
+        return False
+    return not rigid_layers(model, plan, method)
+
+
+def _multiplies(branch: Branch) -> bool:
+    """Whether layers side by side are multiplied with one another, as in attention.
+
+    If they are only added, the degree is that of the longest row of layers, and below their number.
+    """
+    side_by_side = len(branch.entries) > 1
+    return branch.depth + side_by_side > sum(not layer.gate for layer in branch.layers)

@@ -1,0 +1,41 @@
+"""Numbers, durations and lists of names as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def duration(seconds: float) -> str:
+    """Write a time in its two largest units.
+
+    >>> [duration(s) for s in (0.4, 59.6, 61, 3599, 7260, 180000)]
+    ['0 s', '1 min 0 s', '1 min 1 s', '59 min 59 s', '2 h 1 min', '50 h 0 min']
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def percent(fraction: float | None, spread: float | None = None, *, digits: int = 1) -> str:
+    """Write a fraction of 1, and its spread if there is one, in per cent; None is blank.
+
+    >>> percent(0.8351), percent(0.8351, 0.0123), percent(0.8351, digits=2), percent(None)
+    ('83.5 %', '83.5 ± 1.2 %', '83.51 %', '')
+    """
+    if fraction is None:
+        return ""
+    error = "" if spread is None else f" ± {100 * spread:.{digits}f}"
+    return f"{100 * fraction:.{digits}f}{error} %"
+
+
+def first_names(names: Sequence[str], limit: int = 3) -> str:
+    """List the first few names and count the rest.
+
+    >>> first_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
