@@ -27,8 +27,8 @@ from normfree.data.images.embedded import LINEAR_ACCURACY
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.engine import loop as engine
-from normfree.train.recipes import recipe
 from normfree.train.engine.environment import Stop
+from normfree.train.recipes import recipe
 from tiny_text import tiny_text
 
 BASE = TrainConfig(epochs=1, batch_size=1000, validation=0.5)  # three steps
@@ -325,7 +325,7 @@ def test_task_goes_on_when_nobody_listens_any_more() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_say_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
-    monkeypatch.setattr(engine, "_LOOK", 0.0)  # in this process; others look twice a second
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)  # in this process; others look twice a second
     told: list[str] = []
     model, base = ("resmlp-2-16", BASE) if jobs == 1 else ("resnet8", TrainConfig(epochs=1))
     compare(

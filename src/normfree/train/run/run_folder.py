@@ -248,20 +248,20 @@ def _locked(folder: Path) -> Iterator[None]:
     path = folder / "lock"
     lock = FileLock(path, timeout=0, fallback_to_soft=False, on_acquired=write_process)
     try:
-        with explained("the lock of", folder):
-            lock.acquire()
+        lock.acquire()
     except Timeout:
         raise ValueError(
             f"expected a folder that no other process trains in, but '{folder}' is held{_holder(path)}; wait for it, "
             "or choose another folder"
         ) from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno in _NO_LOCKS:
+            raise ValueError(
+                f"expected a file system with locks, but '{folder}' cannot be locked ({error.strerror}); choose "
+                "another folder"
+            ) from error
+        with explained("the lock of", folder):
             raise
-        raise ValueError(
-            f"expected a file system with locks, but '{folder}' cannot be locked ({os.strerror(error.errno)}); choose "
-            "another folder"
-        ) from error
     try:
         yield
     finally:
