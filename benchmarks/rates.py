@@ -32,7 +32,7 @@ from torch import Tensor
 
 import normfree as nf
 from normfree.conversion import convert
-from normfree.data.images import embedded
+from normfree.data.images import fashion14
 from normfree.files import write_json
 from normfree.models.foreign import create_model
 from normfree.optim import agc_parameters
@@ -52,7 +52,7 @@ Run = tuple[str, str, float, int]  # model, method, rate, seed
 
 def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     """The batches of a seed: training images in a random order, standardized, enlarged, of three equal colours."""
-    split = embedded.load().train
+    split = fashion14.load().train
     images = split.images.float()
     images = (images - images.mean()) / images.std()
     count, size = SETTINGS["batch"], SETTINGS["size"]

@@ -1,4 +1,4 @@
-"""Files are whole or not there at all, and an obstacle is one sentence."""
+"""Files and folders are written whole or not at all, and a failed write is one sentence."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normfree import files
-from normfree.files import explained, plain_json, replacing, with_numbers, write_json
+from normfree.files import explained, plain_json, replacing, replacing_folder, with_numbers, write_bytes, write_json
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -57,10 +57,69 @@ def test_content_and_name_reach_the_disk_in_that_order(tmp_path: Path, monkeypat
     assert events == ["file", "name", "folder"]
 
 
+def test_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "one"
+    for content, other in (("first", "a"), ("second", "b")):
+        with replacing_folder(folder) as temporary:
+            (temporary / "file").write_text(content)
+            (temporary / other).touch()
+        assert (folder / "file").read_text() == content
+        assert sorted(os.listdir(folder)) == sorted(["file", other])
+        assert os.listdir(folder.parent) == ["one"]
+        assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "one"
+    with replacing_folder(folder) as temporary:
+        (temporary / "file").write_text("before")
+
+    def interrupted() -> None:
+        with replacing_folder(folder) as temporary:
+            (temporary / "file").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target == folder and self.name.startswith(f"{files.TEMPORARY}one-"):
+            raise OSError(errno.EIO, "no renaming")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="no renaming"), replacing_folder(folder) as temporary:
+        (temporary / "file").write_text("after")
+    assert (folder / "file").read_text() == "before"
+    assert os.listdir(tmp_path) == ["one"]
+
+
+def test_files_of_a_folder_reach_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    replace = Path.replace
+
+    def note_replace(self: Path, target: Path) -> Path:
+        events.append("name")
+        return replace(self, target)
+
+    monkeypatch.setattr(files, "sync", lambda path: events.append("folder" if path.is_dir() else "file"))
+    monkeypatch.setattr(Path, "replace", note_replace)
+    with replacing_folder(tmp_path / "one") as temporary:
+        (temporary / "a").touch()
+        (temporary / "b").touch()
+    assert events == ["file", "file", "folder", "name", "folder"]
+
+
 def test_values_that_cannot_be_written_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "one.json", {"one": object()})
     assert not list(tmp_path.iterdir())
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "deep" / "one", b"\xff\r\n")
+    assert (tmp_path / "deep" / "one").read_bytes() == b"\xff\r\n"
 
 
 def test_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

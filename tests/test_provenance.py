@@ -1,4 +1,4 @@
-"""What is written of a machine is its hardware, and the commit is that of the source."""
+"""Provenance names the hardware, the versions and the commit of the source, and nothing private."""
 
 import json
 import os

@@ -1,4 +1,11 @@
-"""Files that are written whole or not at all, also when the process is killed or the power fails."""
+"""Atomic writes: a file or folder is replaced whole or not at all, even if the process is killed or the power fails.
+
+    with explained("the table", path):  # an OSError becomes one sentence with a remedy
+        write_text(path, table)
+
+`write_bytes`, `write_text` and `write_json` write one file. `replacing` and `replacing_folder` give a temporary path
+for anything else that writes.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,14 @@ import errno
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-TEMPORARY = ".tmp-"  # how the names of unfinished files begin; a killed process leaves them behind
+TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders; a killed process leaves them behind
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
@@ -29,15 +37,18 @@ _REMEDIES = {
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place at the end, and is gone if anything goes wrong before."""
+    """Yield a temporary path beside `path`, and move it to `path` at the end.
+
+    If anything inside raises, the temporary file is removed and `path` stays as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)  # a temporary file is its owner's alone
-        sync(temporary)  # otherwise a power failure could leave the new name with none of the content
+        temporary.chmod(0o644)  # mkstemp lets only the owner read
+        sync(temporary)  # otherwise a power failure could leave the new name without the content
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -45,29 +56,80 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `folder`, and let it take the place of `folder` at the end.
+
+    The files directly inside are synced to the disk first. If anything inside raises, the temporary folder is removed
+    and `folder` stays as it was.
+    """
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{folder.name}-", dir=parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp lets only the owner in
+        for path in temporary.iterdir():
+            sync(path)
+        sync(temporary)
+        _swap(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _swap(new: Path, folder: Path) -> None:
+    """Rename `new` to `folder`; an earlier folder of that name is moved aside first and removed last."""
+    parent = folder.absolute().parent
+    earlier = None
+    if folder.exists():
+        aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
+        earlier = folder.replace(aside / folder.name)
+    try:
+        new.replace(folder)
+    except BaseException:
+        if earlier is not None:
+            earlier.replace(folder)
+            earlier.parent.rmdir()
+        raise
+    sync(parent)
+    if earlier is not None:
+        shutil.rmtree(earlier.parent, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file's content, or the names in a folder, are on the disk."""
     if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
-        return  # Windows opens no folder
+        return  # Windows cannot open a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
             raise
     finally:
         os.close(handle)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write data as JSON that any reader takes, whole or not at all; what is no UTF-8 in a path becomes '?'."""
-    text = json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False)
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; missing folders are created."""
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8", errors="replace")
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file atomically; a character that UTF-8 cannot hold, such as one of an odd path, becomes '?'."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write data atomically as strict JSON, with `plain_json` applied."""
+    write_text(path, json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def plain_json(value: Any) -> Any:
-    """Data for JSON: what is not finite becomes a text, tuples become lists."""
+    """Data that strict JSON can hold: NaN and infinities become "nan", "inf" and "-inf", tuples become lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
@@ -76,7 +138,7 @@ def plain_json(value: Any) -> Any:
 
 
 def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
-    """JSON data with what `plain_json` made a text as a number again; what lies under the keys `texts` stays one."""
+    """The inverse of `plain_json`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
     if isinstance(value, Mapping):
         return {key: item if key in texts else with_numbers(item, texts) for key, item in value.items()}
     if isinstance(value, list):
@@ -86,16 +148,21 @@ def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
 
 @contextmanager
 def explained(what: str, path: Path, consequence: str = "") -> Iterator[None]:
-    """Say in one sentence what could not be written where, why, and what to do; the error number stays.
+    """Turn an `OSError` into one sentence: what could not be written, where, why, and the remedy.
+
+    Args:
+        what: the thing that is written, such as "the table".
+        path: its file or folder.
+        consequence: ends the sentence, such as "the earlier file is unchanged".
 
     Raises:
-        OSError: in place of any `OSError` inside.
+        OSError: in place of any `OSError` inside, with the same `errno`.
     """
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        remedy = _REMEDIES.get(error.errno or 0, "see that the folder is there and can be written")
+        remedy = _REMEDIES.get(error.errno or 0, "check that the folder exists and can be written")
         ending = f"; {consequence}" if consequence else ""
         clear = OSError(f"could not write {what} '{path}': {reason}; {remedy}{ending}")
         clear.errno = error.errno

@@ -1,4 +1,4 @@
-"""Where a number comes from: the commit, the versions and the hardware, without a folder, user or host."""
+"""The origin of a stored number: commit, versions and hardware, without the name of a folder, user or host."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from normfree import __version__
 
 
 def commit() -> str:
-    """The commit of the package's source, with '+dirty' where it was changed since.
+    """The commit of the package's source, with '+dirty' if it was changed since, or 'none' outside a repository.
 
-    NORMFREE_COMMIT, where it is set, knows better: a copy on another machine may carry an older repository, or none,
-    and then it is 'none'.
+    The environment variable NORMFREE_COMMIT takes precedence, because a copy on another machine may carry an older
+    repository, or none.
     """
-    if told := os.environ.get("NORMFREE_COMMIT"):
-        return told
+    if given := os.environ.get("NORMFREE_COMMIT"):
+        return given
     package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", *arguments]  # a look must not keep anyone from committing meanwhile
+        command = ["git", "--no-optional-locks", *arguments]  # a lock would keep someone from committing meanwhile
         return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # a package installed below some repository is not of it
+        git("ls-files", "--error-unmatch", "__init__.py")  # fails for a package installed inside another repository
         return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return "none"
 
 
 def versions() -> dict[str, str]:
-    """The versions that a number depends on."""
+    """The versions of Python, torch, numpy and normfree."""
     found = {"python": platform.python_version()}
     for name in ("torch", "numpy"):
         try:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: str = "cpu") -> dict[str, Any]:
-    """The processor's model and number of cores, the threads that torch uses, and the GPU's name where one is used."""
+    """The processor's model and number of cores, the threads that torch uses, and the GPU's name if one is used."""
     import torch
 
     found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
@@ -54,8 +54,8 @@ def hardware(device: str = "cpu") -> dict[str, Any]:
     return found
 
 
-def own_cores() -> int:
-    """How many cores this process may use."""
+def available_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -16,8 +16,8 @@ import pytest
 import normfree
 from normfree.cli import main
 from normfree.cli.plugins import load_plugins
-from normfree.data.text.parallel_text import decoded
 from normfree.data.text.prepared_folder import MANIFEST, open_prepared
+from normfree.data.text.text_files import decode_lines
 from normfree.methods import unregister
 from normfree.train import RunFolder, TrainConfig, fit, read_config
 from normfree.train.engine import loop as engine
@@ -371,11 +371,11 @@ def test_every_line_has_one_translation(here: Run, given: bytes, count: int) -> 
 
 
 def test_standard_input_is_read_as_files_are(tmp_path: Path) -> None:
-    from normfree.data.text.parallel_text import read_lines
+    from normfree.data.text.text_files import read_lines
 
     given = b"\xef\xbb\xbfa\r\nb\rc\n\n \xe2\x80\xa8d \n\r\ne"
     (tmp_path / "file").write_bytes(given)
-    assert list(decoded(io.BytesIO(given), "on standard input")) == list(read_lines(tmp_path / "file"))
+    assert list(decode_lines(io.BytesIO(given), "on standard input")) == list(read_lines(tmp_path / "file"))
 
 
 def test_invalid_input_names_its_line(here: Run) -> None:

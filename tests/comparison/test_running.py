@@ -23,7 +23,7 @@ from normfree.comparison.comparison import Comparison, Run, page, panel, panel_o
 from normfree.comparison.running import compare, layers
 from normfree.comparison.scheduling import Task, folder_name
 from normfree.comparison.workers import Said, _answer, _send_next, _work, run_tasks
-from normfree.data.images.embedded import LINEAR_ACCURACY
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.engine import loop as engine

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from normfree.cli import main
 from normfree.comparison import scheduling as runs
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig, fit
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
 Make = Callable[..., Claim]
@@ -40,6 +41,33 @@ CLAIM = Claim(
 def fake() -> Claim:
     """A claim that holds, in no registry."""
     return CLAIM
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process: exit status, stdout and stderr."""
+    for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["reproduce", *arguments])
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def counted(fake: Claim) -> Any:
+    """A measurement that counts its runs."""
+
+    def once(settings: Settings) -> Measurement:
+        once.runs += 1
+        return fake.measure(settings)
+
+    once.runs = 0
+    return once
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from made_up_runs import MadeUpRuns
 from normfree.comparison.scheduling import folder_name
 from normfree.train import RunFolder, TrainConfig
-from normfree_papers.claims.claim import PAPERS, SCALES, Claim, Settings, all_claims, judge
+from normfree_papers.claims.claim import SCALES, Claim, Settings, judge
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.storage import collect, is_whole, panels_of, read_result, result_path
 
 CLAIMS = all_claims()
@@ -79,7 +80,7 @@ def test_needs_training_or_data_is_said():
 def test_claim_that_trains_asks_for_runs_and_measures_nothing_without(claim, tmp_path):
     for scale in ("quick", "full"):
         runs = MadeUpRuns(lambda name, config: None)
-        settings = Settings(scale=scale, seeds=claim.seeds_at(scale), data=tmp_path, trainings=runs)  # type: ignore[arg-type]
+        settings = Settings(scale=scale, seeds=claim.seeds_at(scale), data=tmp_path, runs=runs)  # type: ignore[arg-type]
         measurement = claim.measure(settings)
         assert runs.asked == runs.missing
         assert runs.asked

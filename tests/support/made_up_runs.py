@@ -12,7 +12,7 @@ Make = Callable[[str, TrainConfig], Trained | None]
 
 
 class MadeUpRuns:
-    """In the place of `Trainings`: gives what a function makes of a name and a configuration; None was not run."""
+    """In the place of `RunCache`: gives what a function makes of a name and a configuration; None was not run."""
 
     trains = True
 
@@ -31,7 +31,7 @@ class MadeUpRuns:
 def measure(claim: Claim, make: Make, **fields: Any) -> tuple[Measurement, Judgement, MadeUpRuns]:
     """What a claim makes of such runs, how that is judged, and what was asked for."""
     runs = MadeUpRuns(make)
-    settings = Settings(trainings=runs, **fields)  # type: ignore[arg-type]
+    settings = Settings(runs=runs, **fields)  # type: ignore[arg-type]
     measurement = claim.measure(settings)
     result = collect(claim, settings, measurement, 1.0)
     assert panels_of(result) == measurement.panels

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from normfree.data import ImageSet
-from normfree.data.images.embedded import load
+from normfree.data.images.fashion14 import load
 from normfree.data.images.image_set import image_set
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from normfree.data.text.preparation import prepare_pairs, prepare_text
-from normfree.data.text.prepared_folder import Prepared
+from normfree.data.text.prepared_folder import Prepared, prepare_pairs, prepare_text
 
 LETTERS = "abcdefghij"
 SIZE = 4 + 1 + 2 * len(LETTERS)  # special ones, the space, each letter alone and at the start of a word

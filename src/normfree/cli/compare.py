@@ -123,8 +123,8 @@ def default_jobs(device: str) -> int:
     """One run a core that this process may use; on a GPU one at a time, since it is shared."""
     import torch
 
-    from normfree.provenance import own_cores
+    from normfree.provenance import available_cores
 
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
-    return own_cores()
+    return available_cores()

@@ -56,8 +56,8 @@ def prepared_name(
     prepare: bool = True,
 ) -> str:
     """The name of data that these files become, after preparing them unless they are, or not to be."""
-    from normfree.data.text.parallel_text import find_one, find_parallel
-    from normfree.data.text.preparation import prepare_pairs, prepare_text
+    from normfree.data.text.prepared_folder import prepare_pairs, prepare_text
+    from normfree.data.text.text_files import find_parallel, find_splits
     from normfree.report import open_console
 
     if (source is None) != (target is None) or (source is None) == (text is None):
@@ -83,7 +83,7 @@ def prepared_name(
     if source is not None and target is not None:
         prepared = prepare_pairs(folder, find_parallel(source, target), size=size, say=say)
     else:
-        prepared = prepare_text(folder, find_one(first), size=size, say=say)
+        prepared = prepare_text(folder, find_splits(first), size=size, say=say)
     for sentence in prepared.report():
         say(sentence)
     return name
@@ -112,13 +112,13 @@ def translate_lines(
 
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """
-    from normfree.data.text.parallel_text import decoded
+    from normfree.data.text.text_files import decode_lines
     from normfree.train.text.text_data import PAIRS
     from normfree.train.text.translation import translate
 
     load_plugins(plugin)
     config, vocabulary, model = _opened(run, PAIRS, "a run on pairs of sentences", "translation", device)
-    lines = decoded(sys.stdin.buffer, "on standard input")
+    lines = decode_lines(sys.stdin.buffer, "on standard input")
     # One by one for whoever types, many at once for a file.
     while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _AT_ONCE)):
         found = translate(
@@ -151,7 +151,7 @@ def continue_lines(
     """
     import torch
 
-    from normfree.data.text.parallel_text import decoded
+    from normfree.data.text.text_files import decode_lines
     from normfree.train.text.generation import continue_line
     from normfree.train.text.text_data import TEXT
 
@@ -159,7 +159,7 @@ def continue_lines(
     what = "a language model, which is a run on text,"
     config, vocabulary, model = _opened(run, TEXT, what, "language_model", device)
     draws = torch.Generator().manual_seed(seed)
-    for line in decoded(sys.stdin.buffer, "on standard input"):
+    for line in decode_lines(sys.stdin.buffer, "on standard input"):
         written = continue_line(
             model, vocabulary, line, longest=tokens, temperature=temperature, window=config.block, generator=draws
         )

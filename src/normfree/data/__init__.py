@@ -1,17 +1,17 @@
-"""Images: data sets by name, held in memory as bytes, and the batches that a training run sees."""
+"""Data for training: image sets and folders with their batches (images/, download/), and tokenized text (text/)."""
 
-from normfree.data.download.sources import get, load, names, on_disk, stand_in_note
+from normfree.data.download.data_sets import get, load, names, on_disk, stand_in_note
 from normfree.data.images.augment import Augmentation
-from normfree.data.images.folder_batches import FolderBatches, folder_in_order
-from normfree.data.images.image_batches import Batch, Batches, in_order
+from normfree.data.images.fashion14 import linear_accuracy
+from normfree.data.images.image_batches import ImageBatch, ImageBatches, in_order
+from normfree.data.images.image_folder import FolderBatches, folder_in_order
 from normfree.data.images.image_set import ImageSet, Split, image_set
-from normfree.data.images.linear_classifier import linear_accuracy
 
 __all__ = [
     "Augmentation",
-    "Batch",
-    "Batches",
     "FolderBatches",
+    "ImageBatch",
+    "ImageBatches",
     "ImageSet",
     "Split",
     "folder_in_order",

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from normfree.conversion import convert_
 from normfree.data import ImageSet
-from normfree.data.draws import order
-from normfree.data.images.embedded import LINEAR_ACCURACY
-from normfree.data.images.folder_batches import FolderBatches, folder_in_order
-from normfree.data.images.image_batches import Batches, in_order
-from normfree.data.images.image_folder import Folder, read_folder
+from normfree.data.counter_rng import epoch_order
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
+from normfree.data.images.image_batches import ImageBatches, in_order
+from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import Split
 from normfree.methods import get
 from normfree.models import build
@@ -172,7 +171,7 @@ class MemoryImages(ImageData):
             return partial(in_order, part, batch_size=config.eval_batch_size, **layout) if part else _no_batches
 
         return Inputs(
-            feed=Batches(train, **shared, **layout),
+            feed=ImageBatches(train, **shared, **layout),
             validation=scored(held_out) if len(held_out) else None,
             test=scored(self.images.test),
             unit=self.unit,
@@ -218,7 +217,7 @@ class FolderImages(ImageData):
     ) -> Inputs:
         """Return the batches; part of the training images is held out for validation."""
         shared = _shared(config, processes)
-        drawn = order(config.seed, 0, len(self.train)).tolist()
+        drawn = epoch_order(config.seed, 0, len(self.train)).tolist()
         count = round(config.validation * len(self.train))
         reading: dict[str, Any] = {
             "workers": config.workers,
@@ -228,7 +227,7 @@ class FolderImages(ImageData):
             "channels_last": channels_last,
         }
 
-        def scored(folder: Folder) -> EvalBatches:
+        def scored(folder: ImageFolder) -> EvalBatches:
             part = _part(folder, range(processes.rank, len(folder), processes.world))
             return partial(folder_in_order, part, batch_size=config.eval_batch_size, **reading) if part else _no_batches
 
@@ -241,10 +240,10 @@ class FolderImages(ImageData):
             loss=image_loss,
         )
 
-    def _parts(self) -> tuple[Folder, Folder]:
+    def _parts(self) -> tuple[ImageFolder, ImageFolder]:
         return self.train, self.test
 
-    def _update_digest(self, digest: Any, part: Folder) -> None:
+    def _update_digest(self, digest: Any, part: ImageFolder) -> None:
         """Add the names and sizes of the files: to read their content would take too long."""
         listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
         digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
@@ -291,7 +290,9 @@ def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
     return iter(())
 
 
-def _part(folder: Folder, which: Iterable[int]) -> Folder:
+def _part(folder: ImageFolder, which: Iterable[int]) -> ImageFolder:
     """Return the files of a folder with these indices."""
     indices = list(which)
-    return Folder(classes=folder.classes, files=tuple(folder.files[i] for i in indices), labels=folder.labels[indices])
+    return ImageFolder(
+        classes=folder.classes, files=tuple(folder.files[i] for i in indices), labels=folder.labels[indices]
+    )

@@ -1,17 +1,16 @@
-"""What a claim is: one record of where it stands, what it says, how it is measured and when it holds; and the judge.
+"""The record of a claim, its checks, and the judge.
 
-A claim's measurement gives named numbers, and each of its checks names one of them with the range in which it must lie
-and where that range comes from. Judging is a pure function of a claim and a result, which may come straight from a run
-or from a file.
+A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
+reason for that range. Judging is a pure function of a claim and a result, fresh from a run or read from a file.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,47 +20,14 @@ from normfree.theory.errors import unknown_name
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
-    from normfree_papers.claims.run_cache import Trained, Trainings
+    from normfree_papers.claims.run_cache import RunCache, Trained
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
 Status = Literal["holds", "partly", "fails", "not run"]
 Verdict = Literal["holds", "fails", "missing", "paper errs"]
 Progress = Callable[[int, int, str], None]
-"""Called with steps done, steps in all, and what comes next."""
-
-PAPERS = {
-    "fixup": "Zhang, Dauphin, Ma 2019. Fixup initialization: residual learning without normalization",
-    "wninit": "Arpit, Campos, Bengio 2019. How to initialize your network? Weight norm and ResNets",
-    "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
-    "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
-}
-MODULES = (  # where the claims are written, in the order of each paper
-    "fixup.explosion",
-    "fixup.updates",
-    "fixup.attention",
-    "fixup.depth",
-    "fixup.training",
-    "fixup.imagenet",
-    "fixup.translation",
-    "wninit.theorems",
-    "wninit.start",
-    "wninit.depth",
-    "wninit.warmup",
-    "robust.table",
-    "robust.signal",
-    "robust.training",
-    "normdead.regression",
-    "normdead.batchnorm",
-    "normdead.invariances",
-    "normdead.moments",
-    "normdead.skips",
-    "normdead.rules",
-    "normdead.plots",
-    "normdead.imitation",
-    "normdead.limits",
-    "normdead.pieces",
-)
+"""Called with the steps done, the number of steps, and the name of the next step."""
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -70,9 +36,9 @@ def _silent(done: int, total: int, what: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a claim is run: at which scale, with which seeds, on which device, on the data of which folder.
+    """How a claim is run: scale, seeds, device and folder of the data sets.
 
-    `trainings` makes or finds the runs of a claim that needs training.
+    `runs` trains or finds the runs of a claim that needs training.
     """
 
     scale: Scale = "full"
@@ -80,7 +46,7 @@ class Settings:
     device: str = "cpu"
     data: Path | None = None
     progress: Progress = _silent
-    trainings: Trainings | None = None
+    runs: RunCache | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -95,16 +61,29 @@ class Settings:
         """Whether small stand-ins are wanted."""
         return self.scale == "quick"
 
+    def each_seed(self) -> Iterator[int]:
+        """Yield the seeds, and report each as a step."""
+        for step, seed in enumerate(self.seeds):
+            self.progress(step, len(self.seeds), f"seed {seed}")
+            yield seed
+
+    def each_seed_of(self, names: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Yield every name with every seed, and report each pair as a step."""
+        pairs = [(name, seed) for name in names for seed in self.seeds]
+        for step, (name, seed) in enumerate(pairs):
+            self.progress(step, len(pairs), f"{name}, seed {seed}")
+            yield name, seed
+
     def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
-        """The runs of these names; None for one that is not there and was not to be made."""
-        if self.trainings is None:
-            raise ValueError("expected settings with trainings for a claim that trains, got none; pass trainings=")
-        return self.trainings(wanted)
+        """Return the runs by name; None for a run that is missing and may not be trained."""
+        if self.runs is None:
+            raise ValueError("expected settings with runs= for a claim that trains, got none; pass a RunCache")
+        return self.runs(wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Seconds that a run takes at each scale, on one core or on the GPU that the full scale needs."""
+    """Seconds that a run takes at each scale: the quick one on a CPU core, the full one on `device`."""
 
     quick_seconds: float
     full_seconds: float
@@ -115,10 +94,17 @@ class Cost:
 class Check:
     """One statement on one measured number: it lies between `low` and `high`, either of which may be open.
 
-    `paper` is what the paper gives for it, and `why` says where the range comes from. Where there are several seeds,
-    their mean is judged. A check that is not `main` is a side remark of the paper: where it fails, the claim holds in
-    part. `scale` restricts it to one scale. `lacks` names data that it would take and that are not at hand. `erratum`
-    says why the paper's number is known to be wrong; the range is then that of the right one.
+    The claims write a check as `expect(NAME, RANGE).says(STATEMENT, why=REASON)`.
+
+    Attributes:
+        name: The number, as the measurement names it. Over several seeds, the mean is judged.
+        statement: What the paper says of it, in one phrase.
+        paper: The number or the words of the paper, if there are any.
+        why: The reason for the range.
+        main: Whether the claim fails with this check. It holds in part if a side remark fails.
+        scale: The only scale at which the number is measured; None for both.
+        lacks: Data that the check needs and that were not available.
+        erratum: Why the paper's number is wrong; the range is then that of the right number.
     """
 
     name: str
@@ -144,7 +130,7 @@ class Check:
     def expected(self) -> str:
         """The range in words.
 
-        >>> Check(name="x", statement="x is small", high=2, why="the text").expected
+        >>> expect("x", high=2).says("x is small", why="the text").expected
         '≤ 2'
         """
         if self.low is None or self.high is None:
@@ -157,9 +143,30 @@ class Check:
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """The measured half of a check: the name of a number, the paper's value, and the range."""
+
+    name: str
+    _: KW_ONLY
+    paper: float | str | None = None
+    low: float | None = None
+    high: float | None = None
+    main: bool = True
+    scale: Scale | None = None
+
+    def says(self, statement: str, *, why: str, lacks: str = "", erratum: str = "") -> Check:
+        """Add the claimed half: the statement, and the reason for the range."""
+        return Check(statement=statement, why=why, lacks=lacks, erratum=erratum, **vars(self))
+
+
+expect = Expectation
+aside = partial(Expectation, main=False)  # a side remark of the paper
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a run gives: numbers by name, alone or one a seed, and what to draw and print."""
+    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show."""
 
     values: Mapping[str, float | Sequence[float]]
     panels: tuple[Panel, ...] = ()
@@ -167,15 +174,34 @@ class Measurement:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+def by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Numbers by name, one per seed, from one mapping per seed.
+
+    >>> by_name([{"a": 1.0}, {"a": 2.0}])
+    {'a': [1.0, 2.0]}
+    """
+    return {name: [one[name] for one in found] for name in found[0]}
+
+
+@dataclass(frozen=True)
 class Claim:
     """A quantitative statement of a paper: a figure, a table, a theorem.
 
-    `statement` and `how` are one sentence each; `paper_value` is what the paper gives, in words. `seeds` are how many
-    a full run takes and `quick_seeds` a quick one. `lacks` names data that were not at hand for the full scale. Raise
-    `version` when the measurement changes, so that stored results are taken no longer.
+    Attributes:
+        measure: Returns the numbers that the checks name.
+        id: Paper and place, such as "fixup/fig3".
+        where: The place in the paper.
+        statement: The claim in one sentence.
+        paper_value: The numbers of the paper, in words.
+        how: How it is measured here, in one sentence.
+        seeds: The number of seeds of a full run; `quick_seeds` of a quick one.
+        needs_data: The data set that a full run needs.
+        lacks: Data that were not available for the full scale.
+        version: Raise it when the measurement changes, so that stored results are no longer used.
     """
 
+    measure: Callable[[Settings], Measurement]
+    _: KW_ONLY
     id: str
     where: str
     statement: str
@@ -183,7 +209,6 @@ class Claim:
     how: str
     cost: Cost
     checks: tuple[Check, ...]
-    measure: Callable[[Settings], Measurement]
     seeds: int = 3
     quick_seeds: int = 1
     needs_data: str = ""
@@ -193,7 +218,7 @@ class Claim:
 
     @property
     def paper(self) -> str:
-        """The short name of the paper, which is the first part of the id."""
+        """The short name of the paper, the first part of the id."""
         return self.id.partition("/")[0]
 
     @property
@@ -202,11 +227,11 @@ class Claim:
         return self.id.partition("/")[2]
 
     def checks_at(self, scale: Scale) -> tuple[Check, ...]:
-        """The checks that a run of a scale gives numbers for."""
+        """The checks whose numbers a run of this scale measures."""
         return tuple(check for check in self.checks if check.scale in (None, scale) and not check.lacks)
 
     def seeds_at(self, scale: Scale) -> tuple[int, ...]:
-        """The seeds of a run unless others are asked for."""
+        """The default seeds of a run."""
         return tuple(range(self.quick_seeds if scale == "quick" else self.seeds))
 
     def to_json(self) -> dict[str, Any]:
@@ -230,7 +255,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """A check beside what was measured, with its standard deviation over the seeds where there are several."""
+    """A check beside the measured number, with its standard deviation over several seeds."""
 
     check: Check
     measured: float | None
@@ -240,14 +265,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a claim holds, and the rows that say why."""
+    """Whether a claim holds, with one row per check."""
 
     status: Status
     rows: tuple[Row, ...] = field(default=(), repr=False)
 
     @property
     def summary(self) -> str:
-        """How many checks came out how, in words."""
+        """The number of checks by verdict, in words."""
         count = Counter(row.verdict for row in self.rows)
         parts = [f"{count['holds']} of {len(self.rows)} checks hold"]
         parts += [f"{count['fails']} fail{'s' if count['fails'] == 1 else ''}"] if count["fails"] else []
@@ -256,14 +281,19 @@ class Judgement:
         parts += [f"{errors} error{'s' if errors > 1 else ''} in the paper"] if errors else []
         return ", ".join(parts)
 
+    @property
+    def errata(self) -> tuple[str, ...]:
+        """Why numbers in the paper are wrong, each reason once."""
+        return tuple(dict.fromkeys(row.check.erratum for row in self.rows if row.verdict == "paper errs"))
+
 
 def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
-    """Judge a result, as a run gives it or as it is read from a file; None means that there is none.
+    """Judge the result of a claim; None means that there is none.
 
-    A claim *fails* when a main check fails. It *holds* when every check does. In between it holds *partly*: a side
-    remark fails, a number is missing, or one that the paper prints was found to be wrong. Where no check has a number
-    it was *not run*, be there a result or not: all training runs behind it may be missing. A stand-in is judged by the
-    checks of the full scale, too, which it leaves without a number: what it does not test is not said to hold.
+    A claim *fails* when a main check fails, and *holds* when every check does. In between it holds *partly*: a side
+    remark fails, a number is missing, or the paper's number is wrong. It was *not run* when no check has a number, even
+    if there is a result: all its training runs may be missing. A quick result is judged by the checks of the full scale
+    as well. They have no number, so that a stand-in does not make them hold.
     """
     given: Mapping[str, Any] = {} if result is None else result
     values, scale = given.get("values", {}), given.get("scale", "full")
@@ -285,54 +315,3 @@ def _row(check: Check, value: Any) -> Row:
     if not check.admits(measured):
         return Row(check, measured, std, "fails")
     return Row(check, measured, std, "paper errs" if check.erratum else "holds")
-
-
-# The registry
-
-_CLAIMS: dict[str, Claim] = {}
-_WRITTEN: dict[str, str] = {}  # the module of each
-
-
-def register(claim: Claim, module: str = "") -> Claim:
-    """Add a claim; the name of the module that it is written in gives it its place among the others.
-
-    Raises `ValueError` when its id is taken, or its paper unknown.
-    """
-    if claim.paper not in PAPERS:
-        raise unknown_name("paper of a claim", claim.paper, PAPERS)
-    if claim.id in _CLAIMS:
-        raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
-    _CLAIMS[claim.id], _WRITTEN[claim.id] = claim, module
-    return claim
-
-
-def claim(**fields: Any) -> Callable[[Callable[[Settings], Measurement]], Callable[[Settings], Measurement]]:
-    """Register the decorated function as the measurement of a claim with these fields."""
-
-    def add(measure: Callable[[Settings], Measurement]) -> Callable[[Settings], Measurement]:
-        register(Claim(measure=measure, **fields), measure.__module__)
-        return measure
-
-    return add
-
-
-def all_claims() -> tuple[Claim, ...]:
-    """Every claim, by paper and in the order of the paper, whichever module was imported first."""
-    modules = [import_module(f"normfree_papers.{name}").__name__ for name in MODULES]
-
-    def place(claim: Claim) -> tuple[int, int]:
-        written = _WRITTEN[claim.id]
-        return list(PAPERS).index(claim.paper), modules.index(written) if written in modules else len(modules)
-
-    return tuple(sorted(_CLAIMS.values(), key=place))
-
-
-def get(claim_id: str) -> Claim:
-    """The claim of an id; an unknown one is answered with those that are known, the closest first."""
-    known = {claim.id: claim for claim in all_claims()}
-    if claim_id in PAPERS:
-        own = [name for name in known if name.startswith(f"{claim_id}/")]
-        raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
-    if claim_id not in known:
-        raise unknown_name("claim", claim_id, known)
-    return known[claim_id]

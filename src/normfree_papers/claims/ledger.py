@@ -16,7 +16,7 @@ from urllib.parse import quote
 from normfree.files import explained, replacing
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
-from normfree_papers.claims.claim import PAPERS, Claim, Row, Status
+from normfree_papers.claims.claim import Claim, Row, Status
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
     RUN_COLUMNS,
@@ -24,14 +24,14 @@ from normfree_papers.claims.ledger_entries import (
     cells,
     command_of,
     counts_of,
-    duration,
     entries,
-    errata_of,
-    left_of,
+    not_run_of,
     origin_of,
+    rough_duration,
     run_cells,
     runs_of,
 )
+from normfree_papers.claims.registry import PAPERS
 from normfree_papers.claims.storage import Result, panels_of, result_path, tables_of
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
@@ -107,11 +107,11 @@ def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
     ]
 
 
-def _unmade(entry: Entry) -> list[Table]:
+def _missing_runs(entry: Entry) -> list[Table]:
     """The training runs that were not made with their commands, as a table if there are any."""
     rows = tuple(
-        (name, duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
-        for name, seconds in entry.unmade.items()
+        (name, rough_duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
+        for name, seconds in entry.missing_runs.items()
     )
     title = f"{len(rows)} training run{'s' if len(rows) > 1 else ''} not made"
     return [Table(title, (Column("run"), Column("about", "right"), Column("command")), rows)] if rows else []
@@ -201,7 +201,7 @@ class _Writer:
                 f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})",
                 escape(entry.claim.where),
                 escape(entry.claim.statement),
-                escape(entry.standing),
+                escape(entry.status_text),
                 "" if entry.status == "not run" else escape(entry.judgement.summary),
             )
             for entry in found
@@ -212,15 +212,15 @@ class _Writer:
         claim, result = entry.claim, entry.result
         yield f'<a id="{_anchor(claim)}"></a>'
         yield f"### {escape(claim.id)}: {escape(claim.where)}"
-        yield f"**{escape(entry.standing)}**: {escape(claim.statement)}"
+        yield f"**{escape(entry.status_text)}**: {escape(claim.statement)}"
         yield f"*The paper:* {escape(claim.paper_value)}" if claim.paper_value else "*The paper* gives no number."
         yield f"*Measured:* {escape(claim.how)}"
-        if left := left_of(entry):
+        if left := not_run_of(entry):
             yield self._remedy(entry, *left)
         if result is None:
             return
         yield to_markdown(self._checks(entry.judgement.rows))
-        yield from (f"*Error in the paper:* {escape(text)}" for text in errata_of(entry))
+        yield from (f"*Error in the paper:* {escape(text)}" for text in entry.judgement.errata)
         yield from (f"*Note:* {escape(text)}" for text in result.get("notes", []))
         picture = result_path(self._out, claim, result["scale"], ".png")
         if picture.exists():
@@ -241,7 +241,7 @@ class _Writer:
             yield _folded(table.title, _escaped(table))
             command = f"normfree train --config {self._out.resolve().name}/runs/RUN/{_FILES['configuration']}"
             yield f"One is made again from its configuration by {code(command)}."
-        for table in _unmade(entry):
+        for table in _missing_runs(entry):
             rows = tuple((escape(name), time, code(command)) for name, time, command in table.rows)
             yield _folded(table.title, Table("", table.columns, rows))
 
@@ -256,7 +256,7 @@ class _Writer:
     def _not_run(self, found: Sequence[Entry]) -> str:
         rows = []
         for entry in found:
-            if (left := left_of(entry)) is not None:
+            if (left := not_run_of(entry)) is not None:
                 name = f"[{escape(entry.claim.id)}](#{_anchor(entry.claim)})"
                 rows.append((name, escape(left[0]), left[1], code(command_of(entry.claim))))
         if not rows:
@@ -291,7 +291,7 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
         if of:
             sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
             sections += [_section(entry, Path(out), Path(folder)) for entry in of]
-    left = [(entry, what) for entry in found if (what := left_of(entry)) is not None]
+    left = [(entry, what) for entry in found if (what := not_run_of(entry)) is not None]
     rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim)) for e, what in left)
     columns = tuple(map(Column, ("claim", "where", "not run", "about", "command")))
     if rows:
@@ -307,21 +307,21 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
 
 def _card(entry: Entry) -> Card:
     claim = entry.claim
-    return Card(claim.id, _COLOURS[entry.status], entry.standing[2:], claim.statement, group=PAPERS[claim.paper])
+    return Card(claim.id, _COLOURS[entry.status], entry.status_text[2:], claim.statement, group=PAPERS[claim.paper])
 
 
 def _section(entry: Entry, out: Path, folder: Path) -> Section:
     claim, result = entry.claim, entry.result
-    title = f"{claim.id}, {claim.where}: {entry.standing}"
+    title = f"{claim.id}, {claim.where}: {entry.status_text}"
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
-    if left := left_of(entry):
+    if left := not_run_of(entry):
         text.append(f"Not run: {left[0]}, about {left[1]}: {command_of(claim)}")
     if result is None:
         return Section(title, tuple(filter(None, text)), name=claim.id)
-    text += [f"Error in the paper: {erratum}" for erratum in errata_of(entry)]
+    text += [f"Error in the paper: {erratum}" for erratum in entry.judgement.errata]
     text += [f"Note: {note}" for note in result.get("notes", [])]
     text.append("From " + " · ".join(f"{key} {value}" for key, value in origin_of(result).items() if value))
-    more = [*tables_of(result), *_runs(entry, out, folder), *_unmade(entry)]
+    more = [*tables_of(result), *_runs(entry, out, folder), *_missing_runs(entry)]
     return Section(
         title,
         tuple(filter(None, text)),

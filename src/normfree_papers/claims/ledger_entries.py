@@ -1,4 +1,4 @@
-"""What the ledger shows of a claim: the result that counts, how it stands, and the words for it."""
+"""The entries of the ledger: every claim with the result that counts, its status, and the words for both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from normfree.comparison.scheduling import ended
 from normfree.report.tables import Column
-from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, all_claims, judge
+from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, judge
+from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.storage import Result, stored
 
 MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
@@ -34,7 +35,7 @@ RUN_COLUMNS = ("run", "ended", "test", "epochs", "time", "hardware", "commit")
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim with the result that is shown, and how that is judged; `full` is the full one, be it without numbers."""
+    """A claim with the result that is shown, and its judgement; `full` is the full result, even without numbers."""
 
     claim: Claim
     result: Result | None
@@ -43,43 +44,44 @@ class Entry:
 
     @property
     def status(self) -> Status:
-        """How the claim stands."""
+        """The status of the claim."""
         return self.judgement.status
 
     @property
     def is_quick(self) -> bool:
-        """Whether all that is known comes from small stand-ins."""
+        """Whether the result is that of a small stand-in."""
         return self.result is not None and self.result["scale"] == "quick"
 
     @property
-    def standing(self) -> str:
-        """The status in words, with what it rests on where that is not all."""
+    def status_text(self) -> str:
+        """The status in words, with its basis if that is a stand-in or not all runs."""
         runs = self.result.get("runs", {}) if self.result else {}
         notes = ["small stand-in"] if self.is_quick else []
-        notes += [f"{len(self.made)} of {len(runs)} runs made"] if 0 < len(self.made) < len(runs) else []
+        notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
 
     @property
-    def made(self) -> dict[str, str]:
+    def folders(self) -> dict[str, str]:
         """The folders of the training runs that were made, by name."""
         runs = self.result.get("runs", {}) if self.result else {}
         return {name: run["folder"] for name, run in runs.items() if "folder" in run}
 
     @property
     def planned(self) -> Result:
-        """The result whose runs count as to be made: the full one where there is one."""
+        """The result that lists the planned runs: the full one, if there is one."""
         return self.full or self.result or {}
 
     @property
-    def unmade(self) -> dict[str, float]:
-        """The training runs that were not made, with the seconds that each would take on a GPU."""
-        return unmade_of(self.planned)
+    def missing_runs(self) -> dict[str, float]:
+        """The training runs that were not made, with the seconds that each takes on a GPU."""
+        return missing_runs_of(self.planned)
 
 
 def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Entry, ...]:
-    """Every claim with what lies below `out` for it: the full result, or the quick one where that has no number.
+    """Every claim with its result below `out`: the full one, or the quick one if the full one has no number.
 
-    Raises `ValueError` for a stored file that is no result.
+    Raises:
+        ValueError: for a stored file that is no result.
     """
     found = []
     for claim in all_claims() if claims is None else claims:
@@ -93,7 +95,7 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
-    """A check as text, for `CHECK_COLUMNS`."""
+    """A check as text, one cell per column of `CHECK_COLUMNS`."""
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
     aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
@@ -115,10 +117,10 @@ def number(value: float | None, std: float | None) -> str:
     return f"{value:.4g} ± {std:.2g}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds in the largest unit that gives a number above 1.
+def rough_duration(seconds: float) -> str:
+    """Seconds rounded in one unit, as an estimate.
 
-    >>> duration(40), duration(240), duration(7200)
+    >>> rough_duration(40), rough_duration(240), rough_duration(7200)
     ('40 s', '4 min', '2 h')
     """
     for unit, size in (("h", 3600), ("min", 60)):
@@ -127,40 +129,41 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def cost_of(claim: Claim, scale: Scale) -> str:
+    """About how long a claim takes, and on which device."""
+    if scale == "quick":
+        return f"{rough_duration(claim.cost.quick_seconds)} on one core"
+    return f"{rough_duration(claim.cost.full_seconds)} on {'one H200' if claim.cost.device == 'gpu' else 'one core'}"
+
+
 def command_of(claim: Claim, scale: Scale = "full", run: str | None = None) -> str:
-    """What runs a claim, or one of its training runs."""
+    """The command that runs a claim, or one of its training runs."""
     words = ["normfree", "reproduce", claim.id, *(["--quick"] if scale == "quick" else [])]
     words += ["--only", run] if run is not None else []
     words += ["--device", "cuda"] if scale == "full" and claim.cost.device == "gpu" else []
     return shlex.join(words)
 
 
-def errata_of(entry: Entry) -> tuple[str, ...]:
-    """Why numbers that the paper prints were found to be wrong, each reason once."""
-    return tuple(dict.fromkeys(row.check.erratum for row in entry.judgement.rows if row.verdict == "paper errs"))
-
-
-def left_of(entry: Entry) -> tuple[str, str] | None:
-    """What was not run of a claim, and about how long it takes."""
+def not_run_of(entry: Entry) -> tuple[str, str] | None:
+    """The part of a claim that was not run, and about how long it takes."""
     claim = entry.claim
     if entry.full is None:
-        where = "one H200" if claim.cost.device == "gpu" else "one core"
         what = ("the full scale" if entry.is_quick else "all") + (f", for lack of {claim.lacks}" if claim.lacks else "")
-        return what, f"{duration(claim.cost.full_seconds)} on {where}"
-    if entry.unmade:
-        count = f"{len(entry.unmade)} of {len(entry.full['runs'])} training runs"
-        return count, f"{duration(sum(entry.unmade.values()))} on one H200"
+        return what, cost_of(claim, "full")
+    if missing := entry.missing_runs:
+        count = f"{len(missing)} of {len(entry.full['runs'])} training runs"
+        return count, f"{rough_duration(sum(missing.values()))} on one H200"
     return None
 
 
-def unmade_of(result: Result) -> dict[str, float]:
-    """The training runs that a result lacks, with the seconds that each would take on a GPU."""
+def missing_runs_of(result: Result) -> dict[str, float]:
+    """The training runs that a result lacks, with the seconds that each takes on a GPU."""
     runs = result.get("runs", {})
     return {name: float(run["gpu_seconds"]) for name, run in runs.items() if "folder" not in run}
 
 
 def origin_of(result: Result) -> dict[str, str]:
-    """Where the numbers of a result come from; each training run behind them tells its own time and machine."""
+    """The provenance of a result; time and machine are those of each training run, if there are any."""
     judged = {
         "command": result.get("command", ""),
         "commit": _short(result.get("commit", "")),
@@ -173,7 +176,7 @@ def origin_of(result: Result) -> dict[str, str]:
     machine = [ran.get("gpu"), ran.get("cpu"), f"{ran['cores']} cores" if ran.get("cores") else None]
     return {
         **judged,
-        "time": duration(result.get("seconds", 0.0)),
+        "time": rough_duration(result.get("seconds", 0.0)),
         "hardware": ", ".join(part for part in machine if part),
         "versions": ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items()),
     }
@@ -191,13 +194,13 @@ def _span(seeds: Sequence[int]) -> str:
 
 
 def _short(commit: str) -> str:
-    """A commit by its first digits, and whether the source was changed since."""
+    """A commit by its first digits, and whether the source had changes."""
     name, dirty, _ = commit.partition("+")
     return name[:10] + (dirty and "+dirty")
 
 
 def counts_of(found: Sequence[Entry]) -> str:
-    """How many claims stand how, those of which only a small stand-in was run by themselves."""
+    """The number of claims by status; those with only a small stand-in are counted separately."""
     parts = [f"{len(found)} claim{'s' if len(found) != 1 else ''}: {_counts([e for e in found if not e.is_quick])}"]
     if quick := [entry for entry in found if entry.is_quick]:
         parts.append(f"of {len(quick)} only a small stand-in was run: {_counts(quick)}")
@@ -215,8 +218,8 @@ def _counts(found: Sequence[Entry]) -> str:
 
 
 def runs_of(entry: Entry, out: Path) -> list[tuple[str, Path, Mapping[str, Any] | None]]:
-    """The runs of a claim that were made: name, folder, and result where it is still kept."""
-    runs = {name: out / "runs" / folder for name, folder in entry.made.items()}
+    """The training runs of a claim: name, folder, and result if it is still stored."""
+    runs = {name: out / "runs" / folder for name, folder in entry.folders.items()}
     return [(name, folder, ended(folder)) for name, folder in runs.items()]
 
 
@@ -228,5 +231,5 @@ def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     if result.get("bleu"):
         accuracy = f"BLEU {result['bleu']['score']:.2f}"
     where = origin_of({"seeds": [], **result})
-    numbers = accuracy, f"{result['epochs']:.4g}", duration(result["seconds"])
+    numbers = accuracy, f"{result['epochs']:.4g}", rough_duration(result["seconds"])
     return name, result["status"], *numbers, where["hardware"], where["commit"]

@@ -1,29 +1,46 @@
-"""The training runs that claims stand on: each is made once, kept by what it is, and shared by all claims.
+"""The training runs behind claims: each is trained once, kept under the fingerprint of its settings, and shared.
 
-    results/runs/<run>/   what is kept of a run that ended: result.json, config.toml, metrics.jsonl
-    runs/claims/<run>/    a run under way, with its checkpoints
+    results/runs/<run>/   the files kept of a run that ended: result.json, config.toml, metrics.jsonl
+    runs/claims/<run>/    a run in progress, with its checkpoints
 
-A claim asks for runs by name and configuration, and gets what is known of each. Where nothing may be trained, or only a
-part, a run that is not kept comes back as None, and the claim leaves out the numbers that need it.
+A claim asks for runs by name and configuration. A run that is not kept and may not be trained is None, and the claim
+leaves out the numbers that need it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
+from normfree.train.text.token_runs import is_tokens
+from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.scheduling import Task, ended, folder_name, train_all
 from normfree.comparison.workers import Said, in_words
 from normfree.files import TEMPORARY, explained, replacing, write_json
+from normfree.models import build
+from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
 
 Progress = Callable[[int, int, str], None]
 
+# Measured on one H200: operations per second of a wide network, seconds per image and layer of a narrow one, and
+# seconds to set up.
+_FLOPS, _NARROW, _SET_UP = 4e14, 0.5e-6, 40.0
+_IMAGES = {"fashion14": 6_000, "mnist": 60_000}  # training images; other data sets count as CIFAR-10
+_CIFAR_IMAGES = 50_000
+_TOKENS = {"multi30k": 4.3e5, "europarl": 6.0e6}  # target tokens for training, by the first word of the folder's name
+_TOKEN_SPEED = 3e5  # per second, of a Transformer of 6 + 6 layers; assumed
+_DEEP, _STEP = 160, 18  # deeper networks are not built for an estimate: 10,000 layers take half a minute
+
 
 class StoppedError(Exception):
-    """A signal ended the training; what was done is kept."""
+    """A signal ended the training; the runs so far are kept."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"stopped by signal {signal}")
@@ -32,26 +49,37 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that ended: its result, and what it logged after every epoch."""
+    """A run that ended: its result, and one record per epoch."""
 
     result: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss left all bounds; it was not tested then."""
+        """Whether its loss diverged; then it was not tested."""
         return bool(self.result["status"] == "diverged")
 
     def accuracy(self, chance: float) -> float:
-        """The share of test images it gets right; a diverged run's is that of chance."""
+        """The share of test images that it classifies correctly; `chance` for a diverged run."""
         return chance if self.diverged else float(self.result["test"]["accuracy"])
 
 
-class Trainings:
-    """Trains what is asked for unless it is kept in `kept`; `asked` and `missing` tell what was, by name.
+class RunCache:
+    """Finds training runs in a folder, and trains those that are missing.
 
-    With `only`, no run is trained but those of these names, or with one of these texts in their name where no run is
-    called so; with an empty tuple, none.
+    Args:
+        kept: Folder of the runs that ended.
+        work: Folder of the runs in progress.
+        device: Where to train.
+        data: Folder of the data sets.
+        jobs: Number of runs at a time.
+        only: Train only the runs with these names; a text that is no name selects every name that contains it. An
+            empty sequence trains nothing.
+        progress: Called with the runs done, the number of runs, and what they report.
+
+    Attributes:
+        asked: The configurations of all runs that were asked for, by name.
+        missing: Those that are neither kept nor were trained.
     """
 
     def __init__(
@@ -72,20 +100,23 @@ class Trainings:
         self.missing: dict[str, TrainConfig] = {}
 
     def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
-        """What is known of each run, after training those that are not kept.
+        """Return the runs by name, after training those that are missing and may be trained.
 
         Raises:
-            StoppedError: after SIGINT or SIGTERM; the same call goes on from there.
-            ValueError: for a run that cannot be trained, and a name that was given to another one.
+            StoppedError: after SIGINT or SIGTERM; the same call continues.
+            ValueError: for a run that cannot be trained, and a name that another run has.
         """
         for name, config in wanted.items():
             if self.asked.get(name, config) != config:
                 raise ValueError(f"expected one run of the name {name!r}, got two that differ; rename one")
         self.asked |= wanted
-        chosen = wanted if self._only is None else _chosen(wanted, self._only)
-        self._train({name: wanted[name] for name in chosen if self._read(wanted[name]) is None})
         found = {name: self._read(config) for name, config in wanted.items()}
-        self.missing |= {name: wanted[name] for name, trained in found.items() if trained is None}
+        chosen = wanted if self._only is None else _chosen(wanted, self._only)
+        absent = {name: wanted[name] for name in chosen if found[name] is None}
+        if absent:
+            self._train(absent)
+            found |= {name: self._read(wanted[name]) for name, run in found.items() if run is None}
+        self.missing |= {name: wanted[name] for name, run in found.items() if run is None}
         return found
 
     @property
@@ -94,7 +125,7 @@ class Trainings:
         return self._only is None or bool(self._only)
 
     def folder(self, config: TrainConfig) -> Path:
-        """Where a run is kept."""
+        """The folder in which a run is kept."""
         return self.kept / folder_name(config)
 
     def _read(self, config: TrainConfig) -> Trained | None:
@@ -109,21 +140,21 @@ class Trainings:
         done = 0
 
         def heard(said: Said) -> None:
-            self._tell(done, len(left), in_words(said, [names[task.folder.name] for task in left]))
+            self._report(done, len(left), in_words(said, [names[task.folder.name] for task in left]))
 
         def keep(task: Task, _: Mapping[str, Any]) -> None:
             nonlocal done
             self._keep(task.folder)
             done += 1
-            self._tell(done, len(left), names[task.folder.name])
+            self._report(done, len(left), names[task.folder.name])
 
-        self._tell(0, len(left), "")
+        self._report(0, len(left), "")
         signal = train_all(left, keep, jobs=self._jobs, heard=heard)
         if signal is not None:
             raise StoppedError(signal)
 
     def _keep(self, folder: Path) -> None:
-        """Copy what is small and names no folder; result.json comes last, since it says that the run has ended."""
+        """Copy the small files that name no folder; result.json comes last, because it marks the run as ended."""
         run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
         here = {"data_dir": TrainConfig.data_dir}
         config = TrainConfig.from_toml(run.config_path).with_changes(**here)
@@ -133,18 +164,18 @@ class Trainings:
                 left.unlink(missing_ok=True)
             with replacing(target.config_path) as temporary:
                 temporary.write_text(config.to_toml(), encoding="utf-8")
-            with replacing(target.metrics_path) as temporary:  # empty where a run diverged in its first epoch
+            with replacing(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
                 temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
             result = run.read_result()
             write_json(target.result_path, {**result, "config": {**result["config"], **here}})
 
-    def _tell(self, done: int, total: int, what: str) -> None:
-        if self._progress is not None and total:
+    def _report(self, done: int, total: int, what: str) -> None:
+        if self._progress is not None:
             self._progress(done, total, what)
 
 
 def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
-    """The names that are meant: one that is given whole means itself, and no other that contains it.
+    """The selected names: a text that is a name selects that run alone, another one all names that contain it.
 
     >>> _chosen(["fixup, seed 1", "fixup, seed 10", "he, seed 1"], ["fixup, seed 1"])
     ['fixup, seed 1']
@@ -153,3 +184,34 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
     """
     known = list(names)
     return [name for name in known if any(part == name or (part not in known and part in name) for part in only)]
+
+
+# Estimates
+
+
+def gpu_seconds(config: TrainConfig) -> float:
+    """About how long a run takes on one H200, for planning; a third-party model is not built and counts as small."""
+    if is_tokens(config.data):
+        return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
+    layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
+    images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)
+    return _SET_UP + config.epochs * images * max(layers * _NARROW, 3 * operations / _FLOPS)
+
+
+@cache
+def _size(model: str) -> tuple[float, float]:
+    """Weight layers of a model, and operations of a forward pass of one image in the shape of CIFAR-10.
+
+    Both are linear in the depth, so that those of a deep network follow from two others of its family.
+    """
+    named = re.fullmatch(r"(resnet|wrn-|mlp-|resmlp-|cnn-)(\d+)(.*)", model)
+    if named is not None and int(named[2]) > _DEEP:
+        depth = int(named[2])
+        steps = (depth - 60) // _STEP
+        (a, b), (c, d) = (_size(f"{named[1]}{depth - n * _STEP}{named[3]}") for n in (steps, steps - 1))
+        return a + steps * (c - a), b + steps * (d - b)
+    x = torch.empty(2, 3, 32, 32, device="meta")
+    network = build(model, "he_in", example=x, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(x)
+    return sum(1 for p in network.parameters() if p.dim() > 1), counter.get_total_flops() / 2

@@ -1,11 +1,11 @@
-"""What a result holds and how it is kept: one JSON file a claim and scale, written whole or not at all.
+"""Stored results: one JSON file per claim and scale.
 
     results/<paper>/<name>.json          a full run
-    results/<paper>/<name>.quick.json    a quick one
+    results/<paper>/<name>.quick.json    a quick run
 
-A file holds the claim, the command, the commit, the date, seeds, versions, hardware, the values (mean and standard
-deviation over the seeds, and each of them), and what the picture shows. It names no folder, user or host. Numbers that
-are not finite are kept as the strings "nan", "inf" and "-inf", because JSON has none.
+A file holds the claim, command, commit, date, seeds, versions, hardware, the values (mean and standard deviation over
+the seeds, and the value of each seed), and the data of the picture. It names no folder, user or host. Numbers that are
+not finite are stored as the strings "nan", "inf" and "-inf", because JSON has none.
 """
 
 from __future__ import annotations
@@ -20,26 +20,31 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree.comparison.scheduling import folder_name, gpu_seconds
-from normfree.files import with_numbers
+from normfree.comparison.scheduling import folder_name
+from normfree.files import plain_json, with_numbers
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
+from normfree_papers.claims.run_cache import gpu_seconds
 
 Result = dict[str, Any]
-_NUMERIC = ("values", "panels")  # the parts of a file in which such a string is a number, but for
+_NUMERIC = ("values", "panels")  # in these parts "nan", "inf" and "-inf" are numbers, except below the keys
 _TEXTS = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
 _REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
 
 
 def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".json") -> Path:
-    """Where the result of a claim lies below a folder."""
+    """The path of a claim's result below a folder."""
     return Path(out) / claim.paper / f"{claim.name}{'.quick' if scale == 'quick' else ''}{suffix}"
 
 
 def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
-    """The result of a run as plain data, with all that is needed to run it again."""
+    """The result of a run as plain data, with everything needed to run it again."""
+    contents = contents_of(measurement, settings)
+    if settings.runs is not None:
+        for name, config in settings.runs.missing.items():
+            contents["runs"][name] = {"gpu_seconds": round(gpu_seconds(config))}
     return {
         "claim": claim.id,
         "version": claim.version,
@@ -51,6 +56,15 @@ def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds:
         "versions": versions(),
         "hardware": hardware(settings.device),
         "seconds": round(seconds, 3),
+        **contents,
+    }
+
+
+def contents_of(measurement: Measurement, settings: Settings) -> Result:
+    """The part of a result that does not depend on time and place; a missing training run has an empty record."""
+    asked, missing = (settings.runs.asked, settings.runs.missing) if settings.runs is not None else ({}, {})
+    runs = {name: {} if name in missing else {"folder": folder_name(config)} for name, config in asked.items()}
+    return {
         "values": {name: summarize(value) for name, value in measurement.values.items()},
         "panels": [asdict(panel) for panel in measurement.panels],
         "tables": [
@@ -58,21 +72,22 @@ def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds:
             for t in measurement.tables
         ],
         "notes": list(measurement.notes),
-        **_runs(settings),
+        **({"runs": runs} if runs else {}),
     }
 
 
-def _runs(settings: Settings) -> dict[str, Any]:
-    """The training runs behind a result, by name: the folder that keeps it, or about how long it would take."""
-    trainings = settings.trainings
-    if trainings is None or not trainings.asked:
-        return {}
-    missing = {name: {"gpu_seconds": round(gpu_seconds(config))} for name, config in trainings.missing.items()}
-    return {"runs": {n: missing.get(n, {"folder": folder_name(config)}) for n, config in trainings.asked.items()}}
+def same_contents(result: Result, other: Result) -> bool:
+    """Whether two results hold the same numbers, texts and training runs, whenever and wherever they were made."""
+
+    def contents(one: Result) -> Any:
+        folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
+        return plain_json([folders, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
+
+    return bool(contents(result) == contents(other))
 
 
 def summarize(value: float | Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation where there are several, and the numbers themselves.
+    """Mean, standard deviation of several numbers, and the numbers themselves.
 
     >>> summarize([1.0, 3.0])
     {'mean': 2.0, 'std': 1.4142135623730951, 'values': [1.0, 3.0]}
@@ -81,7 +96,7 @@ def summarize(value: float | Sequence[float]) -> dict[str, Any]:
     """
     numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
     if not numbers:
-        raise ValueError("expected a number or one a seed, got none; leave the value out")
+        raise ValueError("expected a number or one per seed, got none; leave the value out")
     if len(numbers) == 1:
         return {"mean": numbers[0], "values": numbers}
     finite = all(map(math.isfinite, numbers))
@@ -90,7 +105,7 @@ def summarize(value: float | Sequence[float]) -> dict[str, Any]:
 
 
 def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
-    """The panels that a result holds, ready to be drawn."""
+    """The panels of a result, ready to be drawn."""
     panels = []
     for plain in result["panels"]:
         fields = _tuples(plain)
@@ -101,7 +116,7 @@ def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
 
 
 def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
-    """The tables that a result holds."""
+    """The tables of a result."""
     return tuple(
         Table(t["title"], tuple(map(Column, t["columns"])), tuple(tuple(map(str, row)) for row in t["rows"]))
         for t in result.get("tables", ())
@@ -118,14 +133,16 @@ def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
 def read_result(path: Path) -> Result:
     """Read a result.
 
-    Raises `ValueError` when the file is not one, and `FileNotFoundError` when there is none.
+    Raises:
+        ValueError: if the file holds no result.
+        FileNotFoundError: if there is no file.
     """
     remedy = "delete it, or run the claim with --again"
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"expected the JSON of a result in '{path}', got text that is none ({error}); {remedy}"
+            f"expected the JSON of a result in '{path}', got text that is no JSON ({error}); {remedy}"
         ) from None
     if not isinstance(result, dict):
         raise ValueError(f"expected a result in '{path}', got a JSON {type(result).__name__}; {remedy}")
@@ -136,18 +153,18 @@ def read_result(path: Path) -> Result:
 
 
 def is_whole(result: Result) -> bool:
-    """Whether all runs behind a result were made."""
+    """Whether all training runs behind a result were made."""
     return all("folder" in run for run in result.get("runs", {}).values())
 
 
 def is_empty(result: Result) -> bool:
-    """Whether none of the runs behind a result was made, so that there is nothing in it."""
+    """Whether a result has training runs, and none of them was made."""
     runs = result.get("runs", {})
     return bool(runs) and not any("folder" in run for run in runs.values())
 
 
 def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
-    """The stored result of a claim, or None where there is none, or one of an older measurement."""
+    """The stored result of a claim; None if there is none, or only that of an older measurement."""
     path = result_path(out, claim, scale)
     if not path.exists():
         return None
@@ -160,20 +177,20 @@ def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
     return result if result.get("version") == claim.version else None
 
 
-# Where a number comes from
+# The command
 
 
 def command(claim: Claim, settings: Settings) -> str:
-    """The command line that runs a claim with these settings; a folder outside the current one is not named.
+    """The command that runs a claim with these settings; it names no folder outside the current one.
 
-    Of runs that were found and not made it is what makes them, on the GPU that the full scale needs.
+    If the training runs were only read, it is the command that trains them, on the GPU that the full scale needs.
     """
     words = ["normfree", "reproduce", claim.id]
     words += ["--quick"] if settings.quick else []
     if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
         words += ["--seeds", str(len(settings.seeds))]
-    found = claim.needs_training and settings.trainings is not None and not settings.trainings.trains
-    device = "cuda" if found and not settings.quick else settings.device
+    only_read = claim.needs_training and settings.runs is not None and not settings.runs.trains
+    device = "cuda" if only_read and not settings.quick else settings.device
     words += ["--device", device] if device != "cpu" else []
     if claim.needs_data and settings.data is not None:
         inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts

@@ -12,8 +12,9 @@ from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.models.base import BaseModel
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.registry import claim
 
 _FIXUP, _BOUNDED, _UNSCALED = "Fixup", "Fixup, bounded", "Fixup without L-scaling"
 _ROWS = {_FIXUP: "fixup", _BOUNDED: "fixup_bounded", _UNSCALED: "fixup"}
@@ -50,45 +51,25 @@ def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
     "float64; an attention counts as m = 4 layers, as in the authors' code; 6 to 24 layers (quick).",
     cost=Cost(quick_seconds=4, full_seconds=40),
     checks=(
-        Check(
-            name="largest output of a branch at the start",
-            statement="every branch puts out 0 at the start; the largest norm of its output for a sentence is",
-            paper=0.0,
-            low=0.0,
-            high=0.0,
+        expect("largest output of a branch at the start", paper=0.0, low=0.0, high=0.0).says(
+            "every branch puts out 0 at the start; the largest norm of its output for a sentence is",
             why="the last layer of a branch is 0, rule 1 of the template",
         ),
-        Check(
-            name=f"spread over depth, {_FIXUP}",
-            statement="‖Δf‖/η, largest over smallest of all depths, is",
-            paper="Θ(1)",
-            high=2.0,
+        expect(f"spread over depth, {_FIXUP}", paper="Θ(1)", high=2.0).says(
+            "‖Δf‖/η, largest over smallest of all depths, is",
             why="the factor that fixup/eq5 takes for independent of depth",
         ),
-        Check(
-            name=f"exponent, {_FIXUP}",
-            statement="it grows as L^(2/3): the softmax is bounded, so that of query, key and value × L^(-1/6) the "
+        aside(f"exponent, {_FIXUP}", low=0.57, high=0.77).says(
+            "it grows as L^(2/3): the softmax is bounded, so that of query, key and value × L^(-1/6) the "
             "output sees the value's factor alone",
-            paper=None,
-            low=0.57,
-            high=0.77,
             why="L branches, each by L^(-1/6) squared: 1 - 2/6, with a tenth of slack; ours",
-            main=False,
         ),
-        Check(
-            name=f"spread over depth, {_BOUNDED}",
-            statement="with values × L^(-1/2) and queries and keys as they are (method fixup_bounded) it is",
-            paper=None,
-            high=2.0,
+        aside(f"spread over depth, {_BOUNDED}", high=2.0).says(
+            "with values × L^(-1/2) and queries and keys as they are (method fixup_bounded) it is",
             why="as above; this method is ours",
-            main=False,
         ),
-        Check(
-            name=f"exponent, {_UNSCALED}",
-            statement="without the factor the update grows in proportion to depth (the control)",
-            paper="Θ(L)",
-            low=0.9,
-            high=1.1,
+        expect(f"exponent, {_UNSCALED}", paper="Θ(L)", low=0.9, high=1.1).says(
+            "without the factor the update grows in proportion to depth (the control)",
             why="appendix B.1: proportional to L",
         ),
     ),
@@ -98,8 +79,7 @@ def sec4_3(settings: Settings) -> Measurement:
     depths = (6, 12, 24) if settings.quick else (6, 12, 24, 48, 96)
     curves: dict[str, list[list[float]]] = {row: [] for row in _ROWS}
     largest = []
-    for done, seed in enumerate(settings.seeds):
-        settings.progress(done, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = torch.Generator().manual_seed(1000 + seed)
         source, target, answer = (torch.randint(4, _WORDS, (_SENTENCES, _LENGTH), generator=g) for _ in range(3))
         inputs, answer = (source.to(settings.device), target.to(settings.device)), answer.to(settings.device)

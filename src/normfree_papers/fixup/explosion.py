@@ -15,8 +15,9 @@ from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import factor_a_block, geometric_means, straight_line
+from normfree_papers.claims.registry import claim
 
 ROUNDING = "the inequality itself; 1e-6 is left for rounding in float64"
 
@@ -35,34 +36,20 @@ ROUNDING = "the inequality itself; 1e-6 is left for rounding in float64"
     seeds=10,
     quick_seeds=3,
     checks=(
-        Check(
-            name="factor, residual MLP",
-            statement="the second moment grows by this factor a block where no border takes a share",
-            paper=2.0,
-            low=1.9,
-            high=2.1,
+        expect("factor, residual MLP", paper=2.0, low=1.9, high=2.1).says(
+            "the second moment grows by this factor a block where no border takes a share",
             why="5 % of the paper's 2; a draw's factor varies by 2 to 4 %, and the draws are averaged",
         ),
-        Check(
-            name="R² of the logarithm, residual MLP",
-            statement="the logarithm of the second moment is a straight line of depth, so growth is exponential",
-            paper="exponential",
-            low=0.99,
+        expect("R² of the logarithm, residual MLP", paper="exponential", low=0.99).says(
+            "the logarithm of the second moment is a straight line of depth, so growth is exponential",
             why="a straight line up to draws: 50 doublings span 35 units, draws move a point by less than 1",
         ),
-        Check(
-            name="factor, ResNet-50",
-            statement="the same factor in a convolutional network, where zero padding starves the border",
-            paper=2.0,
-            low=1.7,
-            high=2.1,
+        expect("factor, ResNet-50", paper=2.0, low=1.7, high=2.1).says(
+            "the same factor in a convolutional network, where zero padding starves the border",
             why="2 less what 3×3 layers lose at the border of 4×4 to 32×32 maps: 1.7 in the last stage",
         ),
-        Check(
-            name="factor, ResNet-50 with batch norm",
-            statement="with batch norm the factor of the last blocks of the longest stage is far below 2",
-            paper="normalization prevents it",
-            high=1.3,
+        expect("factor, ResNet-50 with batch norm", paper="normalization prevents it", high=1.3).says(
+            "with batch norm the factor of the last blocks of the longest stage is far below 2",
             why="variance (b + 1)·(1 - 1/π) grows by (b + 1)/b, which is 1.17 to 1.33 in blocks 3 to 6",
         ),
     ),
@@ -73,8 +60,7 @@ def sec2(settings: Settings) -> Measurement:
     image = 16 if settings.quick else 32
     curves: dict[str, list[list[float]]] = {"residual MLP": [], "ResNet-50": [], "ResNet-50, batch norm": []}
     stages: list[int] = []
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = torch.Generator().manual_seed(seed)
         mlp = build(f"resmlp-{blocks}-{width}", "he_in", form="pre", size=8, generator=g, dtype=torch.float64)
         mlp.to(settings.device)
@@ -154,32 +140,19 @@ def _depths(settings: Settings) -> tuple[int, ...]:
     "float64) beside the bound, sample by sample.",
     cost=Cost(quick_seconds=1, full_seconds=5),
     checks=(
-        Check(
-            name="smallest gradient over bound",
-            statement="no block and no sample falls below the bound",
-            paper="≥ 1",
-            low=1 - 1e-6,
-            why=ROUNDING,
+        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).says(
+            "no block and no sample falls below the bound", why=ROUNDING
         ),
-        Check(
-            name="largest deviation of the directional derivative",
-            statement="⟨∂ℓ/∂x, x⟩ equals ℓ - H(p), the identity from which the bound follows",
-            paper=0.0,
-            high=1e-8,
+        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).says(
+            "⟨∂ℓ/∂x, x⟩ equals ℓ - H(p), the identity from which the bound follows",
             why="appendix A.1, equation 6, is exact; float64 leaves 1e-12 of it after a hundred layers",
         ),
-        Check(
-            name="decades that the bound grows from 16 to 40 layers",
-            statement="the bound at the first block grows with depth: blowup of the loss is blowup of the gradient",
-            paper="exploding",
-            low=1.0,
+        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).says(
+            "the bound at the first block grows with depth: blowup of the loss is blowup of the gradient",
             why="16 to 40 layers add 12 blocks, which double the second moment: 1.8 decades in the logits' norm",
         ),
-        Check(
-            name="deviation with batch norm",
-            statement="with batch norm the network is not homogeneous and the identity breaks (the control)",
-            paper="without any normalization",
-            low=1e-3,
+        expect("deviation with batch norm", paper="without any normalization", low=1e-3).says(
+            "with batch norm the network is not homogeneous and the identity breaks (the control)",
             why="a normalized network hardly changes when x is scaled; beyond 1e-3, `gradient_bounds` calls a network "
             "not homogeneous",
         ),
@@ -231,32 +204,19 @@ def thm1(settings: Settings) -> Measurement:
     "1) beside both bounds; the second over 100 draws of the classifier.",
     cost=Cost(quick_seconds=1, full_seconds=7),
     checks=(
-        Check(
-            name="smallest gradient over bound",
-            statement="no set falls below the bound G of equation 3",
-            paper="≥ 1",
-            low=1 - 1e-6,
-            why=ROUNDING,
+        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).says(
+            "no set falls below the bound G of equation 3", why=ROUNDING
         ),
-        Check(
-            name="largest deviation of the directional derivative",
-            statement="⟨∂ℓ/∂θ, θ⟩ equals the mean of ℓ - H(p), so the sets are homogeneous",
-            paper=0.0,
-            high=1e-8,
+        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).says(
+            "⟨∂ℓ/∂θ, θ⟩ equals the mean of ℓ - H(p), so the sets are homogeneous",
             why="appendix A.2, equation 8, is exact; float64 leaves 1e-12 of it after a hundred layers",
         ),
-        Check(
-            name="E[G] over its bound",
-            statement="averaged over classifiers, G is at least (E[max z] - log c)/‖θ‖, equation 4",
-            paper="≥ 1",
-            low=1.0,
+        expect("E[G] over its bound", paper="≥ 1", low=1.0).says(
+            "averaged over classifiers, G is at least (E[max z] - log c)/‖θ‖, equation 4",
             why="the inequality itself: the bound drops logsumexp - max ≥ 0 and log c - H ≥ 0, so there is room",
         ),
-        Check(
-            name="decades that the bound grows from 16 to 40 layers",
-            statement="the stem's bound grows with depth",
-            paper="exploding",
-            low=1.0,
+        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).says(
+            "the stem's bound grows with depth",
             why="as for Theorem 1: 12 more blocks double the second moment of the logits, 1.8 decades in the norm",
         ),
     ),

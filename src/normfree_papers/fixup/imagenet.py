@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -58,15 +59,16 @@ def _rows(scale: Scale) -> dict[str, TrainConfig]:
 
 def _printed(row: str) -> Check:
     paper = _TABLE2[row]
-    return Check(
-        name=f"test error, {row}",
-        statement=f"test error of {row}, in %",
+    return expect(
+        f"test error, {row}",
         paper=paper,
         low=round(paper - 0.4, 1),
         high=round(paper + 0.4, 1),
-        why="no spread is printed; two standard deviations of an error counted on 50,000 images are 0.4",
-        main=not row.endswith("Xavier"),  # its rate is not given
+        main=not row.endswith("Xavier"),
         scale="full",
+    ).says(
+        f"test error of {row}, in %",
+        why="no spread is printed; two standard deviations of an error counted on 50,000 images are 0.4",
     )
 
 
@@ -82,37 +84,25 @@ def _printed(row: str) -> Check:
     cost=Cost(quick_seconds=110, full_seconds=84_000, device="gpu"),
     checks=(
         *map(_printed, _TABLE2),
-        Check(
-            name="ResNet-50, training error, batch norm - Fixup",
-            statement="without mixup Fixup overfits: its training error lies below batch norm's, in points",
+        expect(
+            "ResNet-50, training error, batch norm - Fixup",
             paper="fits the training set very well, but overfits (Figure 5)",
             low=1.0,
+            scale="full",
+        ).says(
+            "without mixup Fixup overfits: its training error lies below batch norm's, in points",
             why="a plot only: one point, many times what seeds differ by on 1.28 million images",
-            scale="full",
         ),
-        Check(
-            name=f"ResNet-50, {_FIXUP} - {_GROUP}",
-            statement="with mixup, Fixup's error is on par with group norm's, in points",
-            paper=0.1,
-            high=0.5,
+        expect(f"ResNet-50, {_FIXUP} - {_GROUP}", paper=0.1, high=0.5, scale="full").says(
+            "with mixup, Fixup's error is on par with group norm's, in points",
             why="on par, the text says; the printed gap and two standard deviations",
-            scale="full",
         ),
-        Check(
-            name=f"test error, ResNet-20, {_FIXUP}",
-            statement="Fixup trains with mixup, its test error in % is",
-            paper="trains",
-            high=100 - DEAD,
-            why="more than twice chance in accuracy",
-            scale="quick",
+        expect(f"test error, ResNet-20, {_FIXUP}", paper="trains", high=100 - DEAD, scale="quick").says(
+            "Fixup trains with mixup, its test error in % is", why="more than twice chance in accuracy"
         ),
-        Check(
-            name=f"ResNet-20, {_FIXUP} - {_GROUP}",
-            statement="with mixup, Fixup's error is not far above group norm's, in points",
-            paper="on par",
-            high=5.0,
+        expect(f"ResNet-20, {_FIXUP} - {_GROUP}", paper="on par", high=5.0, scale="quick").says(
+            "with mixup, Fixup's error is not far above group norm's, in points",
             why="chosen for a run of 5 epochs on 6,000 images",
-            scale="quick",
         ),
     ),
     seeds=1,

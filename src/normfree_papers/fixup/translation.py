@@ -10,12 +10,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-from normfree.data.text.preparation import prepare_pairs
+from normfree.data.text.prepared_folder import prepare_pairs
 from normfree.report import Column, Table
 from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     Numbers,
@@ -96,21 +97,12 @@ def _files(runs: Runs) -> tuple[Table, ...]:
 
 def _checks(low: float, why: str, scale: Scale) -> tuple[Check, ...]:
     return (
-        Check(
-            name="Fixup - layer norm",
-            statement="BLEU with Fixup less that with layer norm",
-            paper="0.3 (IWSLT), 0.0 (WMT)",
-            low=low,
-            why=why,
-            scale=scale,
+        expect("Fixup - layer norm", paper="0.3 (IWSLT), 0.0 (WMT)", low=low, scale=scale).says(
+            "BLEU with Fixup less that with layer norm", why=why
         ),
-        Check(
-            name="BLEU, layer norm",
-            statement="layer norm translates, its BLEU is",
-            paper=None,
-            low=20.0,
+        expect("BLEU, layer norm", low=20.0, scale=scale).says(
+            "layer norm translates, its BLEU is",
             why="what both fail at cannot be compared; far above what an untrained network gives",
-            scale=scale,
         ),
     )
 
@@ -142,13 +134,9 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
     cost=Cost(quick_seconds=60, full_seconds=80_000, device="gpu"),
     checks=(
         *(
-            Check(
-                name=f"{data}: Fixup - layer norm",
-                statement=f"BLEU on {data} with Fixup less that with layer norm",
-                paper=gap,
-                low=-0.3,
+            expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").says(
+                f"BLEU on {data} with Fixup less that with layer norm",
                 why="matches or supersedes, the text says; no spread is printed, and 0.3 is what it takes for a gain",
-                scale="full",
             )
             for data, gap in (("IWSLT de-en", 0.3), ("WMT en-de", 0.0))
         ),

@@ -15,8 +15,9 @@ from normfree import theory
 from normfree.diagnostics.updates import Updates, measure_updates
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.registry import claim
 
 # Equation 5: the size of an update
 
@@ -56,35 +57,19 @@ def _update(settings: Settings, L: int, m: int, method: str, seed: int, which: s
             check
             for m in _LAYERS
             for check in (
-                Check(
-                    name=f"spread over depth, m = {m}",
-                    statement=f"‖Δf‖/η of branch weights, largest over smallest of all depths, {m} layers a branch",
-                    paper="Θ(1)",
-                    high=2.0,
+                expect(f"spread over depth, m = {m}", paper="Θ(1)", high=2.0).says(
+                    f"‖Δf‖/η of branch weights, largest over smallest of all depths, {m} layers a branch",
                     why="measured here before: within a factor of 2 from 10 to 1,000 branches",
                 ),
-                Check(
-                    name=f"exponent without the scaling, m = {m}",
-                    statement="without the factor the update grows in proportion to depth (the control)",
-                    paper="Θ(L)",
-                    low=0.9,
-                    high=1.1,
+                expect(f"exponent without the scaling, m = {m}", paper="Θ(L)", low=0.9, high=1.1).says(
+                    "without the factor the update grows in proportion to depth (the control)",
                     why="appendix B.1: proportional to L; measured here before: slope about 1",
                 ),
-                Check(
-                    name=f"exponent in η, m = {m}",
-                    statement="the update is proportional to η",
-                    paper=1.0,
-                    low=0.99,
-                    high=1.01,
-                    why="first order at η of 1e-6 to 1e-4",
+                expect(f"exponent in η, m = {m}", paper=1.0, low=0.99, high=1.01).says(
+                    "the update is proportional to η", why="first order at η of 1e-6 to 1e-4"
                 ),
-                Check(
-                    name=f"exponent of the biases, m = {m}",
-                    statement="the scalars of all branches move together and change the output in proportion to depth",
-                    paper=None,
-                    low=0.9,
-                    high=1.1,
+                expect(f"exponent of the biases, m = {m}", low=0.9, high=1.1).says(
+                    "the scalars of all branches move together and change the output in proportion to depth",
                     why="measured here before: Θ(ηL); at a tenth of the rate 1.6 → 18.5 from 10 to 1,000 branches",
                 ),
             )
@@ -239,26 +224,16 @@ def _step(x: Tensor, branches: list[list[Tensor]], last: Tensor, target: int, ra
     seeds=5,
     quick_seeds=2,
     checks=(
-        Check(
-            name="deviation at η = 1e-8",
-            statement="relative distance between the measured change and the formula",
-            paper=0.0,
-            high=1e-5,
+        expect("deviation at η = 1e-8", paper=0.0, high=1e-5).says(
+            "relative distance between the measured change and the formula",
             why="O(η) of the change: 1e-8 times a curvature of order 100, and rounding of 1e-16/1e-8",
         ),
-        Check(
-            name="exponent of the deviation",
-            statement="what is left of Δf/η is of order η",
-            paper=1.0,
-            low=0.9,
-            high=1.1,
+        expect("exponent of the deviation", paper=1.0, low=0.9, high=1.1).says(
+            "what is left of Δf/η is of order η",
             why="the remainder is O(η²) in Δf as long as no unit switches, so from η = 1e-7 to 1e-5; at 1e-3 some do",
         ),
-        Check(
-            name="deviation without the ReLUs' masks",
-            statement="the formula without the diagonal matrices of active units is wrong (the control)",
-            paper=None,
-            low=0.1,
+        expect("deviation without the ReLUs' masks", low=0.1).says(
+            "the formula without the diagonal matrices of active units is wrong (the control)",
             why="half of all units are off, so a product without masks is off by a factor, not by rounding",
         ),
     ),
@@ -269,8 +244,7 @@ def thm3(settings: Settings) -> Measurement:
     deviations: dict[tuple[int, int], list[list[float]]] = {}
     control: list[float] = []
     shapes = ((3, 2), (10, 2), (6, 3)) if settings.quick else ((3, 2), (10, 2), (30, 2), (6, 3), (20, 3))
-    for done, seed in enumerate(settings.seeds):
-        settings.progress(done, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         for L, m in shapes:
             x, branches, last = _network(settings, L, m, seed)
             curve = []
@@ -322,35 +296,20 @@ def thm3(settings: Settings) -> Measurement:
     seeds=1,
     quick_seeds=1,
     checks=(
-        Check(
-            name="spread where the condition holds",
-            statement="L·|ΔF|/η, largest over smallest of all L and m, all factors L^(-1/(2m-2)) or the last one 0",
-            paper="Θ(1)",
-            high=5.001,
+        expect("spread where the condition holds", paper="Θ(1)", high=5.001).says(
+            "L·|ΔF|/η, largest over smallest of all L and m, all factors L^(-1/(2m-2)) or the last one 0",
             why="equation 19: between 1 and m times the same number, m at most 5; a thousandth for the step's η",
         ),
-        Check(
-            name="exponent where factors are 1",
-            statement="with all factors 1 the same number grows in proportion to L (the control)",
-            paper="Θ(L)",
-            low=0.99,
-            high=1.01,
+        expect("exponent where factors are 1", paper="Θ(L)", low=0.99, high=1.01).says(
+            "with all factors 1 the same number grows in proportion to L (the control)",
             why="|ΔF|/η is m for every L, so L·|ΔF|/η is m·L",
         ),
-        Check(
-            name="exponent where factors are too small",
-            statement="with the factor L^(-1/(2m-2)) squared, the branch moves too little (the other direction)",
-            paper="less than Θ(1)",
-            low=-1.01,
-            high=-0.99,
+        expect("exponent where factors are too small", paper="less than Θ(1)", low=-1.01, high=-0.99).says(
+            "with the factor L^(-1/(2m-2)) squared, the branch moves too little (the other direction)",
             why="the product of m - 1 factors is then 1/L, its square 1/L², and L times that 1/L",
         ),
-        Check(
-            name="deviation of the step from equation 17",
-            statement="the actual step agrees with F² Σ 1/a_i² to first order",
-            paper=0.0,
-            high=1e-4,
-            why="η = 1e-6 leaves terms of order η",
+        expect("deviation of the step from equation 17", paper=0.0, high=1e-4).says(
+            "the actual step agrees with F² Σ 1/a_i² to first order", why="η = 1e-6 leaves terms of order η"
         ),
     ),
 )

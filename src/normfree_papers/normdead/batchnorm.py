@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
@@ -64,7 +65,7 @@ def _through(
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         *(
-            Check(name=name, statement=statement, paper=0.0, high=ROUNDING, why=WHY_ROUNDING)
+            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
             for name, statement in (
                 ("gradient against equation 3", "equation 3 with μ_g the mean of g, relative difference"),
                 ("torch's batch norm against equation 3", "the same of nn.BatchNorm2d, its ε in σ"),
@@ -73,20 +74,14 @@ def _through(
                 ("gradient along x̂, batch norm", "and has no part along x̂: largest |mean of product|/rms"),
             )
         ),
-        Check(
-            name="printed μ_g against the gradient",
-            statement="with μ_g = Σ g, as printed, the formula is off by, relative",
-            paper=0.0,
-            low=1.0,
+        expect("printed μ_g against the gradient", paper=0.0, low=1.0).says(
+            "with μ_g = Σ g, as printed, the formula is off by, relative",
             why="the sum is 576 times the mean, which is a tenth of g or more",
             erratum="μ_g lacks the factor 1/|B| that cov(g, x̂) has beside it",
         ),
         *(
-            Check(
-                name=f"mean of the gradient, {name}",
-                statement=statement,
-                paper=paper,
-                low=0.05,
+            expect(f"mean of the gradient, {name}", paper=paper, low=0.05).says(
+                statement,
                 why="a rectified loss gives gradients of one sign in most places; a twentieth of the rms at least",
             )
             for name, statement, paper in (
@@ -99,20 +94,15 @@ def _through(
                 ("layer norm", "nor behind layer norm, which centres over features (the control)", None),
             )
         ),
-        Check(
-            name="weight of x̂ over cov(g, x̂), listing's variance",
-            statement="with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
-            paper=1.0,
-            low=576 / 575 - 1e-9,
-            high=576 / 575 + 1e-9,
+        expect(
+            "weight of x̂ over cov(g, x̂), listing's variance", paper=1.0, low=576 / 575 - 1e-9, high=576 / 575 + 1e-9
+        ).says(
+            "with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
             why="the unbiased variance, n = 16·6·6; rounding",
             erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",
         ),
-        Check(
-            name="channel mean after the listing",
-            statement="the listing as printed: largest |mean| of a channel that was to have none",
-            paper=0.0,
-            low=0.1,
+        expect("channel mean after the listing", paper=0.0, low=0.1).says(
+            "the listing as printed: largest |mean| of a channel that was to have none",
             why="channels were given means of one standard deviation, and it subtracts them from columns",
             erratum="its means have the shape (C,), which broadcasts over the last dimension: it raises an error "
             "unless there are as many columns as channels, and then normalizes the columns; keepdim=True is missing",
@@ -124,8 +114,7 @@ def eq3(settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
     refused = True
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         channels = (1, _IMAGES[1], 1, 1)
         x = normal(_IMAGES, g) * (1 + torch.rand(channels, generator=g, dtype=torch.float64)) + normal(channels, g)

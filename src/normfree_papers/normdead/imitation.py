@@ -19,8 +19,9 @@ from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means, straight_line
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
 
 _GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), written out again
@@ -133,7 +134,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     seeds=3,
     checks=(
         *(
-            Check(name=name, statement=statement, paper=0.0, high=ROUNDING, why=WHY_ROUNDING)
+            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
             for name, statement in (
                 ("mean of weights over rms, centred", "centred weights have mean 0, largest of all neurons"),
                 ("spread of weight variance, centred", "and one variance, largest difference between neurons"),
@@ -141,65 +142,39 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
                 ("output of a constant inside, zero padding", "also of a convolution, inside its border"),
             )
         ),
-        Check(
-            name="mean of weights over rms, weight norm",
-            statement="weight norm alone leaves the mean (the control)",
-            paper=None,
-            low=0.5,
+        expect("mean of weights over rms, weight norm", low=0.5).says(
+            "weight norm alone leaves the mean (the control)",
             why="weights were given means as large as their deviations",
         ),
-        Check(
-            name="output mean over deviation, unequal inputs",
-            statement="inputs of different means leave outputs with a mean, in standard deviations",
-            paper=0.0,
-            low=0.05,
+        expect("output mean over deviation, unequal inputs", paper=0.0, low=0.05).says(
+            "inputs of different means leave outputs with a mean, in standard deviations",
             why="ReLU of channels whose deviations differ by half a power of e: means differ by half of themselves",
             erratum="centred weights remove the mean that all inputs share; outputs have mean 0 only where all inputs "
             "have the same mean, as behind ReLU of channels of equal variance",
         ),
-        Check(
-            name="output of a constant at the border, zero padding",
-            statement="nor is the mean 0 where zero padding cuts the weights",
-            paper=0.0,
-            low=0.05,
+        aside("output of a constant at the border, zero padding", paper=0.0, low=0.05).says(
+            "nor is the mean 0 where zero padding cuts the weights",
             why="a third of the weights is missing there, and the rest do not sum to 0",
-            main=False,
         ),
         *(
-            Check(
-                name=f"variance factor a layer, {name}",
-                statement=statement,
-                paper=paper,
-                low=0.95 * value,
-                high=1.05 * value,
-                why="the variance of 512 neurons behind 1,024 inputs is known to 2 % a layer",
+            expect(f"variance factor a layer, {name}", paper=paper, low=0.95 * value, high=1.05 * value).says(
+                statement, why="the variance of 512 neurons behind 1,024 inputs is known to 2 % a layer"
             )
             for name, statement, paper, value in (
                 ("centred and rescaled", "rescaled by 1/√Var ReLU it keeps the variance", "accounts for", 1.0),
                 ("centred", "without, it loses Var ReLU = ½(1 - 1/π) a layer (the control)", None, _SLOPE / 2),
             )
         ),
-        Check(
-            name="variance after over before a transition",
-            statement="the pre-activation between sub-nets lowers the variance",
-            paper="reduced after every sub-net",
-            high=0.8,
+        expect("variance after over before a transition", paper="reduced after every sub-net", high=0.8).says(
+            "the pre-activation between sub-nets lowers the variance",
             why="(b + 1)(1 - 1/π) restarts at 2(1 - 1/π): from 2.36, 2.04 and 2.04 to 1.36",
         ),
-        Check(
-            name="variance after over before a transition, raw",
-            statement="projections of the signal before it do not (the control)",
-            paper=None,
-            low=1.0,
-            why="a branch is added and nothing divided",
+        expect("variance after over before a transition, raw", low=1.0).says(
+            "projections of the signal before it do not (the control)", why="a branch is added and nothing divided"
         ),
         *(
-            Check(
-                name=f"variance a block, {order}",
-                statement=statement,
-                paper=paper,
-                low=0.92 * value,
-                high=1.08 * value,
+            expect(f"variance a block, {order}", paper=paper, low=0.92 * value, high=1.08 * value).says(
+                statement,
                 why=f"{value:.2f}; product of branch and shortcut adds 2·√(v/512) a block, 3 % of the slope over 8: "
                 "more than two standard errors",
             )
@@ -217,8 +192,7 @@ def sec4_2(settings: Settings) -> Measurement:
     """Means and variances behind centred weight norm and at transitions. Reference: normdead, section 4.2."""
     values: dict[str, list[float]] = {}
     orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         layer = centred(64, 32, 1.0, g)
         weight = layer.effective_weight().detach()

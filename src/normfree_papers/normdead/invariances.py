@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, generator, normal, undisturbed
 
 _FACTOR = 3.0  # of a change of scale: no power of two, which would change no digit
@@ -155,25 +156,16 @@ _NOTICED = 0.05
 
 
 def _unnoticed(name: str, change: str, statement: str, *, kind: str = "vectors", paper: str = "invariant") -> Check:
-    return Check(
-        name=f"{name}, {change}, {kind}",
-        statement=statement,
-        paper=paper,
-        high=ROUNDING,
-        why="float64 without ε: rounding of sums of some hundred terms",
+    return expect(f"{name}, {change}, {kind}", paper=paper, high=ROUNDING).says(
+        statement, why="float64 without ε: rounding of sums of some hundred terms"
     )
 
 
 def _noticed(
     name: str, change: str, statement: str, *, kind: str = "vectors", paper: str | None = None, main: bool = True
 ) -> Check:
-    return Check(
-        name=f"{name}, {change}, {kind}",
-        statement=statement,
-        paper=paper,
-        low=_NOTICED,
-        why="the changes are as large as the signal; a twentieth of it is no rounding",
-        main=main,
+    return expect(f"{name}, {change}, {kind}", paper=paper, low=_NOTICED, main=main).says(
+        statement, why="the changes are as large as the signal; a twentieth of it is no rounding"
     )
 
 
@@ -231,11 +223,8 @@ def _noticed(
             paper="invariant, of feature vectors",
             main=False,
         ),
-        Check(
-            name="cells unlike the algebra",
-            statement="normalizers and changes, of all, for which measurement and algebra differ",
-            paper=None,
-            high=0.0,
+        expect("cells unlike the algebra", high=0.0).says(
+            "normalizers and changes, of all, for which measurement and algebra differ",
             why="a change counts as noticed above 1e-12; each cell of the table follows from one line of algebra",
         ),
     ),
@@ -244,9 +233,7 @@ def _noticed(
 def sec2_3(settings: Settings) -> Measurement:
     """How far changes of inputs and weights move the output of each normalizer. Reference: normdead, section 2.3."""
     found: dict[str, list[dict[tuple[str, str], float]]] = {"vectors": [], "images": []}
-    total = 2 * len(settings.seeds)
-    for step, (kind, seed) in enumerate((k, s) for k in found for s in settings.seeds):
-        settings.progress(step, total, f"{kind}, seed {seed}")
+    for kind, seed in settings.each_seed_of(found):
         found[kind].append(measure_changes(kind, seed))
     values: dict[str, list[float]] = {
         f"{name}, {change}, {kind}": [one[name, change] for one in ones]

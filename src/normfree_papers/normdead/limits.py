@@ -19,8 +19,9 @@ from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import generator, normal, undisturbed
 from normfree_papers.normdead.imitation import centred, variance
 
@@ -85,59 +86,39 @@ def expected_concatenation() -> list[float]:
     seeds=5,
     checks=(
         *(
-            Check(
-                name=f"{which} branch variance, sum",
-                statement=f"in sums the branches keep variance 1: {which}",
-                paper=1.0,
-                low=0.85,
-                high=1.15,
+            expect(f"{which} branch variance, sum", paper=1.0, low=0.85, high=1.15).says(
+                f"in sums the branches keep variance 1: {which}",
                 why="product of branch and shortcut moves the sum by 2·√(b/512)/(1 + b) a block, 10 % in all at most",
             )
             for which in ("smallest", "largest")
         ),
-        Check(
-            name="last branch variance, concatenation",
-            statement="in concatenations they fade, since nothing grows that α could undo",
-            paper="not compatible",
-            high=0.15,
+        expect("last branch variance, concatenation", paper="not compatible", high=0.15).says(
+            "in concatenations they fade, since nothing grows that α could undo",
             why="1/12 of the mean variance of its inputs, which is below 1",
         ),
-        Check(
-            name="branch variance over closed form, concatenation",
-            statement="as the recursion says: last branch over its closed form",
-            paper=None,
-            low=0.85,
-            high=1.15,
+        expect("branch variance over closed form, concatenation", low=0.85, high=1.15).says(
+            "as the recursion says: last branch over its closed form",
             why="64 rows of norm 1 behind correlated inputs: a few percent a layer",
         ),
-        Check(
-            name="last branch variance, gate",
-            statement="and behind gates",
-            paper="probably not compatible",
-            high=0.15,
-            why="1/12 of a variance that gates do not raise",
+        expect("last branch variance, gate", paper="probably not compatible", high=0.15).says(
+            "and behind gates", why="1/12 of a variance that gates do not raise"
         ),
-        Check(
-            name="other skips that nf admits",
-            statement="normfree refuses the method for dense and highway networks",
-            paper="not possible to directly apply",
-            high=0.0,
-            why="a count",
+        expect("other skips that nf admits", paper="not possible to directly apply", high=0.0).says(
+            "normfree refuses the method for dense and highway networks", why="a count"
         ),
-        Check(
-            name="share of normalized weight layers, NF-ResNet-50",
-            statement="all weight layers of an NF-ResNet but the classifier are normalized",
+        expect(
+            "share of normalized weight layers, NF-ResNet-50",
             paper="they do rely on an adaptation of WN",
             low=1.0,
             high=1.0,
-            why="a count",
-        ),
-        Check(
-            name="variance in training over testing, dropout",
-            statement="plain dropout of 20 % behind ReLU changes the variance by",
+        ).says("all weight layers of an NF-ResNet but the classifier are normalized", why="a count"),
+        expect(
+            "variance in training over testing, dropout",
             paper="differences between training and testing",
             low=0.99 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
             high=1.01 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
+        ).says(
+            "plain dropout of 20 % behind ReLU changes the variance by",
             why="(E[x²]/(1 - p) - E[x]²)/Var[x] = 1.37 for ReLU of N(0, 1); a million draws",
         ),
     ),
@@ -147,8 +128,7 @@ def sec5_1(settings: Settings) -> Measurement:
     """Variance of scaled branches in three kinds of skips, and behind dropout. Reference: normdead, section 5.1."""
     found: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     dropout = []
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         for kind in _KINDS:
             found[kind].append(scaled_branches(kind, seed))
         x = normal((_DRAWS,), generator(seed)).relu()

@@ -15,8 +15,9 @@ from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
 
 _DRAWS, _DEPTH, _WIDTH, _BATCH = 1_000_000, 32, 512, 256
@@ -64,7 +65,7 @@ def fixed_point(square: float, layers: int = 100) -> float:
 
 
 def _near(name: str, statement: str, value: float, error: float, why: str, paper: float | str | None = None) -> Check:
-    return Check(name=name, statement=statement, paper=paper, low=value - error, high=value + error, why=why)
+    return expect(name, paper=paper, low=value - error, high=value + error).says(statement, why=why)
 
 
 @claim(
@@ -79,12 +80,8 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
     quick_seeds=2,
     seeds=5,
     checks=(
-        Check(
-            name="row norm less 1, weight norm",
-            statement="weight vectors have unit norm, largest difference",
-            paper=0.0,
-            high=ROUNDING,
-            why=WHY_ROUNDING,
+        expect("row norm less 1, weight norm", paper=0.0, high=ROUNDING).says(
+            "weight vectors have unit norm, largest difference", why=WHY_ROUNDING
         ),
         _near(
             "mean, normalization propagation",
@@ -110,28 +107,21 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             "½(1 - 1/π); four standard errors",
             "in contrast to WN",
         ),
-        Check(
-            name="estimate over largest singular value, 100 iterations",
-            statement="spectral norm divides by about the largest singular value",
+        expect(
+            "estimate over largest singular value, 100 iterations",
             paper="an approximation",
             low=0.98,
             high=1 + ROUNDING,
+        ).says(
+            "spectral norm divides by about the largest singular value",
             why="leading singular values of a random matrix lie close, so that two percent may be left; never above",
         ),
-        Check(
-            name="estimate over largest singular value, 1 iteration",
-            statement="which one iteration does not reach (the control)",
-            paper="an approximation",
-            low=0.5,
-            high=0.98,
+        aside("estimate over largest singular value, 1 iteration", paper="an approximation", low=0.5, high=0.98).says(
+            "which one iteration does not reach (the control)",
             why="a random start is spread over all singular vectors: about the root mean square of the values",
-            main=False,
         ),
-        Check(
-            name="off the fixed point after 100 layers",
-            statement="the mean square of SELU layers goes to 1 from 0.1 and from 4, by quadrature",
-            paper="attracting fixed points",
-            high=1e-6,
+        expect("off the fixed point after 100 layers", paper="attracting fixed points", high=1e-6).says(
+            "the mean square of SELU layers goes to 1 from 0.1 and from 4, by quadrature",
             why="the map contracts by 0.78 near 1: 0.78^100 = 2e-11 and rounding of constants",
         ),
         *(
@@ -146,12 +136,8 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             )
             for start in _STARTS
         ),
-        Check(
-            name="largest |mean| after 32 SELU layers",
-            statement="and the mean goes to 0",
-            paper=0.0,
-            high=0.15,
-            why="1/√512 = 4 % a layer, with 2 seeds; four standard errors and more",
+        expect("largest |mean| after 32 SELU layers", paper=0.0, high=0.15).says(
+            "and the mean goes to 0", why="1/√512 = 4 % a layer, with 2 seeds; four standard errors and more"
         ),
         _near(
             "mean square from variance 4 over that from 0.1, ReLU",
@@ -183,8 +169,7 @@ def sec2_3_moments(settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     estimates: list[list[float]] = []
     curves: dict[str, list[list[float]]] = {}
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         layer = WeightNormLinear(100, 50, bias=False).double()
         with torch.no_grad():

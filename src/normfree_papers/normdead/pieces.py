@@ -16,8 +16,9 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal, undisturbed
 from normfree_papers.normdead.imitation import batch_norm, centred, he
 
@@ -175,7 +176,7 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
 
 
 def _same(name: str, statement: str, paper: str) -> Check:
-    return Check(name=name, statement=statement, paper=paper, high=ROUNDING, why=WHY_ROUNDING)
+    return expect(name, paper=paper, high=ROUNDING).says(statement, why=WHY_ROUNDING)
 
 
 @claim(
@@ -190,29 +191,16 @@ def _same(name: str, statement: str, paper: str) -> Check:
     quick_seeds=1,
     seeds=3,
     checks=(
-        Check(
-            name="largest Var[αx] less 1",
-            statement="α does what division by σ does: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
-            paper="models the division by the standard deviation",
-            high=0.1,
+        expect("largest Var[αx] less 1", paper="models the division by the standard deviation", high=0.1).says(
+            "α does what division by σ does: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
             why="measured here before: within 10 % of the expectation with circular padding, batch ≥ 8",
         ),
-        Check(
-            name="largest Var[x]",
-            statement="while the signal itself grows (the control)",
-            paper=None,
-            low=5.0,
-            why="1 + b at the end of a stage of 6, less 10 %",
+        expect("largest Var[x]", low=5.0).says(
+            "while the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
         ),
         _same("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
         _same("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
-        Check(
-            name="weight scale, neither",
-            statement="a plain layer is not (the control)",
-            paper=None,
-            low=0.1,
-            why="factors around e",
-        ),
+        expect("weight scale, neither", low=0.1).says("a plain layer is not (the control)", why="factors around e"),
         _same("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
         _same(
             "output over 3 at 3 times the input, centred weight norm",
@@ -223,75 +211,52 @@ def _same(name: str, statement: str, paper: str) -> Check:
         _same("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
         _same("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
         _same("branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"),
-        Check(
-            name="NF-ResNet at 3 times its input",
-            statement="the network with its analytic α: relative change of the last sum",
+        expect(
+            "NF-ResNet at 3 times its input",
             paper="some sort of scale-invariance for the entirety of the network",
             low=1.999,
             high=2.001,
+        ).says(
+            "the network with its analytic α: relative change of the last sum",
             why="without biases it is homogeneous: 3 times the input gives 3 times the output; float32 factors",
             erratum="α is a constant computed for inputs of unit variance, so that the network is homogeneous, not "
             "invariant; only an α taken from the data would make its branches invariant, and not its shortcuts",
         ),
-        Check(
-            name="NF-ResNet with all weights scaled",
-            statement="in the network every weight layer of a branch is scale-invariant",
-            paper="re-introduced",
-            high=1e-9,
-            why="rounding over 16 layers",
+        expect("NF-ResNet with all weights scaled", paper="re-introduced", high=1e-9).says(
+            "in the network every weight layer of a branch is scale-invariant", why="rounding over 16 layers"
         ),
-        Check(
-            name="ResNet with batch norm, first layers scaled",
-            statement="with batch norm so are those that a normalizer follows",
-            paper="invariant",
-            high=1e-3,
+        expect("ResNet with batch norm, first layers scaled", paper="invariant", high=1e-3).says(
+            "with batch norm so are those that a normalizer follows",
             why="ε = 1e-5 over a variance of about 1, and six blocks",
         ),
-        Check(
-            name="ResNet with batch norm, last layers scaled",
-            statement="but not the last of a pre-activation branch, which enters the sum (the control)",
-            paper=None,
-            low=0.1,
+        aside("ResNet with batch norm, last layers scaled", low=0.1).says(
+            "but not the last of a pre-activation branch, which enters the sum (the control)",
             why="the branch is three times as large beside its shortcut",
-            main=False,
         ),
         _same(
             "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
         ),
-        Check(
-            name="gradient's mean over the batch, centred weight norm",
-            statement="centred weight norm does not",
-            paper="no gradient centering",
-            low=0.05,
-            why="a rectified loss has gradients of one sign; a twentieth of the rms",
+        expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
+            "centred weight norm does not", why="a rectified loss has gradients of one sign; a twentieth of the rms"
         ),
-        Check(
-            name="gradient's mean over inputs, centred weight norm",
-            statement="but it centres the gradient of every sample over the layer's inputs",
+        expect(
+            "gradient's mean over inputs, centred weight norm",
             paper="does not otherwise affect the gradients w.r.t. the inputs",
             high=ROUNDING,
+        ).says(
+            "but it centres the gradient of every sample over the layer's inputs",
             why=WHY_ROUNDING,
             erratum="the rows of centred weights sum to 0, so every gradient that they send back does as well",
         ),
-        Check(
-            name="gradient's mean over inputs, neither",
-            statement="plain weights do not (the control)",
-            paper=None,
-            low=0.05,
-            why="1/√64 = 0.12 for random weights; less than half of it",
+        expect("gradient's mean over inputs, neither", low=0.05).says(
+            "plain weights do not (the control)", why="1/√64 = 0.12 for random weights; less than half of it"
         ),
-        Check(
-            name="largest mean of a gradient, ResNet with batch norm",
-            statement="in a network too: mean over batch and positions over rms, largest of the branches",
-            paper="centred",
-            high=1e-9,
+        expect("largest mean of a gradient, ResNet with batch norm", paper="centred", high=1e-9).says(
+            "in a network too: mean over batch and positions over rms, largest of the branches",
             why="rounding over 16 layers",
         ),
-        Check(
-            name="smallest mean of a gradient, NF-ResNet",
-            statement="in an NF-ResNet none is centred (the control)",
-            paper="no gradient centering",
-            low=1e-4,
+        expect("smallest mean of a gradient, NF-ResNet", paper="no gradient centering", low=1e-4).says(
+            "in an NF-ResNet none is centred (the control)",
             why="4,096 independent numbers would leave 0.016; a hundredth of it is no rounding",
         ),
     ),
@@ -302,8 +267,7 @@ def sec5_2(settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
     centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         deep = build("preact_resnet50", "nf:beta=1", padding_mode="circular", generator=g).to(settings.device)
         images = torch.randn(8 if settings.quick else 16, 3, 32, 32, generator=g)

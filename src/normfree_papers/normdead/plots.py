@@ -17,8 +17,9 @@ from normfree.diagnostics.propagation import Signal, propagate
 from normfree.models import build
 from normfree.models.builder import Padding
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import factor_a_block, means, stage_starts, straight_line
+from normfree_papers.claims.registry import claim
 
 _STAGES = (3, 4, 6, 3)
 _SLOPE = 1 - 1 / math.pi
@@ -70,50 +71,30 @@ def _setting(settings: Settings) -> str:
     "ResNet-50 with and without batch norm on white noise.",
     cost=Cost(quick_seconds=3, full_seconds=25),
     checks=(
-        Check(
-            name="factor a block without batch norm",
-            statement="the variance about doubles at every block",
-            paper="exponential",
-            low=1.7,
-            high=2.1,
-            why="2 less what is lost at zero-padded borders",
+        expect("factor a block without batch norm", paper="exponential", low=1.7, high=2.1).says(
+            "the variance about doubles at every block", why="2 less what is lost at zero-padded borders"
         ),
-        Check(
-            name="decades without batch norm",
-            statement="log10 of the variance at the last block over that at the first",
-            paper="exponential",
-            low=3.4,
-            why="15 blocks at 1.7 each",
+        expect("decades without batch norm", paper="exponential", low=3.4).says(
+            "log10 of the variance at the last block over that at the first", why="15 blocks at 1.7 each"
         ),
-        Check(
-            name="slope with batch norm",
-            statement="variance that a block adds inside a stage",
-            paper=None,
-            low=0.95 * _SLOPE,
-            high=1.05 * _SLOPE,
+        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+            "variance that a block adds inside a stage",
             why="measured here before: 0.68, which is 1 - 1/π = 2·Var[ReLU]; 5 % for a draw of weights",
         ),
-        Check(
-            name="smallest R² with batch norm",
-            statement="a straight line explains the growth inside each stage",
-            paper="linear",
-            low=0.99,
-            why="measured here before: above 0.99",
+        expect("smallest R² with batch norm", paper="linear", low=0.99).says(
+            "a straight line explains the growth inside each stage", why="measured here before: above 0.99"
         ),
-        Check(
-            name="restart with batch norm",
-            statement="variance after the first block of stages 2 to 4",
+        expect(
+            "restart with batch norm",
             paper="reduced after every sub-net",
             low=0.95 * 2 * _SLOPE,
             high=1.05 * 2 * _SLOPE,
+        ).says(
+            "variance after the first block of stages 2 to 4",
             why="measured here before: 1.36 = 2·(1 - 1/π), a projection and a branch of the pre-activated signal; 5 %",
         ),
-        Check(
-            name="branch variance with batch norm",
-            statement="mean variance of the branches, which batch norm inside them keeps steady",
-            paper="steady",
-            low=0.95 * _SLOPE,
-            high=1.05 * _SLOPE,
+        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+            "mean variance of the branches, which batch norm inside them keeps steady",
             why="2·Var[ReLU] of a normalized signal; 5 %",
         ),
     ),
@@ -186,71 +167,44 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
     "batch norm.",
     cost=Cost(quick_seconds=6, full_seconds=40),
     checks=(
-        Check(
-            name="variance against batch norm, nf_he",
-            statement="largest factor, over all blocks, between the variances of NF (He) and batch norm",
-            paper="pretty accurate",
-            high=2.0,
+        expect("variance against batch norm, nf_he", paper="pretty accurate", high=2.0).says(
+            "largest factor, over all blocks, between the variances of NF (He) and batch norm",
             why="a plot only: we read it as half to double at every block",
         ),
-        Check(
-            name="squared mean against batch norm, nf_he",
-            statement="largest factor between their squared means",
-            paper="looks nothing like",
-            low=3.0,
-            why="a plot only: we read it as a factor of three somewhere",
+        expect("squared mean against batch norm, nf_he", paper="looks nothing like", low=3.0).says(
+            "largest factor between their squared means", why="a plot only: we read it as a factor of three somewhere"
         ),
-        Check(
-            name="branch variance, largest over smallest, nf_he",
-            statement="the branches of NF (He) are not steady",
-            paper="not particularly steady",
-            low=1.5,
-            why="a plot only: we read it as half as much again between blocks",
+        expect("branch variance, largest over smallest, nf_he", paper="not particularly steady", low=1.5).says(
+            "the branches of NF (He) are not steady", why="a plot only: we read it as half as much again between blocks"
         ),
-        Check(
-            name="branch variance, largest over smallest, nf",
-            statement="those of NF with standardized weights are, without the border",
-            paper="resolved",
-            high=1.2,
+        expect("branch variance, largest over smallest, nf", paper="resolved", high=1.2).says(
+            "those of NF with standardized weights are, without the border",
             why="measured here before: within 10 % of 1 with circular padding",
         ),
-        Check(
-            name="variance over expectation, largest, nf",
-            statement="and the variance is the expected 1 + b, without the border",
-            paper="1 + b·β²",
-            high=1.1,
+        expect("variance over expectation, largest, nf", paper="1 + b·β²", high=1.1).says(
+            "and the variance is the expected 1 + b, without the border",
             why="measured here before: within 10 % with circular padding",
         ),
-        Check(
-            name="variance over expectation, smallest, nf",
-            statement="and not less",
-            paper="1 + b·β²",
-            low=0.9,
-            why="measured here before: within 10 % with circular padding",
+        expect("variance over expectation, smallest, nf", paper="1 + b·β²", low=0.9).says(
+            "and not less", why="measured here before: within 10 % with circular padding"
         ),
-        Check(
-            name="squared mean over variance, nf",
-            statement="the mean is gone: largest share of the squared mean over all blocks",
-            paper="zero mean",
-            high=0.05,
+        expect("squared mean over variance, nf", paper="zero mean", high=0.05).says(
+            "the mean is gone: largest share of the squared mean over all blocks",
             why="centred weights give outputs of mean 0 up to the border and a finite batch: a few percent",
         ),
-        Check(
-            name="squared mean over variance, nf_he",
-            statement="under He's weights the squared mean outweighs the variance (the control)",
-            paper="looks nothing like",
-            low=1.0,
+        expect("squared mean over variance, nf_he", paper="looks nothing like", low=1.0).says(
+            "under He's weights the squared mean outweighs the variance (the control)",
             why="weights that are not centred carry the mean of ReLU along, 1/π of each layer's second moment and more",
         ),
-        Check(
-            name="variance over expectation with zero padding, nf",
-            statement="with the zero padding of the figure the variance stays below the expectation, at worst by",
+        aside(
+            "variance over expectation with zero padding, nf",
             paper="curves do not overlap",
             low=0.6,
             high=1.0,
-            why="measured here before: off by 32 to 34 % on maps of 32×32 to 4×4; at 224×224 the last are 7×7",
-            main=False,
             scale="full",
+        ).says(
+            "with the zero padding of the figure the variance stays below the expectation, at worst by",
+            why="measured here before: off by 32 to 34 % on maps of 32×32 to 4×4; at 224×224 the last are 7×7",
         ),
     ),
 )

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
 
 _SAMPLES, _FEATURES = 2000, 8
@@ -67,90 +68,48 @@ def condition(hessian: Tensor) -> float:
     "different scales, and gradient descent at rate 1/λ_max.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
-        Check(
-            name="Hessian against the mean of x xᵀ",
-            statement="the two sides of equation 1, relative difference",
-            paper=0.0,
-            high=ROUNDING,
-            why=WHY_ROUNDING,
+        expect("Hessian against the mean of x xᵀ", paper=0.0, high=ROUNDING).says(
+            "the two sides of equation 1, relative difference", why=WHY_ROUNDING
         ),
-        Check(
-            name="Hessian at other weights and targets",
-            statement="it depends on neither w nor y: relative change",
-            paper=0.0,
-            high=ROUNDING,
-            why=WHY_ROUNDING,
+        expect("Hessian at other weights and targets", paper=0.0, high=ROUNDING).says(
+            "it depends on neither w nor y: relative change", why=WHY_ROUNDING
         ),
-        Check(
-            name="Hessian against the covariance, centred data",
-            statement="for data of mean 0 this is the covariance, as the text says",
-            paper=0.0,
-            high=ROUNDING,
-            why=WHY_ROUNDING,
+        expect("Hessian against the covariance, centred data", paper=0.0, high=ROUNDING).says(
+            "for data of mean 0 this is the covariance, as the text says", why=WHY_ROUNDING
         ),
-        Check(
-            name="Hessian against the covariance and μμᵀ, raw data",
-            statement="for data of mean μ it is the covariance and μμᵀ",
-            paper=None,
-            high=ROUNDING,
-            why=WHY_ROUNDING,
+        expect("Hessian against the covariance and μμᵀ, raw data", high=ROUNDING).says(
+            "for data of mean μ it is the covariance and μμᵀ", why=WHY_ROUNDING
         ),
-        Check(
-            name="Hessian against the covariance, raw data",
-            statement="and not the covariance",
-            paper=0.0,
-            low=0.1,
+        expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).says(
+            "and not the covariance",
             why="means of one to two standard deviations: μμᵀ is as large as the covariance",
             erratum="the right side of equation 1 is the second moment, which is the covariance of centred data only",
         ),
-        Check(
-            name="condition number, normalized over raw",
-            statement="normalized data have some of the benefit",
-            paper="at least some",
-            high=1.0,
+        expect("condition number, normalized over raw", paper="at least some", high=1.0).says(
+            "normalized data have some of the benefit",
             why="the text: below 1; features of unit variance are within a factor of 8 of the best diagonal scaling "
             "(van der Sluis 1969)",
         ),
-        Check(
-            name="condition number, normalized",
-            statement="but not all of it: the Hessian is not the identity where features are correlated (the control)",
-            paper="at least some",
-            low=1.5,
+        expect("condition number, normalized", paper="at least some", low=1.5).says(
+            "but not all of it: the Hessian is not the identity where features are correlated (the control)",
             why="correlations of 0.2 alone give (1 + 0.2)/(1 - 0.2) = 1.5",
         ),
-        Check(
-            name="condition number less 1, whitened",
-            statement="whitened data have the identity",
-            paper=0.0,
-            high=1e-9,
+        expect("condition number less 1, whitened", paper=0.0, high=1e-9).says(
+            "whitened data have the identity",
             why="rounding, times the condition of the covariance that is divided out (about 1e3)",
         ),
-        Check(
-            name="excess loss after one step, whitened",
-            statement="then one step of gradient descent is enough",
-            paper="much easier",
-            high=1e-20,
-            why="the square of rounding",
+        expect("excess loss after one step, whitened", paper="much easier", high=1e-20).says(
+            "then one step of gradient descent is enough", why="the square of rounding"
         ),
-        Check(
-            name="excess loss after 1,000 steps, raw over normalized",
-            statement="while raw data are slower than normalized ones",
-            paper="learning becomes easier",
-            low=1.0,
-            why="the text: above 1",
+        expect("excess loss after 1,000 steps, raw over normalized", paper="learning becomes easier", low=1.0).says(
+            "while raw data are slower than normalized ones", why="the text: above 1"
         ),
-        Check(
-            name="excess loss over its bound",
-            statement="at no step is the loss above (1 - 1/κ)²ᵗ, by which the condition number κ governs learning",
-            paper=None,
-            high=1 + 1e-6,
+        expect("excess loss over its bound", high=1 + 1e-6).says(
+            "at no step is the loss above (1 - 1/κ)²ᵗ, by which the condition number κ governs learning",
             why="the slowest direction shrinks by 1 - 1/κ a step; rounding",
         ),
-        Check(
-            name="block of a layer against v²·mean of x xᵀ",
-            statement="in a network of two linear layers the block of a neuron's weights is the same matrix times v²",
-            paper="directly carry over",
-            high=ROUNDING,
+        expect("block of a layer against v²·mean of x xᵀ", paper="directly carry over", high=ROUNDING).says(
+            "in a network of two linear layers the block of a neuron's weights is the same matrix times v²",
             why=WHY_ROUNDING,
         ),
     ),
@@ -160,8 +119,7 @@ def eq1(settings: Settings) -> Measurement:
     values: dict[str, list[float]] = {}
     curves: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     spectra: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         scales = torch.logspace(-0.5, 0.5, _FEATURES, dtype=torch.float64)
         mixed = normal((_SAMPLES, _FEATURES), g) @ (torch.eye(_FEATURES) + 0.3 * normal((_FEATURES, _FEATURES), g))

@@ -19,8 +19,9 @@ from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # a quick run
@@ -124,82 +125,54 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
     seeds=_FULL_SEEDS,
     checks=(
         *(
-            Check(
-                name=f"mean square over {rule.text}, {name}",
-                statement=f"growth of the mean square over all blocks over its closed form, {name}",
+            expect(
+                f"mean square over {rule.text}, {name}",
                 paper="explodes" if name == "plain sum" else "under control",
                 low=math.exp(-_tolerance(rule)),
                 high=math.exp(_tolerance(rule)),
+            ).says(
+                f"growth of the mean square over all blocks over its closed form, {name}",
                 why="four standard errors: a branch of width W varies by √(7/W), its product with the shortcut by "
                 "√(1/W)",
             )
             for name, rule in RULES.items()
         ),
-        Check(
-            name="growth, plain sum",
-            statement="the mean square of plain sums doubles at every block (the control)",
-            paper="explodes",
-            low=2.0**_DEPTH / math.exp(_tolerance(RULES["plain sum"])),
+        expect("growth, plain sum", paper="explodes", low=2.0**_DEPTH / math.exp(_tolerance(RULES["plain sum"]))).says(
+            "the mean square of plain sums doubles at every block (the control)",
             why="2^L for the smaller L, four standard errors",
         ),
-        Check(
-            name="growth over exp(r²/(1 - r²)), Hanin",
-            statement="Hanin's stays below the bound of its converging sum of factors",
-            paper="converges",
-            high=1.0,
-            why="Π(1 + r^(2l)) ≤ exp(Σ r^(2l))",
+        expect("growth over exp(r²/(1 - r²)), Hanin", paper="converges", high=1.0).says(
+            "Hanin's stays below the bound of its converging sum of factors", why="Π(1 + r^(2l)) ≤ exp(Σ r^(2l))"
         ),
-        Check(
-            name="largest |mean| over rms",
-            statement="no rule makes the mean of the stream drift: largest over the rules of the mean over seeds",
-            paper=None,
-            high=5 / math.sqrt(_WIDTH * _SEEDS),
+        expect("largest |mean| over rms", high=5 / math.sqrt(_WIDTH * _SEEDS)).says(
+            "no rule makes the mean of the stream drift: largest over the rules of the mean over seeds",
             why="branches end in weights of mean 0; five standard errors, for there are eleven rules",
         ),
-        Check(
-            name="spread of output weights, Shao",
-            statement="all branches weigh the same at the output: largest over smallest weight",
-            paper=1.0,
-            low=1.0,
-            high=1 + 1e-4,
+        expect("spread of output weights, Shao", paper=1.0, low=1.0, high=1 + 1e-4).says(
+            "all branches weigh the same at the output: largest over smallest weight",
             why="β_l·Π√(1 - β²) = 1/√(2L) for every l; factors are kept in float32",
         ),
-        Check(
-            name="output weight of Shao over 1/√(2L)",
-            statement="and the weight is 1/√(2L)",
-            paper=None,
-            low=1 - 1e-4,
-            high=1 + 1e-4,
-            why="the product telescopes with c = L; float32",
+        expect("output weight of Shao over 1/√(2L)", low=1 - 1e-4, high=1 + 1e-4).says(
+            "and the weight is 1/√(2L)", why="the product telescopes with c = L; float32"
         ),
-        Check(
-            name="spread of output weights, √½",
-            statement="under √½ the last branch outweighs the first (the control)",
-            paper="more general",
-            low=100.0,
-            why="2^((L - 1)/2) = 181 for 16 branches",
+        expect("spread of output weights, √½", paper="more general", low=100.0).says(
+            "under √½ the last branch outweighs the first (the control)", why="2^((L - 1)/2) = 181 for 16 branches"
         ),
-        Check(
-            name="Shao against √½, one block",
-            statement="for a single block Shao's rule is the same as √½",
-            paper=0.0,
-            high=1e-6,
+        expect("Shao against √½, one block", paper=0.0, high=1e-6).says(
+            "for a single block Shao's rule is the same as √½",
             why="f(√½·x) = √½·f(x) for ReLU without biases; factors are kept in float32",
         ),
-        Check(
-            name="Shao against √½, one block, tanh",
-            statement="it is not where the branch is not homogeneous (the control)",
-            paper="equivalent",
-            low=0.01,
+        aside("Shao against √½, one block, tanh", paper="equivalent", low=0.01).says(
+            "it is not where the branch is not homogeneous (the control)",
             why="equation 5 scales the branch's input by α, Shao's rule its output",
-            main=False,
         ),
-        Check(
-            name="branch over shortcut mean square times L, weight norm",
-            statement="Arpit's branches have variance 1/L, so β = L^-1/2, in a stage of L",
+        expect(
+            "branch over shortcut mean square times L, weight norm",
             paper="1/L: β = L^-1 gives a variance of L^-2",
             low=0.75,
             high=1.25,
+        ).says(
+            "Arpit's branches have variance 1/L, so β = L^-1/2, in a stage of L",
             why="1; a branch varies by √(7/256) = 17 %, 10 seeds leave 5 %: more than four standard errors",
             erratum="Arpit et al. scale by 1/√B in every stage of B branches; the survey's L^-1 also keeps the "
             "variance, with branches that hardly count",
@@ -211,9 +184,7 @@ def sec4_1(settings: Settings) -> Measurement:
     depth, width = (_DEPTH, _WIDTH) if settings.quick else (_FULL_DEPTH, _FULL_WIDTH)
     found: dict[str, list[tuple[list[float], list[float], list[float]]]] = {name: [] for name in RULES}
     factors: dict[str, list[tuple[float, float]]] = {}
-    total = len(RULES) * len(settings.seeds)
-    for step, (name, seed) in enumerate((n, s) for n in RULES for s in settings.seeds):
-        settings.progress(step, total, f"{name}, seed {seed}")
+    for name, seed in settings.each_seed_of(RULES):
         g = generator(seed)
         method = RULES[name].method(depth)
         model = build(f"resmlp-{depth}-{width}", method, size=1, in_channels=width, generator=g).double()

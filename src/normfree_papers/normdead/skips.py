@@ -17,8 +17,9 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import means
+from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.exact import generator, normal, undisturbed
 
 # Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
@@ -108,32 +109,20 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
     seeds=10,
     checks=(
         *(
-            Check(
-                name=f"{what} over closed form a block, sum",
-                statement=f"the {what} grows as the recursion says, factor a block",
-                paper="drifting",
-                low=0.93,
-                high=1.07,
+            expect(f"{what} over closed form a block, sum", paper="drifting", low=0.93, high=1.07).says(
+                f"the {what} grows as the recursion says, factor a block",
                 why="a block of width 512 varies by √(5/512) = 10 %, so 12 by 34 %, of which 3 seeds leave 20 %: four "
                 "standard errors are 7 % a block",
             )
             for what in ("mean", "mean square")
         ),
-        Check(
-            name="growth of the mean, sum",
-            statement="the mean after 12 blocks over that before",
-            paper="drifting",
-            low=100.0,
+        expect("growth of the mean, sum", paper="drifting", low=100.0).says(
+            "the mean after 12 blocks over that before",
             why="it more than doubles where it starts at √(q/π), and 1.5 a block would give 100",
         ),
         *(
-            Check(
-                name=f"{what} over closed form, {kind}",
-                statement=f"the {what} after 12 blocks over its closed form",
-                paper=paper,
-                low=0.85,
-                high=1.15,
-                why=why,
+            expect(f"{what} over closed form, {kind}", paper=paper, low=0.85, high=1.15).says(
+                f"the {what} after 12 blocks over its closed form", why=why
             )
             for kind, paper, why in (
                 (
@@ -150,42 +139,29 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
             )
             for what in ("mean", "mean square")
         ),
-        Check(
-            name="drift of the mean, gate over sum",
-            statement="|log| of the mean's factor a block, gates over sums",
-            paper="much less",
-            high=0.5,
+        expect("drift of the mean, gate over sum", paper="much less", high=0.5).says(
+            "|log| of the mean's factor a block, gates over sums",
             why="the text gives no number: we read it as at most half",
         ),
-        Check(
-            name="mean of a concatenation of centred inputs",
-            statement="inputs of mean 0 are unlike what the branch puts out, and the mean moves (the control)",
-            paper="if similar statistics",
-            low=0.2,
+        expect("mean of a concatenation of centred inputs", paper="if similar statistics", low=0.2).says(
+            "inputs of mean 0 are unlike what the branch puts out, and the mean moves (the control)",
             why="three quarters of the features are the branch's, of mean √(q/π) = 0.56: half of that",
         ),
-        Check(
-            name="mean square of a DenseNet's stage",
-            statement="the DenseNet keeps its mean square over 12 layers of its first stage",
-            paper="does not affect",
-            low=0.85,
-            high=1.15,
+        expect("mean square of a DenseNet's stage", paper="does not affect", low=0.85, high=1.15).says(
+            "the DenseNet keeps its mean square over 12 layers of its first stage",
             why="as for the concatenation, with 12 channels a layer",
         ),
-        Check(
-            name="correlation of branch and shortcut",
-            statement="at the start they are uncorrelated, so that variances add",
-            paper="the variance is linear",
-            low=-0.03,
-            high=0.03,
+        expect("correlation of branch and shortcut", paper="the variance is linear", low=-0.03, high=0.03).says(
+            "at the start they are uncorrelated, so that variances add",
             why="1/√(512·12·3) = 0.7 %: four standard errors",
         ),
-        Check(
-            name="variance of x - ReLU(x)",
-            statement="a branch that is not zero can lower the variance: f(x) = -ReLU(x) on N(0, 1)",
+        expect(
+            "variance of x - ReLU(x)",
             paper="greater than 1",
             low=0.99 * 0.5 * (1 - 1 / math.pi),
             high=1.01 * 0.5 * (1 - 1 / math.pi),
+        ).says(
+            "a branch that is not zero can lower the variance: f(x) = -ReLU(x) on N(0, 1)",
             why="exactly ½(1 - 1/π); a million draws leave 0.2 %",
             erratum="Var[x + f] = Var[x] + Var[f] + 2·Cov[x, f]: the output's variance must be greater only where "
             "branch and shortcut are uncorrelated, as at the start, or positively correlated",
@@ -200,8 +176,7 @@ def sec3_2(settings: Settings) -> Measurement:
     stages = []
     start = (math.sqrt(1 / math.pi), 1.0)
     theory = {kind: expected(kind, *start) for kind in _KINDS}
-    for step, seed in enumerate(settings.seeds):
-        settings.progress(step, len(settings.seeds), f"seed {seed}")
+    for seed in settings.each_seed():
         g = generator(seed)
         one: dict[str, float] = {}
         for kind in _KINDS:
@@ -312,35 +287,21 @@ _AT = _ANGLES.index(0.3)
     seeds=10,
     checks=(
         *(
-            Check(
-                name=f"off the closed form, {name}",
-                statement=f"largest difference of the cosine from the closed form over all angles, {name}",
-                paper=None,
-                high=0.15,
+            expect(f"off the closed form, {name}", high=0.15).says(
+                f"largest difference of the cosine from the closed form over all angles, {name}",
                 why="a block with β = 1 changes inner products by √(11/4/512) = 7 %, so 24 by 36 %, of which 32 "
                 "circles and 2 seeds leave 4.5 %: three standard errors",
             )
             for name in (*(f"β = {beta:g}" for beta in _SCALES), "no skip connections")
         ),
-        Check(
-            name="cosine at 0.3, β = 0.1",
-            statement="with β = 0.1 gradients at an angle of 0.3 are nearly the same",
-            paper="preserved",
-            low=0.9,
-            why="the closed form is 0.98",
+        expect("cosine at 0.3, β = 0.1", paper="preserved", low=0.9).says(
+            "with β = 0.1 gradients at an angle of 0.3 are nearly the same", why="the closed form is 0.98"
         ),
-        Check(
-            name="cosine at 0.3, β = 0.1 less β = 1",
-            statement="more so than with β = 1",
-            paper="small values help",
-            low=0.3,
-            why="the closed form is 0.61; two errors of 0.15 less",
+        expect("cosine at 0.3, β = 0.1 less β = 1", paper="small values help", low=0.3).says(
+            "more so than with β = 1", why="the closed form is 0.61; two errors of 0.15 less"
         ),
-        Check(
-            name="cosine at 0.3, no skip connections",
-            statement="and without skip connections they share little (the control)",
-            paper=None,
-            high=0.35,
+        expect("cosine at 0.3, no skip connections", high=0.35).says(
+            "and without skip connections they share little (the control)",
             why="the closed form is 0.17, and an error of 0.15",
         ),
     ),
@@ -354,9 +315,7 @@ def sec3_2_gradients(settings: Settings) -> Measurement:
     }
     specs["no skip connections"] = (f"mlp-{_DEEP + 2}-{width}", "he_in", None)
     found: dict[str, list[list[float]]] = {name: [] for name in specs}
-    total = len(specs) * len(settings.seeds)
-    for step, (name, seed) in enumerate((n, s) for n in specs for s in settings.seeds):
-        settings.progress(step, total, f"{name}, seed {seed}")
+    for name, seed in settings.each_seed_of(specs):
         model, method, _ = specs[name]
         network = build(model, method, size=1, in_channels=width, generator=generator(seed)).double()
         found[name].append(measured_correlation(network.body, width, seed))

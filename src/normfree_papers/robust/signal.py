@@ -16,8 +16,9 @@ from normfree.methods import InitContext, Method, get
 from normfree.methods.init_context import gain, standardized
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import decades, factor_a_block, geometric_means, stage_starts
+from normfree_papers.claims.registry import register
 
 
 def _standardized(fan: int) -> Callable[[InitContext], None]:
@@ -160,22 +161,13 @@ def _figure_checks(depth: int) -> tuple[Check, ...]:
         checks.append(_total("he_in", "ResNet (He fan-in): explosion", "exploding", (r.total_exploding, None), r))
     for name, label in NORMED.items():
         checks += [
-            Check(
-                name=f"forward decades, {name}",
-                statement=f"{label}: batch norm mends the signal",
-                paper="fixes things up",
-                low=-1.0,
-                high=1.0,
+            aside(f"forward decades, {name}", paper="fixes things up", low=-1.0, high=1.0).says(
+                f"{label}: batch norm mends the signal",
                 why="a plot only: we read it as within a decade over the whole network",
-                main=False,
             ),
-            Check(
-                name=f"backward a block, {name}",
-                statement=f"{label}: and the gradient",
-                paper="fixes things up",
-                high=1.25,
+            aside(f"backward a block, {name}", paper="fixes things up", high=1.25).says(
+                f"{label}: and the gradient",
                 why="a plot only: 1.25 a block is where `normfree diagnose` begins to call a gradient exploding",
-                main=False,
             ),
         ]
     return tuple(checks)
@@ -185,22 +177,14 @@ def _conserved(name: str, label: str) -> tuple[Check, Check]:
     """Over the whole network the rules allow no growth; strides and borders, which they leave out, lose a part."""
     key = f"backward decades, {name}"
     return (
-        Check(
-            name=key,
-            statement=f"{label}: no explosion over the whole network (log10 of first over last)",
-            paper="conserved",
-            high=0.3,
+        expect(key, paper="conserved", high=0.3).says(
+            f"{label}: no explosion over the whole network (log10 of first over last)",
             why="a factor of 2 for a few seeds, where others come to 1e3 and more",
         ),
-        Check(
-            name=key,
-            statement=f"{label}: and nothing is lost, strides and borders included",
-            paper="conserved",
-            low=-0.5,
-            high=0.5,
+        aside(key, paper="conserved", low=-0.5, high=0.5).says(
+            f"{label}: and nothing is lost, strides and borders included",
             why="a plot only: a factor of 3; the rules leave out that each of three strides spreads a gradient over "
             "4 times as many positions, and what is lost at a border",
-            main=False,
         ),
     )
 
@@ -215,19 +199,14 @@ def _range(
     main: bool = True,
 ) -> Check:
     why = ranges.why_factor
-    return Check(name=name, statement=statement, paper=paper, low=ends[0], high=ends[1], why=why, main=main)
+    return expect(name, paper=paper, low=ends[0], high=ends[1], main=main).says(statement, why=why)
 
 
 def _total(
     name: str, statement: str, paper: str | None, ends: tuple[float | None, float | None], ranges: _Ranges
 ) -> Check:
-    return Check(
-        name=f"backward decades, {name}",
-        statement=f"{statement} (log10 of first over last)",
-        paper=paper,
-        low=ends[0],
-        high=ends[1],
-        why=ranges.why_total,
+    return expect(f"backward decades, {name}", paper=paper, low=ends[0], high=ends[1]).says(
+        f"{statement} (log10 of first over last)", why=ranges.why_total
     )
 
 
@@ -295,5 +274,4 @@ for _number, _depth, _quick, _full in ((2, 50, 12, 65), (4, 18, 6, 16), (5, 101,
             checks=_figure_checks(_depth),
             measure=partial(_figure, _depth),
         ),
-        __name__,
     )

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from normfree.models import build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
+from normfree_papers.claims.registry import claim
 
 _SHORTCUTS = {
     "BatchNorm": "batchnorm_convshort",
@@ -50,24 +51,18 @@ def _table1_checks() -> tuple[Check, ...]:
     for depth, row in _PRINTED.items():
         for kind, (parameters, flops) in row.items():
             checks.append(
-                Check(
-                    name=f"parameters, ResNet-{depth} {kind}",
-                    statement=f"millions of parameters of ResNet-{depth} with {kind}",
+                expect(
+                    f"parameters, ResNet-{depth} {kind}",
                     paper=parameters,
                     low=parameters - 0.005,
                     high=parameters + 0.005,
-                    why="the printed digits",
-                )
+                ).says(f"millions of parameters of ResNet-{depth} with {kind}", why="the printed digits")
             )
             wrong = (depth, kind) in _MACS
             right = 2 * flops if wrong else flops
             checks.append(
-                Check(
-                    name=f"GFLOPs, ResNet-{depth} {kind}",
-                    statement=f"billions of FLOPs of ResNet-{depth} with {kind} on one 32×32 image",
-                    paper=flops,
-                    low=0.99 * right,
-                    high=1.01 * right,
+                expect(f"GFLOPs, ResNet-{depth} {kind}", paper=flops, low=0.99 * right, high=1.01 * right).says(
+                    f"billions of FLOPs of ResNet-{depth} with {kind} on one 32×32 image",
                     why="1 %, since multiply-accumulates were rounded before they were doubled",
                     erratum="the row prints multiply-accumulates, half of the FLOPs, so that ResNet-152 would cost "
                     "less than ResNet-101"

@@ -15,7 +15,8 @@ from normfree.report import Column, Table
 from normfree.report.panels import Level, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.registry import register
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -114,50 +115,37 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
         for label in BROCK.values():
             checks.append(_trains(figure, label, scale) if figure.brock_trains else _dead(figure, label, scale))
     checks.append(
-        Check(
-            name=_lead(_NORMED, _CONV),
-            statement="ConvShort closes the gap to batch norm: points of test accuracy that are left",
-            paper="closes the gap",
-            high=_GAP,
+        expect(_lead(_NORMED, _CONV), paper="closes the gap", high=_GAP, scale="full").says(
+            "ConvShort closes the gap to batch norm: points of test accuracy that are left",
             why="only a plot: one point, a few times the tenths by which single runs of such networks differ",
-            scale="full",
         )
     )
     if figure.conv_is_best:
         for label in _OTHERS:
             checks.append(
-                Check(
-                    name=_lead(_CONV, label),
-                    statement=f"only ConvShort closes it: points of test accuracy by which it leads {_short(label)}",
-                    paper="only ConvShort closes the gap",
-                    low=0.0,
+                expect(_lead(_CONV, label), paper="only ConvShort closes the gap", low=0.0, scale="full").says(
+                    f"only ConvShort closes it: points of test accuracy by which it leads {_short(label)}",
                     why="only a plot: the text claims the order",
-                    scale="full",
                 )
             )
     if figure.number == 3:
         checks.append(
-            Check(
-                name=_lead(_CONV, _NORMED),
-                statement="at the last epochs ConvShort even outperforms batch norm, by points of test accuracy",
-                paper="outperforms",
-                low=0.0,
+            aside(_lead(_CONV, _NORMED), paper="outperforms", low=0.0, scale="full").says(
+                "at the last epochs ConvShort even outperforms batch norm, by points of test accuracy",
                 why="only a plot: the text claims the order; a remark on the end of a longer training",
-                main=False,
-                scale="full",
             )
         )
     if figure.rank is not None:
         checks.append(
-            Check(
-                name="rank of ConvShort",
-                statement="the place of ConvShort among all seven rows, by test accuracy",
+            aside(
+                "rank of ConvShort",
                 paper="the best" if figure.rank == 1 else "the second-best",
                 low=figure.rank,
                 high=figure.rank,
-                why="appendix A; a remark, since rows that are close change places from seed to seed",
-                main=False,
                 scale="full",
+            ).says(
+                "the place of ConvShort among all seven rows, by test accuracy",
+                why="appendix A; a remark, since rows that are close change places from seed to seed",
             )
         )
     return tuple(checks)
@@ -165,27 +153,29 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
 
 def _trains(figure: _Figure, label: str, scale: Scale) -> Check:
     full = scale == "full"
-    return Check(
-        name=_accuracy_of(label, figure.network(scale)),
-        statement=f"{label} can be trained, to a test accuracy in % of",
+    return expect(
+        _accuracy_of(label, figure.network(scale)),
         paper="able to train all" if figure.brock_trains else "satisfactory",
         low=_TRAINED if full else DEAD,
+        scale=scale,
+    ).says(
+        f"{label} can be trained, to a test accuracy in % of",
         why="only a plot, and no number in the text: half of the images, five times chance"
         if full
         else "above the twice chance that counts as not trained; stand-in and line were chosen after trial runs, in "
         "which a few epochs left the deepest half trained",
-        scale=scale,
     )
 
 
 def _dead(figure: _Figure, label: str, scale: Scale) -> Check:
-    return Check(
-        name=_accuracy_of(label, figure.network(scale)),
-        statement=f"{label} cannot be trained, its test accuracy in % is",
+    return expect(
+        _accuracy_of(label, figure.network(scale)),
         paper="unable to train, absent from the plot",
         high=DEAD,
-        why="the text; up to twice chance, and a diverged run counts as chance",
         scale=scale,
+    ).says(
+        f"{label} cannot be trained, its test accuracy in % is",
+        why="the text; up to twice chance, and a diverged run counts as chance",
     )
 
 
@@ -299,5 +289,4 @@ for _figure in FIGURES:
             checks=_checks(_figure),
             measure=partial(_measure, _figure),
         ),
-        __name__,
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
-from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, mean, minus, over, values_of
-from normfree_papers.claims.sweeps import Sweep, held_out
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.registry import claim
+from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, Sweep, held_out, mean, minus, over, values_of
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
@@ -43,14 +43,8 @@ def _mlps(settings: Settings) -> Sweep:
 
 
 def _trains(label: str, depth: int, low: float, quick: tuple[int, ...], paper: str, why: str, **rest: Any) -> Check:
-    return Check(
-        name=f"{label}, {depth} layers",
-        statement=f"the {label} initialization trains {depth} layers; its accuracy is",
-        paper=paper,
-        low=low,
-        why=f"{why} only a plot shows numbers",
-        scale=_only(depth, quick),
-        **rest,
+    return expect(f"{label}, {depth} layers", paper=paper, low=low, scale=_only(depth, quick), **rest).says(
+        f"the {label} initialization trains {depth} layers; its accuracy is", why=f"{why} only a plot shows numbers"
     )
 
 
@@ -75,13 +69,9 @@ _QUARTER = "two and a half times chance counts as trained:"
         ),
         *(_trains("data-dependent", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in (10, 20)),
         *(
-            Check(
-                name=f"data-dependent, {depth} layers",
-                statement=f"the data-dependent initialization cannot train {depth} layers; its accuracy at best is",
-                paper="diverges",
-                high=50.0,
+            expect(f"data-dependent, {depth} layers", paper="diverges", high=50.0, scale=_only(depth, _MLP_QUICK)).says(
+                f"the data-dependent initialization cannot train {depth} layers; its accuracy at best is",
                 why="what counts as trained; a diverged run counts as 0, as in the caption",
-                scale=_only(depth, _MLP_QUICK),
             )
             for depth in (50, 100, 200)
         ),
@@ -132,20 +122,13 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     "at hand.",
     cost=Cost(quick_seconds=100, full_seconds=4050, device="gpu"),
     checks=(
-        Check(
-            name="share, proposed - data-dependent",
-            statement="the share of settings that train is larger for the proposed initialization by",
-            paper="more robust",
-            low=0.1,
+        expect("share, proposed - data-dependent", paper="more robust", low=0.1).says(
+            "the share of settings that train is larger for the proposed initialization by",
             why="one setting in ten, since only a plot shows numbers; half of the test images counts as trained",
         ),
-        Check(
-            name="depths with a rate ten times larger",
-            statement="the share of depths at which the largest rate that trains is at least ten times larger",
-            paper="most depths",
-            low=0.5,
+        aside("depths with a rate ten times larger", paper="most depths", low=0.5).says(
+            "the share of depths at which the largest rate that trains is at least ten times larger",
             why="most is at least half; a depth at which the data-dependent one trains at no rate counts",
-            main=False,
         ),
     ),
     seeds=1,
@@ -191,21 +174,14 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
     checks=(
         *(_trains("proposed", depth, 25.0, _CNN_QUICK, "trains", _QUARTER) for depth in _CNN_DEPTHS),
         _trains("data-dependent", 10, 25.0, _CNN_QUICK, "trains", _QUARTER),
-        Check(
-            name="proposed, 20 layers",
-            statement="the proposed initialization trains 20 layers of the stand-in; its accuracy is",
-            low=25.0,
+        expect("proposed, 20 layers", low=25.0, scale="quick").says(
+            "the proposed initialization trains 20 layers of the stand-in; its accuracy is",
             why="what counts as trained; the stand-in's maps are small, and zero padding takes a part of the signal a "
             "layer, so that it is not as deep",
-            scale="quick",
         ),
-        Check(
-            name="data-dependent, 100 layers",
-            statement="the data-dependent initialization cannot train 100 layers; its accuracy at best is",
-            paper="fails",
-            high=25.0,
+        expect("data-dependent, 100 layers", paper="fails", high=25.0, scale="full").says(
+            "the data-dependent initialization cannot train 100 layers; its accuracy at best is",
             why="what counts as trained",
-            scale="full",
         ),
     ),
     seeds=1,
@@ -245,53 +221,45 @@ _DEEP = "PyTorch default, share of depths that train"
     cost=Cost(quick_seconds=60, full_seconds=7400, device="gpu"),
     checks=(
         *(_trains("proposed", depth, 25.0, _WRN_QUICK, "trains", _QUARTER) for depth in _WRN_DEPTHS),
-        Check(
-            name="proposed, 40 layers",
-            statement="the proposed initialization trains 40 layers of the stand-in; its accuracy is",
-            low=25.0,
+        expect("proposed, 40 layers", low=25.0, scale="quick").says(
+            "the proposed initialization trains 40 layers of the stand-in; its accuracy is",
             why="what counts as trained",
-            scale="quick",
         ),
-        Check(
-            name="proposed, most - least over depths",
-            statement="the proposed initialization is about as accurate at every depth; its accuracies differ by",
-            paper="similar accuracy",
-            high=10.0,
+        expect("proposed, most - least over depths", paper="similar accuracy", high=10.0, scale="full").says(
+            "the proposed initialization is about as accurate at every depth; its accuracies differ by",
             why="ten points: similar is the paper's word, and accuracies of a first epoch move by points",
-            scale="full",
         ),
-        Check(
-            name=_DEEP,
-            statement="PyTorch's default diverges for most depths; the share of depths that it trains at any rate is",
-            paper="diverges for most depths",
-            high=0.5,
+        expect(_DEEP, paper="diverges for most depths", high=0.5).says(
+            "PyTorch's default diverges for most depths; the share of depths that it trains at any rate is",
             why="most is at least half",
         ),
-        Check(
-            name="proposed - data-dependent, 10000 layers",
-            statement="the data-dependent initialization learns slower at 10,000 layers, by points of accuracy",
+        expect(
+            "proposed - data-dependent, 10000 layers",
             paper="significantly slower for deeper networks",
             low=5.0,
-            why="five points, more than seeds differ by; only a plot shows numbers",
             scale="full",
+        ).says(
+            "the data-dependent initialization learns slower at 10,000 layers, by points of accuracy",
+            why="five points, more than seeds differ by; only a plot shows numbers",
         ),
-        Check(
-            name="proposed - stage-wise Hanin, mean over depths",
-            statement="stage-wise Hanin comes to a similar accuracy, below the proposed one by points of",
+        aside(
+            "proposed - stage-wise Hanin, mean over depths",
             paper="similar accuracy",
             low=-10.0,
             high=10.0,
-            why="ten points: similar is the paper's word",
-            main=False,
             scale="full",
+        ).says(
+            "stage-wise Hanin comes to a similar accuracy, below the proposed one by points of",
+            why="ten points: similar is the paper's word",
         ),
-        Check(
-            name="depths with a rate ten times Hanin's",
-            statement="the share of depths that train at ten times the largest rate of stage-wise Hanin",
+        expect(
+            "depths with a rate ten times Hanin's",
             paper="an order of magnitude larger learning rates",
             low=0.5,
-            why="at half of the depths at least; the rates are about a factor of three apart",
             scale="full",
+        ).says(
+            "the share of depths that train at ten times the largest rate of stage-wise Hanin",
+            why="at half of the depths at least; the rates are about a factor of three apart",
         ),
     ),
     seeds=1,

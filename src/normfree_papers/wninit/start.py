@@ -6,22 +6,95 @@ Reference: Arpit, Campos, Bengio 2019, sections 3, 4 and 5.3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 import torch
+from torch import Tensor, nn
 
 from normfree import theory
 from normfree.data import load
 from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.models import build
+from normfree.nn.weight_layers import WeightNormLinear, set_weight_
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.fits import geometric_means
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import bars, points
-from normfree_papers.claims.synthetic import Norms, feed_forward, residual
 
 # Figure 1: widths that change from layer to layer
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norms of activations and of gradients, layer by layer, relative to where they start."""
+
+    activations: list[float]
+    gradients: list[float]
+
+
+def _layer(n: int, m: int, g: torch.Generator, device: str) -> WeightNormLinear:
+    """A layer with orthogonal directions."""
+    layer = WeightNormLinear(n, m, bias=False)
+    set_weight_(layer, nn.init.orthogonal_(torch.empty(m, n), generator=g))
+    return layer.requires_grad_(False).to(device)
+
+
+def _lengths_(layer: WeightNormLinear, gamma: float | None) -> WeightNormLinear:
+    """Set g = √(γ·n/m), or 1 where γ is None."""
+    length = 1.0 if gamma is None else (gamma * layer.in_features / layer.out_features) ** 0.5
+    with torch.no_grad():
+        layer.gain.fill_(length)
+    return layer
+
+
+def _size(values: Tensor) -> float:
+    """Root mean square of the norms of a batch."""
+    return float(values.detach().square().sum(1).mean().sqrt())
+
+
+def _norms(x: Tensor, hidden: Sequence[Tensor], states: Sequence[Tensor], noise: Tensor) -> Norms:
+    """Norms of `hidden` over that of the input x, and of the gradients at `states` over the last one's."""
+    gradients = [_size(gradient) for gradient in torch.autograd.grad(states[-1], states, noise)]
+    return Norms([_size(h) / _size(x) for h in hidden], [g / gradients[-1] for g in gradients])
+
+
+def feed_forward(widths: Sequence[int], g: torch.Generator, device: str = "cpu") -> Callable[[bool], Norms]:
+    """Layers of these widths with ReLU after each; the pre-activations carry the gradient."""
+    layers = [_layer(n, m, g, device) for n, m in pairwise(widths)]
+    x = torch.randn(64, widths[0], generator=g).to(device).requires_grad_()
+    noise = torch.randn(64, widths[-1], generator=g).to(device)
+
+    def measure(proposed: bool) -> Norms:
+        states, h = [], x
+        for layer in layers:
+            states.append(_lengths_(layer, 2.0 if proposed else None)(h))
+            h = torch.relu(states[-1])
+        return _norms(x, [torch.relu(a) for a in states], states, noise)
+
+    return measure
+
+
+def residual(widths: Sequence[int], g: torch.Generator, device: str = "cpu") -> Callable[[bool], Norms]:
+    """Blocks h + W₂ ReLU(W₁ h), the stream of the first width and the branches of the others."""
+    width, *inner = widths
+    blocks = [(_layer(width, size, g, device), _layer(size, width, g, device)) for size in inner]
+    x = torch.randn(64, width, generator=g).to(device).requires_grad_()
+    noise = torch.randn(64, width, generator=g).to(device)
+
+    def measure(proposed: bool) -> Norms:
+        states, h = [], x
+        for first, last in blocks:
+            inside = torch.relu(_lengths_(first, 2.0 if proposed else None)(h))
+            h = h + _lengths_(last, 1 / len(blocks) if proposed else None)(inside)
+            states.append(h)
+        return _norms(x, states, states, noise)
+
+    return measure
 
 
 _WIDTHS = {"150 to 250": (150, 250), "950 to 1050": (950, 1050)}
@@ -35,40 +108,34 @@ def _fig1_checks() -> tuple[Check, ...]:
         scale: Scale | None = None if width == "150 to 250" else "full"
         for what in ("activations", "gradients"):
             checks += [
-                Check(
-                    name=f"{what}, feed-forward, {width}, proposed",
-                    statement=f"the norm of {what} over 20 layers of width {width} is kept by the proposed lengths",
+                expect(
+                    f"{what}, feed-forward, {width}, proposed",
                     paper="neither explodes nor vanishes",
                     low=0.75,
                     high=1.25,
+                    scale=scale,
+                ).says(
+                    f"the norm of {what} over 20 layers of width {width} is kept by the proposed lengths",
                     why="measured here before: 0.75 to 1.25 over seeds; for gradients g = √(2n/m) adds "
                     "√(n_l/n_L), whose mean over widths is 1",
-                    scale=scale,
                 ),
-                Check(
-                    name=f"log10 {what}, feed-forward, {width}, g = 1",
-                    statement=f"g = 1 lets the {what} vanish",
-                    paper="vanishing",
-                    high=-2.0,
+                expect(f"log10 {what}, feed-forward, {width}, g = 1", paper="vanishing", high=-2.0, scale=scale).says(
+                    f"g = 1 lets the {what} vanish",
                     why="measured here before: below 0.01; ½ a layer in the square is 2⁻¹⁰ over 20",
-                    scale=scale,
                 ),
-                Check(
-                    name=f"{what}, residual, {width}, proposed",
-                    statement=f"over 40 blocks the {what} change by a factor between √2 and √e",
+                expect(
+                    f"{what}, residual, {width}, proposed",
                     paper="√2 to √e",
                     low=edge * 0.97,
                     high=edge * 1.03,
+                    scale=scale,
+                ).says(
+                    f"over 40 blocks the {what} change by a factor between √2 and √e",
                     why="measured here before: (1 + 1/B)^(B/2), 1.639 at B = 40, within 3 % over 10 seeds",
-                    scale=scale,
                 ),
-                Check(
-                    name=f"log10 {what}, residual, {width}, g = 1",
-                    statement=f"g = 1 lets the {what} explode",
-                    paper="exploding",
-                    low=2.0,
+                expect(f"log10 {what}, residual, {width}, g = 1", paper="exploding", low=2.0, scale=scale).says(
+                    f"g = 1 lets the {what} explode",
                     why="measured here before: above 100; 1 + ½ a block in the square is 1.5²⁰ over 40",
-                    scale=scale,
                 ),
             ]
     return tuple(checks)
@@ -152,45 +219,28 @@ _PRINTED = {"PyTorch default": 4.68, "data-dependent": 3.01, "stage-wise Hanin":
     needs_data="CIFAR-10",
     checks=(
         *(
-            Check(
-                name=f"{name} - proposed",
-                statement=f"log10 λ of the {name} initialization lies above that of the proposed one by",
-                paper=round(_PRINTED[name] - _PRINTED["proposed"], 2),
-                low=0.5,
+            expect(f"{name} - proposed", paper=round(_PRINTED[name] - _PRINTED["proposed"], 2), low=0.5).says(
+                f"log10 λ of the {name} initialization lies above that of the proposed one by",
                 why="half a decade: the paper claims the order; its printed gaps come from a power iteration over "
                 "changing batches",
             )
             for name in _BASELINES
         ),
         *(
-            Check(
-                name=f"log10 λ, {name}",
-                statement=f"log10 λ of the {name} initialization is as printed",
-                paper=printed,
-                low=printed - 0.5,
-                high=printed + 0.5,
+            aside(f"log10 λ, {name}", paper=printed, low=printed - 0.5, high=printed + 0.5, scale="full").says(
+                f"log10 λ of the {name} initialization is as printed",
                 why="half a decade; a power iteration over changing batches need not come to the top eigenvalue",
-                main=False,
-                scale="full",
             )
             for name, printed in _PRINTED.items()
         ),
         *(
-            Check(
-                name=f"CIFAR-100: {name} - proposed",
-                statement=f"the same of ResNet-164 on CIFAR-100, {name}",
-                paper=gap,
-                low=0.5,
-                why="half a decade, as above",
-                lacks="CIFAR-100",
+            expect(f"CIFAR-100: {name} - proposed", paper=gap, low=0.5).says(
+                f"the same of ResNet-164 on CIFAR-100, {name}", why="half a decade, as above", lacks="CIFAR-100"
             )
             for name, gap in (("PyTorch default", 8.0), ("data-dependent", 1.12))
         ),
-        Check(
-            name="largest residual",
-            statement="‖Hv - λv‖/|λ| where the iteration stopped",
-            paper=None,
-            high=0.05,
+        expect("largest residual", high=0.05).says(
+            "‖Hv - λv‖/|λ| where the iteration stopped",
             why="an eigenvalue lies within the residual of λ, so 0.05 is 0.02 in log10",
         ),
     ),

@@ -19,7 +19,8 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, expect
+from normfree_papers.claims.registry import claim, register
 
 Direction = Literal["forward", "backward"]
 
@@ -89,12 +90,8 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
     return (
         *extra,
         *(
-            Check(
-                name=f"E‖v‖²/‖u‖², {kind}, {n} → {m}",
-                statement=f"the mean square is kept by {kind} directions, {n} inputs to {m} outputs",
-                paper=1.0,
-                low=0.97,
-                high=1.03,
+            expect(f"E‖v‖²/‖u‖², {kind}, {n} → {m}", paper=1.0, low=0.97, high=1.03).says(
+                f"the mean square is kept by {kind} directions, {n} inputs to {m} outputs",
                 why="a draw varies by √(5/50) = 32 % at most, so 2,000 leave 0.7 %: four standard errors",
             )
             for kind in ("orthogonal", "isotropic")
@@ -112,11 +109,8 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
     cost=Cost(quick_seconds=2, full_seconds=20),
     checks=_layer_checks(
         (
-            Check(
-                name="largest |K_n - 1|",
-                statement="the constant is 1",
-                paper=0.0,
-                high=1e-11,
+            expect("largest |K_n - 1|", paper=0.0, high=1e-11).says(
+                "the constant is 1",
                 why="rounding of log Γ(1,000) = 5,905 in float64; S_n is the area of Sⁿ in Rⁿ⁺¹, the other convention "
                 "gives 0.64 at n = 2",
             ),
@@ -151,11 +145,8 @@ def thm1(settings: Settings) -> Measurement:
     cost=Cost(quick_seconds=2, full_seconds=20),
     checks=_layer_checks(
         (
-            Check(
-                name="spread of orthogonal over isotropic",
-                statement="the result varies less for orthogonal matrices, in the worst of the shapes",
-                paper="strictly better",
-                high=1.0,
+            expect("spread of orthogonal over isotropic", paper="strictly better", high=1.0).says(
+                "the result varies less for orthogonal matrices, in the worst of the shapes",
                 why="the sentence after Theorem 2",
             ),
         )
@@ -267,24 +258,20 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
                 check
                 for _blocks, _ in _STAGES
                 for check in (
-                    Check(
-                        name=f"norm ratio, {_blocks} blocks",
-                        statement=f"c over {_blocks} blocks",
+                    expect(
+                        f"norm ratio, {_blocks} blocks",
                         paper="√2 to √e",
                         low=math.sqrt(2) * 0.97,
                         high=math.sqrt(math.e) * 1.03,
+                    ).says(
+                        f"c over {_blocks} blocks",
                         why="measured here before: the root mean square over ≥ 10 seeds × 64 inputs within 3 %",
                     ),
-                    Check(
-                        name=f"over (1 + 1/B)^(B/2), {_blocks} blocks",
-                        statement="the same over its exact expectation",
-                        paper=None,
-                        low=0.97,
-                        high=1.03,
+                    expect(f"over (1 + 1/B)^(B/2), {_blocks} blocks", low=0.97, high=1.03).says(
+                        "the same over its exact expectation",
                         why="seeds vary by 4 % in the mean square, so 10 leave 0.7 % in the root: four standard errors",
                     ),
                 )
             ),
         ),
-        __name__,
     )

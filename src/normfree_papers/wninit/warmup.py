@@ -11,7 +11,8 @@ from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.registry import claim
 from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     EMBEDDED,
@@ -19,13 +20,13 @@ from normfree_papers.claims.seed_metrics import (
     beside_paper,
     each,
     error,
+    held_out,
     learning,
     mean,
     minus,
     train_rows,
     values_of,
 )
-from normfree_papers.claims.sweeps import held_out
 
 _INITIALIZATIONS = {
     "proposed": "wn",
@@ -50,26 +51,19 @@ _WARMUPS = ("no warm-up", "warm-up")
     "seeds; WRN-22-1 on the embedded images, one epoch at 0.03 and 0.1, half of it warm-up, two seeds (quick).",
     cost=Cost(quick_seconds=80, full_seconds=27000, device="gpu"),
     checks=(
-        Check(
-            name="proposed - best other, worst setting",
-            statement="the share of seeds that survive with the proposed initialization lies above the best other's in "
+        expect(
+            "proposed - best other, worst setting", paper="the most robust across all configurations", low=-0.1
+        ).says(
+            "the share of seeds that survive with the proposed initialization lies above the best other's in "
             "every setting, at least by",
-            paper="the most robust across all configurations",
-            low=-0.1,
             why="two of 20 seeds: the standard deviation of a difference of shares near one half is 0.16",
         ),
-        Check(
-            name="proposed - best other, mean over settings",
-            statement="on average over the settings more seeds survive with the proposed initialization, by a share of",
-            paper="the most robust",
-            low=0.0,
+        expect("proposed - best other, mean over settings", paper="the most robust", low=0.0).says(
+            "on average over the settings more seeds survive with the proposed initialization, by a share of",
             why="at least as many as with the best other in each setting",
         ),
-        Check(
-            name="warm-up - no warm-up",
-            statement="warm-up raises the share of seeds that survive, on average over initializations and rates, by",
-            paper="greatly improved the range of learning rates",
-            low=0.05,
+        expect("warm-up - no warm-up", paper="greatly improved the range of learning rates", low=0.05).says(
+            "warm-up raises the share of seeds that survive, on average over initializations and rates, by",
             why="one run in twenty; only a plot shows numbers",
         ),
     ),
@@ -156,75 +150,55 @@ def _errors_checks() -> tuple[Check, ...]:
     for network, printed in _PRINTED.items():
         warm, gap = printed["proposed + warm-up"], printed["proposed + warm-up"] - printed["batch norm"]
         checks += [
-            Check(
-                name=f"{network}, proposed + warm-up",
-                statement=f"{network} with the proposed initialization and warm-up comes to an error of",
-                paper=warm,
-                high=warm + 0.5,
+            expect(f"{network}, proposed + warm-up", paper=warm, high=warm + 0.5, scale="full").says(
+                f"{network} with the proposed initialization and warm-up comes to an error of",
                 why="the paper's spread over seeds is 0.08 to 0.14, so that 0.5 leaves room for a single seed and for "
                 "a rate that was chosen anew; a lower error is no failure",
-                scale="full",
             ),
-            Check(
-                name=f"{network}, data-dependent - proposed",
-                statement=f"the error of {network}, data-dependent, lies above that of the proposed one by",
+            expect(
+                f"{network}, data-dependent - proposed",
                 paper=round(printed["data-dependent"] - printed["proposed"], 2),
                 low=0.5,
+                scale="full",
+            ).says(
+                f"the error of {network}, data-dependent, lies above that of the proposed one by",
                 why="less than half of the paper's gap, and above its spread of 0.1 to 0.24",
-                scale="full",
             ),
-            Check(
-                name=f"{network}, proposed + warm-up - batch norm",
-                statement=f"the error of {network}, proposed with warm-up, lies above batch norm's by at most",
-                paper=round(gap, 2),
-                high=gap + 0.7,
+            expect(
+                f"{network}, proposed + warm-up - batch norm", paper=round(gap, 2), high=gap + 0.7, scale="full"
+            ).says(
+                f"the error of {network}, proposed with warm-up, lies above batch norm's by at most",
                 why="the paper's gap and 0.5 for the one error; 0.2 more for the other, whose spread is 0.16 and more",
-                scale="full",
             ),
         ]
         if network != "WRN-40-10":  # where the paper has no gain
             checks.append(
-                Check(
-                    name=f"{network}, proposed - proposed + warm-up",
-                    statement=f"warm-up lowers the error of {network} by",
+                aside(
+                    f"{network}, proposed - proposed + warm-up",
                     paper=round(printed["proposed"] - warm, 2),
                     low=0.2,
-                    why="above the paper's spread of 0.11 to 0.14",
-                    main=False,
                     scale="full",
-                )
+                ).says(f"warm-up lowers the error of {network} by", why="above the paper's spread of 0.11 to 0.14")
             )
     checks += [
-        Check(
-            name="CIFAR-100: ResNet-164, proposed + warm-up",
-            statement="ResNet-164 with the proposed initialization and warm-up comes on CIFAR-100 to an error of",
-            paper=25.31,
-            high=26.3,
+        expect("CIFAR-100: ResNet-164, proposed + warm-up", paper=25.31, high=26.3).says(
+            "ResNet-164 with the proposed initialization and warm-up comes on CIFAR-100 to an error of",
             why="the paper's spread is 0.26, so that 1 leaves room for a single seed and another rate",
             lacks="CIFAR-100",
         ),
-        Check(
-            name="CIFAR-100: ResNet-164, data-dependent - proposed",
-            statement="its error, data-dependent, lies above that of the proposed one by",
-            paper=2.96,
-            low=1.0,
+        expect("CIFAR-100: ResNet-164, data-dependent - proposed", paper=2.96, low=1.0).says(
+            "its error, data-dependent, lies above that of the proposed one by",
             why="a third of the paper's gap, and above its spread of 0.5",
             lacks="CIFAR-100",
         ),
-        Check(
-            name="CIFAR-100: ResNet-164, proposed + warm-up - batch norm",
-            statement="its error, proposed with warm-up, lies above batch norm's by at most",
-            paper=-0.21,
-            high=1.0,
+        expect("CIFAR-100: ResNet-164, proposed + warm-up - batch norm", paper=-0.21, high=1.0).says(
+            "its error, proposed with warm-up, lies above batch norm's by at most",
             why="the paper's gap and 1 for the error",
             lacks="CIFAR-100",
         ),
-        Check(
-            name=f"{_STAND_IN}, proposed + warm-up - batch norm",
-            statement="the stand-in's error, proposed with warm-up, lies above batch norm's by at most",
-            high=10.0,
+        expect(f"{_STAND_IN}, proposed + warm-up - batch norm", high=10.0, scale="quick").says(
+            "the stand-in's error, proposed with warm-up, lies above batch norm's by at most",
             why="ten points: a few epochs are far from the end of training, where the paper's errors are close",
-            scale="quick",
         ),
     ]
     return tuple(checks)

@@ -15,10 +15,9 @@ import pytest
 
 import layout_writers
 from normfree.data import load
-from normfree.data.download.catalog import DATA_SETS
-from normfree.data.download.checksums import Checksum
+from normfree.data.download.catalog import DATA_SETS, DataSet, Layout
+from normfree.data.download.fetching import Checksum
 from normfree.data.download.formats import read_binary, read_idx, read_mat, read_pickled
-from normfree.data.download.layouts import DataSet, Layout
 
 CASES = [(data, layout) for data in DATA_SETS.values() for layout in data.layouts]
 IDS = [f"{data.name}-{next(iter(layout.files))}" for data, layout in CASES]
@@ -59,7 +58,7 @@ def test_layout_is_read_as_it_was_written(case: Case) -> None:
 
 def test_files_in_the_root_are_found_where_names_are_unique(case: Case) -> None:
     data, layout, root, _ = case
-    if layout.bare:
+    if layout.in_root:
         assert len(load(data.name, root / layout.folder).train) == layout_writers.TRAIN
     else:
         with pytest.raises(ValueError, match="found n"):

@@ -7,11 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from normfree.data.draws import order, sample_keys
-from normfree.data.images.augment import Augmentation, Draws, augment, cutout, draw, normalize, per_channel
-from normfree.data.images.image_batches import Batch, Batches, in_order
+from normfree.data.counter_rng import epoch_order, sample_keys
+from normfree.data.images.augment import (
+    Augmentation,
+    AugmentParams,
+    augment,
+    cutout,
+    draw_params,
+    mixup_shares,
+    mixup_shifts,
+    mixup_table,
+    normalize,
+    per_channel,
+)
+from normfree.data.images.image_batches import ImageBatch, ImageBatches, in_order
 from normfree.data.images.image_set import Split
-from normfree.data.images.mixup import share_table, shares, shifts
 
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=5, mixup=0.7, randaugment=(2, 9))
 SETTINGS = [Augmentation(), Augmentation(crop=4, flip=True), EVERYTHING]
@@ -24,17 +34,17 @@ def split(count: int = 50, channels: int = 3, side: int = 12) -> Split:
     return Split(images=images, labels=torch.arange(count))
 
 
-def batches(data: Split, batch_size: int, augmentation: Augmentation = EVERYTHING, **settings: object) -> Batches:
+def batches(data: Split, batch_size: int, augmentation: Augmentation = EVERYTHING, **settings: object) -> ImageBatches:
     channels = data.images.shape[1]
     statistics = {"mean": (0.5, 0.4, 0.3)[:channels], "std": (0.2, 0.3, 0.25)[:channels]}
-    return Batches(data, batch_size=batch_size, augmentation=augmentation, **statistics, **settings)  # type: ignore[arg-type]
+    return ImageBatches(data, batch_size=batch_size, augmentation=augmentation, **statistics, **settings)  # type: ignore[arg-type]
 
 
 def at(step: int, device: str = "cpu") -> torch.Tensor:
     return torch.tensor(step, device=device)
 
 
-def assert_equal(a: Batch, b: Batch) -> None:
+def assert_equal(a: ImageBatch, b: ImageBatch) -> None:
     for x, y in zip(a, b, strict=True):
         assert (x is None) == (y is None)
         assert x is None or y is None or torch.equal(x, y)
@@ -49,15 +59,15 @@ def test_batch_equals_its_samples_made_one_by_one(augmentation: Augmentation, ch
     got = made.batch(at(step))
     mean = per_channel((0.5, 0.4, 0.3)[:channels], channels, "mean", "cpu")
     std = per_channel((0.2, 0.3, 0.25)[:channels], channels, "std", "cpu")
-    visits = order(seed, epoch, len(data)).tolist()
+    visits = epoch_order(seed, epoch, len(data)).tolist()
 
     def sample(position: int) -> tuple[torch.Tensor, int]:
         slot = step * size + position
         image = visits[slot % len(data)]
         key = sample_keys(seed, epoch, torch.tensor([slot]))
-        draws = draw(key, augmentation, 12, 12)
-        x = normalize(augment(data.images[image : image + 1], draws, augmentation), mean, std)
-        return (cutout(x, draws, augmentation.cutout) if augmentation.cutout else x)[0], image
+        params = draw_params(key, augmentation, 12, 12)
+        x = normalize(augment(data.images[image : image + 1], params, augmentation), mean, std)
+        return (cutout(x, params, augmentation.cutout) if augmentation.cutout else x)[0], image
 
     for position in range(size):
         x, label = sample(position)
@@ -65,8 +75,8 @@ def test_batch_equals_its_samples_made_one_by_one(augmentation: Augmentation, ch
         if augmentation.mixup:
             assert got.other is not None
             assert got.share is not None
-            (weight,) = shares(seed, epoch, torch.tensor([step]), share_table(augmentation.mixup))
-            shift = int(shifts(seed, epoch, torch.tensor([step]), size))
+            (weight,) = mixup_shares(seed, epoch, torch.tensor([step]), mixup_table(augmentation.mixup))
+            shift = int(mixup_shifts(seed, epoch, torch.tensor([step]), size))
             other, other_label = sample((position + shift) % size)
             assert got.other[position] == other_label
             assert got.share == weight
@@ -81,7 +91,7 @@ def test_batch_equals_its_samples_made_one_by_one(augmentation: Augmentation, ch
 def test_batch_is_made_again_from_any_step(augmentation: Augmentation) -> None:
     data = split()
     first = batches(data, 16, augmentation, seed=1)
-    history: dict[tuple[int, int], Batch] = {}
+    history: dict[tuple[int, int], ImageBatch] = {}
     for epoch in range(3):
         first.start_epoch(epoch)
         for step in range(first.steps):
@@ -132,10 +142,10 @@ def test_repeated_image_is_augmented_anew() -> None:
 def test_draws_of_an_epoch_stay_in_place() -> None:
     """A captured graph reads the memory that it saw."""
     made = batches(split(), 16)
-    drawn = (made._rows, *made._draws, made._shifts, made._shares)
+    drawn = (made._rows, *made._params, made._shifts, made._shares)
     places, before = [x.data_ptr() for x in drawn], [x.clone() for x in drawn]
     made.start_epoch(7)
-    after = (made._rows, *made._draws, made._shifts, made._shares)
+    after = (made._rows, *made._params, made._shifts, made._shares)
     assert [x.data_ptr() for x in after] == places
     assert not any(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
@@ -181,7 +191,7 @@ def test_in_order_takes_type_and_layout() -> None:
         (lambda: batches(split(8), 6, world=4), "batch size that 4 ranks share evenly, got 6"),
         (lambda: batches(split(8), 8, world=2, rank=2), "rank of 0 to 1 of 2, got 2"),
         (lambda: batches(split(0), 8), "at least one image"),
-        (lambda: Batches(split(8), batch_size=2, mean=(0.5,), std=(0.5,) * 3), "mean for 3 channels, got 1"),
+        (lambda: ImageBatches(split(8), batch_size=2, mean=(0.5,), std=(0.5,) * 3), "mean for 3 channels, got 1"),
         (lambda: in_order(split(0), batch_size=2, mean=(0.5,), std=(0.5,)), "at least one image"),
         (lambda: in_order(split(8), batch_size=0, mean=(0.5,) * 3, std=(0.5,) * 3), "share evenly, got 0"),
     ],
@@ -191,7 +201,7 @@ def test_batches_refuse_what_makes_no_batch(make: Callable[[], object], message:
         make()
 
 
-def assert_close(a: Batch, b: Batch) -> None:
+def assert_close(a: ImageBatch, b: ImageBatch) -> None:
     """Bytes are equal; of normalizing and mixing, a fused multiply-add may keep a bit that two roundings lose."""
     torch.testing.assert_close(a.inputs.cpu(), b.inputs.cpu(), rtol=1e-6, atol=2e-6)
     assert torch.equal(a.labels.cpu(), b.labels.cpu())
@@ -221,7 +231,7 @@ def test_batch_on_gpu_equals_cpu(augmentation: Augmentation) -> None:
         cpu.start_epoch(epoch)
         gpu.start_epoch(epoch)
         assert torch.equal(gpu._rows.cpu(), cpu._rows)
-        assert all(torch.equal(x.cpu(), y) for x, y in zip(gpu._draws, cpu._draws, strict=True))
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(gpu._params, cpu._params, strict=True))
         for step in range(cpu.steps):
             assert_close(gpu.batch(at(step, "cuda")), cpu.batch(at(step)))
 
@@ -233,9 +243,9 @@ def test_augmented_bytes_on_gpu_equal_cpu(magnitude: int) -> None:
     torch._dynamo.reset()
     data, keys = split(2000), sample_keys(0, 0, torch.arange(2000))
     augmentation = Augmentation(crop=2, flip=True, randaugment=(3, magnitude))
-    draws = draw(keys, augmentation, 12, 12)
-    expected = augment(data.images, draws, augmentation)
-    images, on_device = data.images.cuda(), Draws(*(drawn.cuda() for drawn in draws))
+    params = draw_params(keys, augmentation, 12, 12)
+    expected = augment(data.images, params, augmentation)
+    images, on_device = data.images.cuda(), AugmentParams(*(drawn.cuda() for drawn in params))
     assert torch.equal(augment(images, on_device, augmentation).cpu(), expected)
     compiled = torch.compile(augment, dynamic=False, fullgraph=True)
     for _ in range(5):

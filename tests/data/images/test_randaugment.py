@@ -15,8 +15,8 @@ from torchvision.transforms import RandAugment
 from torchvision.transforms import functional as TF
 from torchvision.transforms.autoaugment import _apply_op
 
-from normfree.data.draws import key
-from normfree.data.images.randaugment import BINS, Operation, apply, choices, randaugment
+from normfree.data.counter_rng import key
+from normfree.data.images.randaugment import BINS, Operation, apply, draw_operations, randaugment
 
 CODES = {name: code for name, code in vars(Operation).items() if name.isupper()}
 NAMES = {code: name.title().replace("_", "") for name, code in CODES.items()}
@@ -154,7 +154,7 @@ def test_operations_take_tiny_images(shape: tuple[int, int]) -> None:
 def test_batch_equals_its_images_one_by_one() -> None:
     batch = pictures(3).repeat(12, 1, 1, 1)
     keys = key(4, torch.arange(len(batch)))
-    drawn, signs = choices(keys, 3)
+    drawn, signs = draw_operations(keys, 3)
     assert set(drawn.flatten().tolist()) == set(range(len(CODES)))
     ours = randaugment(batch, drawn, signs, 11)
     for number, image in enumerate(batch):
@@ -165,4 +165,4 @@ def test_batch_equals_its_images_one_by_one() -> None:
 
 def test_randaugment_refuses_channels_without_colours() -> None:
     with pytest.raises(ValueError, match="1 or 3 channels for RandAugment, got 4"):
-        randaugment(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), *choices(key(0, torch.arange(2)), 1), 9)
+        randaugment(torch.zeros(2, 4, 8, 8, dtype=torch.uint8), *draw_operations(key(0, torch.arange(2)), 1), 9)

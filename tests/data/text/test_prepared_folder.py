@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from normfree.data.text import prepared_folder as prepared_module
-from normfree.data.text.preparation import prepare_pairs, prepare_text
-from normfree.data.text.prepared_folder import MANIFEST, Prepared, open_prepared
-from normfree.files import replacing
+from normfree.data.text.prepared_folder import MANIFEST, Prepared, open_prepared, prepare_pairs, prepare_text
+from normfree.files import write_bytes
 
 SOURCE = [f"der {a} {n} ist {v}" for a in ("rote", "alte") for n in ("Ball", "Hund", "Baum") for v in ("hier", "dort")]
 TARGET = [f"the {a} {n} is {v}" for a in ("red", "old") for n in ("ball", "dog", "tree") for v in ("here", "there")]
@@ -134,12 +132,12 @@ def test_preparing_again_does_nothing_and_repairs_what_is_damaged(
 def test_preparing_that_breaks_off_leaves_no_prepared_folder(
     files: dict[str, tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(path: Path) -> Any:
+    def failing(path: Path, content: bytes) -> None:
         if path.name == "test.safetensors":
             raise OSError(28, "No space left on device")
-        return replacing(path)
+        write_bytes(path, content)
 
-    monkeypatch.setattr(prepared_module, "replacing", failing)
+    monkeypatch.setattr(prepared_module, "write_bytes", failing)
     with pytest.raises(OSError, match=r"could not write the prepared data '.*': No space left"):
         prepare_pairs(tmp_path / "out", files, size=70)
     with pytest.raises(ValueError, match="found none; prepare the data first"):
@@ -162,7 +160,7 @@ def test_splits_and_kinds_that_are_not_there_are_refused(made: Prepared, tmp_pat
         made.pairs("dev")
     with pytest.raises(ValueError, match=r"expected plain text in '.*', got parallel text"):
         made.text("train")
-    with pytest.raises(ValueError, match="whose text is not kept"):
+    with pytest.raises(ValueError, match="whose text is not stored"):
         made.references("train")
 
 

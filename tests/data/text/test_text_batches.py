@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normfree.data.draws import order
+from normfree.data.counter_rng import epoch_order
 from normfree.data.text.text_batches import TextBatches
 from normfree.data.text.token_pairs import TokenLines
 from normfree.models.special_tokens import END, PAD, START
@@ -32,7 +32,7 @@ def test_batches_equal_those_made_slowly(lengths: list[int], block: int, own: in
         before = [START, *text][first : first + len(after) + (len(after) < block)]
         padded = [side + [PAD] * (block - len(side)) for side in (before, after)]
         blocks.append((padded[0], padded[1]))
-    visits = order(3, epoch, len(blocks)).tolist()
+    visits = epoch_order(3, epoch, len(blocks)).tolist()
     settings_ = {"block": block, "batch_size": own * world, "seed": 3, "world": world}
     own = min(own, -(-len(blocks) // world))  # a text that is shorter than a batch does not fill it by repeats
     size = own * world

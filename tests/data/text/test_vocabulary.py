@@ -98,7 +98,7 @@ def test_training_refuses_sizes_the_text_does_not_have() -> None:
     pytest.importorskip("sentencepiece")
     with pytest.raises(ValueError, match=r"at most \d+ tokens from this text, got 9000; lower"):
         Vocabulary.train(LINES, 9000)
-    with pytest.raises(ValueError, match=r"more than \d+ tokens, one a character of this text, got 9; raise"):
+    with pytest.raises(ValueError, match=r"more than \d+ tokens, one per character of this text, got 9; raise"):
         Vocabulary.train(LINES, 9)
     with pytest.raises(ValueError, match="more than 4 tokens"):
         Vocabulary.train(LINES, 4)

@@ -1,25 +1,12 @@
-"""The record, the registry, and the judge with made-up results that pass, fail and are missing."""
+"""The record and the judge, with made-up results that pass, fail and are missing."""
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from normfree_papers.claims.claim import (
-    PAPERS,
-    Check,
-    Claim,
-    Cost,
-    Measurement,
-    Settings,
-    all_claims,
-    get,
-    judge,
-    register,
-)
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, judge
 
 MAIN = Check(name="main", statement="between 1 and 2", paper=1.5, low=1.0, high=2.0, why="the text")
 ASIDE = Check(name="aside", statement="at least 3", low=3.0, why="the plot", main=False)
@@ -128,31 +115,3 @@ def test_settings_refuse_what_cannot_work():
     for seeds in ((), (1, 1)):
         with pytest.raises(ValueError, match="expected one or more different seeds"):
             Settings(seeds=seeds)
-
-
-def test_get_names_the_closest_claim():
-    with pytest.raises(ValueError, match=r"unknown claim 'robust/fig22'; did you mean 'robust/fig2'"):
-        get("robust/fig22")
-
-
-def test_register_refuses_a_taken_id_and_an_unknown_paper():
-    taken = all_claims()[0]
-    with pytest.raises(ValueError, match="expected a new claim"):
-        register(taken)
-    with pytest.raises(ValueError, match="unknown paper of a claim 'fixpu'; did you mean 'fixup'"):
-        register(replace(taken, id="fixpu/fig3"))
-
-
-def test_claims_stand_in_the_order_of_the_papers():
-    papers = [one.paper for one in all_claims()]
-    assert list(dict.fromkeys(papers)) == list(PAPERS)
-    assert papers == sorted(papers, key=list(PAPERS).index)
-
-
-def test_claims_stand_in_one_order_whatever_is_imported_first():
-    code = "import normfree_papers.{}, normfree_papers as e; print([one.id for one in e.all_claims()])"
-    printed = [
-        subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
-        for name in ("fixup.imagenet", "normdead.pieces")
-    ]
-    assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2

@@ -17,9 +17,10 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
-from normfree_papers.claims.claim import PAPERS, Check, Claim, Cost, all_claims, judge
+from normfree_papers.claims.claim import Check, Claim, Cost, judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
 from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
+from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.storage import result_path
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ def test_result_of_an_older_measurement_does_not_count(tmp_path: Path) -> None:
 def test_result_without_any_number_is_not_run(tmp_path: Path) -> None:
     store(tmp_path, made_up(), values={}, panels=[], runs={"one": {"gpu_seconds": 1800}, "two": {"gpu_seconds": 9000}})
     (entry,) = entries(tmp_path, [made_up()])
-    assert (entry.status, entry.standing) == ("not run", "– not run")
+    assert (entry.status, entry.status_text) == ("not run", "– not run")
     seen = Reader(text_of(tmp_path, made_up()))
     assert seen.tables[-1][1][1:3] == ["2 of 2 training runs", "3 h on one H200"]
 

@@ -19,8 +19,7 @@ import pytest
 
 import normfree
 from forked_runs import Runs, _serve
-from normfree.comparison import scheduling as room
-from normfree.comparison.scheduling import Task, folder_name, gpu_seconds, train
+from normfree.comparison.scheduling import Task, folder_name, train
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
@@ -28,9 +27,10 @@ from normfree.train import data as train_data
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
 from normfree_papers.claims import run_cache as place
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
+from normfree_papers.claims.registry import register
 from normfree_papers.claims.reproduction import reproduce
-from normfree_papers.claims.run_cache import StoppedError, Trained, Trainings
+from normfree_papers.claims.run_cache import RunCache, StoppedError, Trained, gpu_seconds
 from tiny_images import tiny_images
 
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)
@@ -71,8 +71,8 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_data, "load", lambda name, root: tiny_images())
 
 
-def made(folder: Path, **options: Any) -> Trainings:
-    return Trainings(folder / "kept", folder / "work", **options)
+def made(folder: Path, **options: Any) -> RunCache:
+    return RunCache(folder / "kept", folder / "work", **options)
 
 
 def names(folder: Path) -> list[str]:
@@ -133,11 +133,11 @@ def test_two_names_of_one_run_train_it_once(tmp_path: Path, fitted: list[TrainCo
 
 
 def test_one_name_of_two_runs_is_refused(tmp_path: Path) -> None:
-    trainings = made(tmp_path, only=())
-    trainings({"one": BASE})
-    trainings({"one": BASE})
+    cache = made(tmp_path, only=())
+    cache({"one": BASE})
+    cache({"one": BASE})
     with pytest.raises(ValueError, match="expected one run of the name 'one', got two that differ"):
-        trainings({"one": BASE.with_changes(seed=9)})
+        cache({"one": BASE.with_changes(seed=9)})
 
 
 def test_only_trains_what_it_names(tmp_path: Path, fitted: list[TrainConfig]) -> None:
@@ -203,7 +203,7 @@ def test_error_of_a_run_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     assert [f.name for f in (tmp_path / "kept").iterdir()] == [folder_name(BASE)]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Folder, "write_result"), (Trainings, "_keep")])
+@pytest.mark.parametrize(("owner", "name"), [(Folder, "write_result"), (RunCache, "_keep")])
 def test_signal_at_the_end_of_a_run_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -287,9 +287,9 @@ def test_train_reads_what_has_ended(tmp_path: Path, fitted: list[TrainConfig]) -
 
 @pytest.mark.parametrize("model", ["wrn-202-1", "resnet200", "mlp-170-16", "cnn-170-8"])
 def test_size_of_a_deep_network_follows_from_shallow_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    extrapolated = room._size.__wrapped__(model)
-    monkeypatch.setattr(room, "_DEEP", 1000)
-    assert extrapolated == pytest.approx(room._size.__wrapped__(model), rel=1e-12)
+    extrapolated = place._size.__wrapped__(model)
+    monkeypatch.setattr(place, "_DEEP", 1000)
+    assert extrapolated == pytest.approx(place._size.__wrapped__(model), rel=1e-12)
 
 
 def test_seconds_grow_with_depth_epochs_and_images() -> None:
@@ -307,19 +307,19 @@ def test_seconds_grow_with_depth_epochs_and_images() -> None:
 def test_result_without_its_runs_is_measured_again_and_stays_when_nothing_came(make: Any, tmp_path: Path) -> None:
     fields = {name: getattr(CLAIM, name) for name in ("id", "checks", "seeds")}
     make(**fields, measure=lambda s: measure_short(s))
-    result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=())), tmp_path)
+    result, judgement = reproduce(CLAIM.id, Settings(runs=made(tmp_path, only=())), tmp_path)
     assert (judgement.status, result["values"], result["panels"]) == ("not run", {}, [])
     assert {name: set(run) for name, run in result["runs"].items()} == {name: {"gpu_seconds"} for name in wanted()}
     path = tmp_path / "fixup" / "trained.json"
     assert not path.exists()
-    result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=["fixup"])), tmp_path)
+    result, judgement = reproduce(CLAIM.id, Settings(runs=made(tmp_path, only=["fixup"])), tmp_path)
     assert [row.verdict for row in judgement.rows] == ["holds", "missing"]
     assert result["runs"]["fixup, seed 1"] == {"folder": folder_name(wanted()["fixup, seed 1"])}
     before = path.read_bytes()
     os.utime(path, (1, 1))
-    reproduce(CLAIM.id, Settings(trainings=made(tmp_path, only=())), tmp_path)
+    reproduce(CLAIM.id, Settings(runs=made(tmp_path, only=())), tmp_path)
     assert (path.read_bytes(), path.stat().st_mtime) == (before, 1.0)  # not even the date
-    result, judgement = reproduce(CLAIM.id, Settings(trainings=made(tmp_path)), tmp_path)
+    result, judgement = reproduce(CLAIM.id, Settings(runs=made(tmp_path)), tmp_path)
     assert judgement.status == "holds"
 
 
@@ -387,7 +387,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
             time.sleep(0.01)
         os.kill(process, signal.SIGTERM)
         assert processes.wait() == 128 + signal.SIGTERM, (home / "said").read_text()
-        assert "stopped; what is done is kept, and the same command goes on" in (home / "said").read_text()
+        assert "stopped; the runs so far are kept, and the same command continues" in (home / "said").read_text()
         assert not (out / "fixup").exists()
         kept = list((out / "runs").iterdir()) if (out / "runs").exists() else []
         assert len(kept) <= run
@@ -426,7 +426,7 @@ def test_reproduction_killed_while_it_keeps_ends_alike(
             assert set(FILES) <= set(names(folder))
             assert RunFolder(folder).status == "finished"
         else:
-            assert Trainings(out / "runs", tmp_path, only=())(wanted(12)).popitem()[1] is None
+            assert RunCache(out / "runs", tmp_path, only=())(wanted(12)).popitem()[1] is None
     assert go_on(processes, home, out) == uninterrupted
 
 

@@ -19,7 +19,7 @@ def finished(accuracy: float) -> Trained:
 
 def test_rows_are_trained_with_every_seed_and_what_is_missing_is_left_out():
     runs = MadeUpRuns(lambda name, config: None if name == "two, seed 3" else finished(config.lr + config.seed / 10))
-    found = rows.train_rows(Settings(seeds=(0, 3), trainings=runs), ROWS)  # type: ignore[arg-type]
+    found = rows.train_rows(Settings(seeds=(0, 3), runs=runs), ROWS)  # type: ignore[arg-type]
     assert runs.asked == {f"{row}, seed {n}": ROWS[row].with_changes(seed=n) for row in ROWS for n in (0, 3)}
     assert {row: list(seeds) for row, seeds in found.items()} == {"one": [0, 3], "two": [0]}
     accuracies = {row: rows.each(seeds, rows.accuracy) for row, seeds in found.items()}

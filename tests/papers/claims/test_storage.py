@@ -12,7 +12,7 @@ from normfree.files import plain_json, write_json
 from normfree.report.panels import Curve, Level, Panel
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Measurement, Settings
-from normfree_papers.claims.run_cache import Trainings
+from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.storage import (
     collect,
     command,
@@ -136,9 +136,9 @@ def test_command_runs_the_claim_again(fake, settings, expected):
 def test_command_of_runs_that_were_found_makes_them(fake, tmp_path):
     trained = replace(fake, needs_training=True)
     for only, device in (((), " --device cuda"), (None, ""), (("a run",), "")):
-        settings = Settings(seeds=(0, 1, 2), trainings=Trainings(tmp_path, tmp_path, only=only))
+        settings = Settings(seeds=(0, 1, 2), runs=RunCache(tmp_path, tmp_path, only=only))
         assert command(trained, settings) == f"normfree reproduce fixup/fake{device}"
-    quick = Settings(scale="quick", trainings=Trainings(tmp_path, tmp_path, only=()))
+    quick = Settings(scale="quick", runs=RunCache(tmp_path, tmp_path, only=()))
     assert command(trained, quick) == "normfree reproduce fixup/fake --quick"
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.comparison.scheduling import gpu_seconds
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Judgement, Measurement, get
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.claim import Judgement, Measurement
+from normfree_papers.claims.registry import get
+from normfree_papers.claims.run_cache import Trained, gpu_seconds
 from normfree_papers.fixup import training
 
 TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4")

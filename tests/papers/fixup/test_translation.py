@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from made_up_runs import checks_that, measure
-from normfree.comparison.scheduling import gpu_seconds
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
-from normfree_papers.claims.claim import get
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.registry import get
+from normfree_papers.claims.run_cache import Trained, gpu_seconds
 from normfree_papers.fixup.translation import _made_up
 
 MULTI30K, EUROPARL = "fixup/table3_multi30k", "fixup/table3_europarl"

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import batchnorm as bn
 
-CLAIM = _CLAIMS["normdead/eq3"]
+CLAIM = get("normdead/eq3")
 
 
 def differences(function, x, h=1e-6):

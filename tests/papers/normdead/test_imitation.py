@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from normfree.models import build
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import imitation, pieces
 
@@ -17,7 +18,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def judged(claim_id: str):
-    claim = _CLAIMS[claim_id]
+    claim = get(claim_id)
     settings = Settings(scale="quick", seeds=(0,))
     result = collect(claim, settings, claim.measure(settings), 1.0)
     return claim, result, judge(claim, result)

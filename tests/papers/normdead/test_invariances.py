@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import invariances as inv
 
-CLAIM = _CLAIMS["normdead/sec2_3"]
+CLAIM = get("normdead/sec2_3")
 
 
 def numpy_layer(name: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import limits, moments
 
 
 def judged(claim_id: str):
-    claim = _CLAIMS[claim_id]
+    claim = get(claim_id)
     settings = Settings(scale="quick", seeds=claim.seeds_at("quick"))
     state = torch.get_rng_state()
     result = collect(claim, settings, claim.measure(settings), 1.0)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import regression
 
-CLAIM = _CLAIMS["normdead/eq1"]
+CLAIM = get("normdead/eq1")
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from torch import nn
 
 from normfree import theory
 from normfree.models import build
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import rules
 
-CLAIM = _CLAIMS["normdead/sec4_1"]
+CLAIM = get("normdead/sec4_1")
 THEORY = {
     "plain sum": theory.plain_rule,
     "√½": theory.sqrt_half_rule,

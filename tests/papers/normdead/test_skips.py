@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from normfree_papers.claims.claim import _CLAIMS, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import skips
 
-KINDS = _CLAIMS["normdead/sec3_2"]
-GRADIENTS = _CLAIMS["normdead/sec3_2_gradients"]
+KINDS = get("normdead/sec3_2")
+GRADIENTS = get("normdead/sec3_2_gradients")
 
 
 def one_block(kind: str, seed: int = 0, width: int = 400, rows: int = 20_000) -> tuple[float, float]:

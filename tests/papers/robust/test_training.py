@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.comparison.scheduling import gpu_seconds
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Judgement, Measurement, Settings, get, judge
-from normfree_papers.claims.run_cache import Trained, Trainings
+from normfree_papers.claims.claim import Judgement, Measurement, Settings, judge
+from normfree_papers.claims.registry import get
+from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
 from normfree_papers.claims.storage import collect
 from normfree_papers.robust.training import EPOCHS, FIGURES, ROWS
 
@@ -221,7 +221,7 @@ def test_panels_show_training_curves_and_mark_what_diverged():
 def test_brock_stand_in_diverges_where_it_is_deep_only(claim_id, brock, tmp_path):
     row = next(row for row, method in ROWS.items() if method == "idshort_brock")
     config = FIGS[claim_id].config(row, "quick").with_changes(epochs=1)
-    found = Trainings(tmp_path / "kept", tmp_path / "work")({"one": config})["one"]
+    found = RunCache(tmp_path / "kept", tmp_path / "work")({"one": config})["one"]
     assert found is not None
     assert found.result["status"] == brock
 
@@ -231,7 +231,7 @@ def test_brock_stand_in_diverges_where_it_is_deep_only(claim_id, brock, tmp_path
 @pytest.mark.parametrize("claim_id", FIGS)
 def test_quick_run_holds(claim_id: str, tmp_path: Path):
     claim = get(claim_id)
-    settings = Settings(scale="quick", trainings=Trainings(tmp_path / "kept", tmp_path / "work"))
+    settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
     judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
     tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
     assert all(row.verdict == "holds" for row in tested), tested

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import MadeUpRuns, checks_that, measure
-from normfree.comparison.scheduling import gpu_seconds
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims import claim as claims
+from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
-from normfree_papers.claims.run_cache import Trained, Trainings
+from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
+from normfree_papers.claims.seed_metrics import Sweep
 from normfree_papers.claims.storage import collect
-from normfree_papers.claims.sweeps import Sweep
 from normfree_papers.wninit import depth, warmup
 
 assert depth
@@ -33,7 +32,7 @@ def made_up(test: float, validation: float | None = None) -> Trained:
 
 
 def get(name: str) -> Claim:
-    return claims._CLAIMS[f"wninit/{name}"]
+    return claims.get(f"wninit/{name}")
 
 
 def measured(
@@ -369,9 +368,9 @@ def test_table_1_with_the_headline_rows_alone():
 
 
 def test_sweep_trains_what_it_asks_for(tmp_path):
-    trainings = Trainings(tmp_path / "kept", tmp_path / "work")
+    cache = RunCache(tmp_path / "kept", tmp_path / "work")
     network = recipe("wninit_mlp", model="mlp-3-16", data="fashion14", epochs=1)
-    settings = Settings(scale="quick", trainings=trainings)
+    settings = Settings(scale="quick", runs=cache)
     sweep = Sweep.run(settings, {"proposed": "wn"}, {3: network}, (0.01, 1e-5), diverged=0.0, trains=50.0)
     assert sweep.largest("proposed", 3, whole=True) == {0: 0.01}
     assert sweep.shares("proposed") == {0: 0.5}
@@ -382,7 +381,7 @@ def test_sweep_trains_what_it_asks_for(tmp_path):
 @pytest.mark.timeout(900)
 def test_quick_sweep_of_mlps_holds(tmp_path: Path):
     claim = get("fig2_left")
-    settings = Settings(scale="quick", trainings=Trainings(tmp_path / "kept", tmp_path / "work"))
+    settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
     judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
     tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
     assert all(row.verdict == "holds" for row in tested), tested

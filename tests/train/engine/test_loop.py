@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normfree as nf
-from normfree.data.images.image_batches import Batches, in_order
+from normfree.data.images.image_batches import ImageBatches, in_order
 from normfree.data.images.image_set import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot
 from normfree.train.engine import loop as engine
@@ -82,7 +82,7 @@ def test_fit_equals_a_plain_loop(method: str) -> None:
     model = nf.build("resnet8", method, num_classes=10, example=example(), generator=generator).train()
     optimizer = torch.optim.SGD(nf.param_groups(model, lr=0.1, weight_decay=5e-4), lr=0.1, momentum=0.9)
     rates = [group["lr"] for group in optimizer.param_groups]
-    batches = Batches(
+    batches = ImageBatches(
         data.train, batch_size=16, mean=data.mean, std=data.std, augmentation=config.augmentation(), seed=3
     )
     for step in range(10):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.data.images.augment import Augmentation
-from normfree.data.images.image_batches import Batch, Batches
+from normfree.data.images.image_batches import ImageBatch, ImageBatches
 from normfree.data.images.image_set import Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
@@ -38,9 +38,9 @@ def split(count: int = 24) -> Split:
     return Split(images, torch.arange(count) % CLASSES)
 
 
-def feed_of(augmentation: Augmentation = MIXED, **settings: Any) -> Batches:
+def feed_of(augmentation: Augmentation = MIXED, **settings: Any) -> ImageBatches:
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
-    return Batches(split(), batch_size=BATCH, mean=mean, std=std, augmentation=augmentation, seed=3, **settings)
+    return ImageBatches(split(), batch_size=BATCH, mean=mean, std=std, augmentation=augmentation, seed=3, **settings)
 
 
 @cache
@@ -81,7 +81,7 @@ def advance(step: TrainStep, steps: int, start: int = 0) -> None:
         step()
 
 
-def soft_loss(logits: Tensor, batch: Batch, smoothing: float) -> Tensor:
+def soft_loss(logits: Tensor, batch: ImageBatch, smoothing: float) -> Tensor:
     """The cross-entropy with the mixture of labels as its target."""
     target = F.one_hot(batch.labels, CLASSES).float()
     if batch.other is not None and batch.share is not None:
@@ -111,7 +111,7 @@ class Plain:
             loss, hits = 0.0, 0
             for i in range(self.parts):
                 rows = slice(i, None, self.parts)
-                piece = Batch(*(t[rows] if t is not None and t.dim() else t for t in batch))
+                piece = ImageBatch(*(t[rows] if t is not None and t.dim() else t for t in batch))
                 logits = self.model(piece.inputs)
                 part = soft_loss(logits, piece, self.smoothing) / self.parts
                 part.backward()
@@ -197,7 +197,7 @@ def test_wrong_training_differs(change: str) -> None:
         for group in plain.optimizer.param_groups:
             group["weight_decay"] = 0.0
     if change == "order":
-        plain.feed.start_epoch = lambda epoch: Batches.start_epoch(plain.feed, epoch + 1)  # type: ignore[method-assign]
+        plain.feed.start_epoch = lambda epoch: ImageBatches.start_epoch(plain.feed, epoch + 1)  # type: ignore[method-assign]
     advance(step, 5)
     plain.run(5)
     with pytest.raises(AssertionError):
@@ -256,10 +256,10 @@ def test_reduction_sees_gradient_loss_and_hits() -> None:
     assert float(halved.correct) == pytest.approx(0.5 * float(whole.correct))
 
 
-def test_cross_entropy_a_mixed_batch_is_that_of_the_mixed_labels() -> None:
+def test_loss_of_a_mixed_batch_is_that_of_the_mixed_labels() -> None:
     logits = torch.randn(6, CLASSES, generator=seeded()).bfloat16()
     labels, other, share = torch.arange(6) % CLASSES, torch.arange(1, 7) % CLASSES, torch.tensor(0.3)
-    for batch in (Batch(logits, labels, other, share), Batch(logits, labels, None, None)):
+    for batch in (ImageBatch(logits, labels, other, share), ImageBatch(logits, labels, None, None)):
         loss = cross_entropy(logits, batch, 0.1)
         assert loss.dtype is torch.float32
         torch.testing.assert_close(loss, soft_loss(logits.float(), batch, 0.1))
@@ -324,16 +324,16 @@ class Listed:
 
     capturable = False
 
-    def __init__(self, batches: list[Batch]) -> None:
+    def __init__(self, batches: list[ImageBatch]) -> None:
         self.batches, self.steps, self.epoch = batches, len(batches), -1
         self.asked: list[Tensor] = []
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def batch(self, step: Tensor) -> Batch:
+    def batch(self, step: Tensor) -> ImageBatch:
         self.asked.append(step)
-        return Batch(*(None if t is None else t.clone() for t in self.batches[int(step)]))
+        return ImageBatch(*(None if t is None else t.clone() for t in self.batches[int(step)]))
 
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), MIXED])
@@ -383,7 +383,7 @@ def poisoned(where: str) -> tuple[Listed, dict[str, float]]:
     if where != "limit":
         bad[0, 0, 0, 0] = {"nan": float("nan"), "inf": float("inf"), "gradient": 1.0}[where]
     labels = batches[3].labels
-    batches[3] = Batch(1e4 * bad if where == "limit" else bad, labels, None, None)
+    batches[3] = ImageBatch(1e4 * bad if where == "limit" else bad, labels, None, None)
     return Listed(batches), {"loss_limit": 50.0} if where == "limit" else {}
 
 
@@ -559,7 +559,7 @@ def test_capture_leaves_the_state_as_before(cuda: None, method: str, precision: 
 @pytest.mark.gpu
 def test_captured_step_freezes_when_it_diverges(cuda: None) -> None:
     feed, _ = poisoned("nan")
-    feed.batches = [Batch(*(None if t is None else t.cuda() for t in batch)) for batch in feed.batches]
+    feed.batches = [ImageBatch(*(None if t is None else t.cuda() for t in batch)) for batch in feed.batches]
     step, eager = (step_of(make("batchnorm").cuda(), feed, ema=0.9) for _ in range(2))
     step.capture()
     for each in (step, eager):

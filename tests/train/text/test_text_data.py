@@ -446,7 +446,7 @@ def test_missing_sacrebleu_is_told_before_training(
 ) -> None:
     for name in ("sacrebleu", "sacrebleu.metrics", "sacrebleu.metrics.bleu"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match="expected sacrebleu"):
+    with pytest.raises(ValueError, match="needs sacrebleu"):
         nf.fit(config(), data=pairs, out=tmp_path)
     assert not RunFolder(tmp_path).exists
 

@@ -1,1 +1,1 @@
-"""Data sets by name: where they are, how they are checked and read."""
+"""Data sets by name: the catalog, downloads, checksums and file formats."""

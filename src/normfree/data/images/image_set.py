@@ -1,4 +1,4 @@
-"""A labelled set of images as bytes in memory, and the part of it that is held out for validation."""
+"""A labelled set of images in memory, and the held-out part of it for validation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)  # compared as objects: tensors have no single truth value
+@dataclass(frozen=True, eq=False)  # compared by identity: the equality of tensors is not one truth value
 class Split:
-    """Images (N, C, H, W) as bytes, and their labels (N,) as int64.
+    """Images and their labels.
+
+    Args:
+        images: uint8 of shape (N, C, H, W).
+        labels: int64 of shape (N,).
 
     Raises:
-        ValueError: if shapes, types or numbers do not fit.
+        ValueError: if the shapes or types differ, or there are more or fewer labels than images.
     """
 
     images: Tensor
@@ -30,23 +34,28 @@ class Split:
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise ValueError(
                 f"expected {len(self.images)} labels of type int64, got {self.labels.dtype} of shape "
-                f"{tuple(self.labels.shape)}; give one number an image"
+                f"{tuple(self.labels.shape)}; give one number per image"
             )
 
     def __len__(self) -> int:
         return len(self.images)
 
     def take(self, which: Tensor | slice) -> Split:
-        """The images of an index or a slice."""
+        """The images and labels at an index, a mask or a slice."""
         return Split(self.images[which], self.labels[which])
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A training and a test split with the names of the classes.
+    """A training and a test split; `image_set` makes one and computes `mean` and `std`.
 
-    `mean` and `std` are those of the training pixels divided by 255, a number a channel; a channel without any
-    variation has std 1, so that dividing by it is safe.
+    Args:
+        name: the name of the data set.
+        classes: the names of the classes, in the order of their labels.
+        train: the training images.
+        test: the test images.
+        mean: the mean of the training pixels divided by 255, one number per channel.
+        std: their standard deviation, 1 for a constant channel, so that you can divide by it.
     """
 
     name: str
@@ -57,10 +66,16 @@ class ImageSet:
     std: tuple[float, ...]
 
     def hold_out(self, count: int, seed: int) -> tuple[Split, Split]:
-        """The training images without `count` of them, and these as a validation split.
+        """Split `count` images off the training split for validation, balanced over the classes.
 
-        Class k with n_k of n images gives count · n_k / n of its own, rounded down or up, so that a balanced set is
-        parted into balanced sets. Which ones is drawn from `seed` alone; both splits keep the order of the data.
+        Class k with n_k of the n images gives count · n_k / n images, rounded down or up.
+
+        Args:
+            count: the number of images to hold out.
+            seed: alone determines which images are held out.
+
+        Returns:
+            The training split and the validation split, both in the order of the data.
 
         Raises:
             ValueError: if no training image would be left, or the count or the seed is negative.
@@ -73,29 +88,36 @@ class ImageSet:
             )
         if seed < 0:
             raise ValueError(f"expected a seed of 0 or more for the held-out images, got {seed}")
-        draws = np.random.Generator(np.random.PCG64(seed))
+        generator = np.random.Generator(np.random.PCG64(seed))
         labels = self.train.labels.cpu().numpy()
         sizes = np.bincount(labels, minlength=len(self.classes))
-        quotas = _shares(count, sizes, draws.random(len(sizes)))
-        order = np.argsort(draws.random(total), kind="stable")
-        held = np.zeros(total, dtype=bool)
+        quotas = _proportional(count, sizes, generator.random(len(sizes)))
+        order = np.argsort(generator.random(total), kind="stable")
+        held_out = np.zeros(total, dtype=bool)
         for label, quota in enumerate(quotas):
-            held[order[labels[order] == label][:quota]] = True
-        mask = torch.from_numpy(held).to(self.train.labels.device)
+            held_out[order[labels[order] == label][:quota]] = True
+        mask = torch.from_numpy(held_out).to(self.train.labels.device)
         return self.train.take(~mask), self.train.take(mask)
 
 
-def _shares(count: int, sizes: np.ndarray, ties: np.ndarray) -> list[int]:
-    """`count` parted in proportion to `sizes`: each share is rounded down, the largest remainders get one more."""
+def _proportional(count: int, sizes: np.ndarray, ties: np.ndarray) -> list[int]:
+    """Divide `count` in proportion to `sizes`: round down, then add one to those with the largest remainders."""
     total = max(int(sizes.sum()), 1)
-    shares, remainders = np.divmod(count * sizes.astype(np.int64), total)
-    for label in np.lexsort((ties, -remainders))[: count - int(shares.sum())]:
-        shares[label] += 1
-    return [int(share) for share in shares]
+    quotas, remainders = np.divmod(count * sizes.astype(np.int64), total)
+    for label in np.lexsort((ties, -remainders))[: count - int(quotas.sum())]:
+        quotas[label] += 1
+    return [int(quota) for quota in quotas]
 
 
 def image_set(name: str, classes: Sequence[str], train: Split, test: Split) -> ImageSet:
-    """An `ImageSet` with the mean and standard deviation of its training pixels, from an exact count of every byte."""
+    """Make an `ImageSet`, with the mean and standard deviation of the training pixels from an exact count of all bytes.
+
+    Args:
+        name: the name of the data set.
+        classes: the names of the classes, in the order of their labels.
+        train: the training images.
+        test: the test images.
+    """
     mean, std = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
     for channel in range(train.images.shape[1]):

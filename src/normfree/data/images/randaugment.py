@@ -1,7 +1,7 @@
 """RandAugment on a whole batch of bytes, in integers: every device, eager or compiled, gives the same bytes.
 
-The magnitude is one for all samples, so every number of an operation is known beforehand but for its sign. Rates of
-torchvision are fractions (0.9·m/30 = 3m/100) and are computed as such, which leaves nothing to round but the result.
+All samples share the magnitude, so every number of an operation except its sign is known in advance. The rates of
+torchvision are fractions (0.9·m/30 = 3m/100) and are computed as such, so only the result is rounded.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normfree.data.draws import Purpose, below, extend
+from normfree.data.counter_rng import Purpose, below, extend
 
 BINS = 31  # magnitudes 0 … 30, as torchvision counts them
-_BITS = 24  # after the point, of the coefficients of a map; off by 1e-5 of a pixel at 300 pixels
+_BITS = 24  # of the fixed-point coefficients of a map; the error is 1e-5 of a pixel at 300 pixels
 
 
 class Operation:
     """The numbers of the fourteen operations, in the order of torchvision.
 
-    Plain numbers, because `torch.compile` takes the comparison of a tensor with a member of an enum for False.
+    They are plain numbers, because under `torch.compile` comparing a tensor with a member of an enum gives False.
     """
 
     IDENTITY = 0
@@ -43,22 +43,23 @@ class Operation:
 _OPERATIONS = 14
 
 
-def choices(keys: Tensor, operations: int) -> tuple[Tensor, Tensor]:
-    """The operations of each sample, in the order in which they are done, and their signs ±1; both (n, operations)."""
+def draw_operations(keys: Tensor, operations: int) -> tuple[Tensor, Tensor]:
+    """Draw the operations of each sample, in the order of application, and their signs ±1; both (n, operations)."""
     turn = torch.arange(operations, device=keys.device)
     operation = below(extend(keys[:, None], Purpose.OPERATION, turn), _OPERATIONS)
     return operation, 1 - 2 * below(extend(keys[:, None], Purpose.SIGN, turn), 2)
 
 
 def randaugment(images: Tensor, operations: Tensor, signs: Tensor, magnitude: int) -> Tensor:
-    """The images (n, C, H, W), bytes, after the operations that `choices` gave them, at a magnitude of 0 to 30.
+    """Apply the operations of `draw_operations` to images (n, C, H, W), bytes, at a magnitude of 0 to 30.
 
     Reference: Cubuk et al., "RandAugment", 2019; ranges, nearest neighbour and black outside as
     `torchvision.transforms.RandAugment`.
-    Differs: torchvision computes in float32 and cuts the fraction off, so where the exact result is a whole number it
-    may be one grey level below; and where a pixel's source lies between two pixels, either may be taken.
+    Differs: torchvision computes in float32 and truncates, so it may be one grey level lower where the exact result is
+    a whole number; and it may take either pixel where a source lies exactly between two.
 
-    Raises `ValueError` unless the images are grey or of three colours.
+    Raises:
+        ValueError: unless the images have 1 or 3 channels.
     """
     if images.shape[1] not in (1, 3):
         raise ValueError(
@@ -75,17 +76,17 @@ def randaugment(images: Tensor, operations: Tensor, signs: Tensor, magnitude: in
     schema="(Tensor images, Tensor operation, Tensor sign, int magnitude) -> Tensor",
 )
 def apply(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
-    """One operation on each sample: `operation` and `sign` are (B,); the sign matters to those that have one.
+    """Apply one operation to each sample; `operation` and `sign` are (B,), and some operations ignore the sign.
 
-    An operator of its own, which a compiler leaves as it is: fused with the one before it, the compiler of torch 2.11
-    gave wrong pixels on a GPU.
+    This is a custom operator so that the compiler does not fuse it: fused with the previous one, torch 2.11 gave wrong
+    pixels on a GPU.
     """
     operation, sign = operation[:, None, None, None], sign[:, None, None, None]
     moved = _moved(images, operation, sign, magnitude).to(torch.int32)
     changed = _blended(moved, operation, sign, magnitude)
-    lost_bits = round(magnitude / 7.5)  # of eight, up to four; never a tie
+    lost_bits = round(magnitude / 7.5)  # 0 to 4 of 8 bits; never a tie
     changed = torch.where(operation == Operation.POSTERIZE, moved & -(1 << lost_bits), changed)
-    bright = 2 * moved >= 510 - 17 * magnitude  # a threshold from 255 down to 0
+    bright = 2 * moved >= 510 - 17 * magnitude  # the threshold falls from 255 to 0
     changed = torch.where((operation == Operation.SOLARIZE) & bright, 255 - moved, changed)
     changed = torch.where(operation == Operation.AUTO_CONTRAST, _stretched(moved), changed)
     changed = torch.where(operation == Operation.EQUALIZE, _equalized(moved), changed)
@@ -98,10 +99,10 @@ def _(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor
 
 
 def _moved(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
-    """Shears, translations and rotation as one map of pixels; the other operations have the identity's.
+    """Shear, translate or rotate by one map of pixels, which is the identity for the other operations.
 
-    In coordinates X = 2x + 1 - W, Y = 2y + 1 - H, twice the distance of a pixel's middle from the image's, the source
-    is X' = a·X + b·Y + c and Y' = d·X + a·Y + e. Shears keep the upper left corner, as torchvision has it.
+    In the coordinates X = 2x + 1 - W, Y = 2y + 1 - H, twice the distance of a pixel's centre from the image's centre,
+    the source is X' = a·X + b·Y + c and Y' = d·X + a·Y + e. Shears fix the upper left corner, as in torchvision.
     """
     height, width = images.shape[-2:]
     one = 1 << _BITS
@@ -129,7 +130,7 @@ def _moved(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> T
 
 
 def _blended(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) -> Tensor:
-    """Brightness, colour, contrast and sharpness: (1 + r)·image - r·plain, r = ±3m/100, cut to 0 … 255.
+    """Change brightness, colour, contrast or sharpness: (1 + r)·image - r·plain, r = ±3m/100, clamped to 0 … 255.
 
     The plain image is black, the grey image, its mean, or the blurred image.
     """
@@ -143,12 +144,12 @@ def _blended(images: Tensor, operation: Tensor, sign: Tensor, magnitude: int) ->
         plain = plain + (operation == Operation.COLOR) * size * grey
     plain = plain + (operation == Operation.CONTRAST) * grey.sum((1, 2, 3), keepdim=True)
     percent = rate * sign * (3 * magnitude)
-    # Everything times the number of pixels, so that the mean stays a whole number.
+    # Everything is multiplied by the number of pixels, so that the mean stays a whole number.
     return ((((100 + percent) * size) * images - percent * plain) // (100 * size)).clamp(0, 255).to(torch.int32)
 
 
 def _blurred(images: Tensor) -> Tensor:
-    """The mean of 3×3 pixels with the middle one five times, rounded; the pixels of the border stay."""
+    """The rounded mean of 3×3 pixels, with the middle one counted five times; the border is unchanged."""
     if min(images.shape[-2:]) < 3:
         return images
     rows = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
@@ -158,16 +159,16 @@ def _blurred(images: Tensor) -> Tensor:
 
 
 def _stretched(images: Tensor) -> Tensor:
-    """Each channel from its darkest and brightest value to 0 … 255; a flat one stays."""
+    """Stretch each channel from its darkest and brightest value to 0 … 255; a constant channel is unchanged."""
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     span = high - low
     return torch.where(span > 0, (images - low) * 255 // span.clamp(min=1), images)
 
 
 def _equalized(images: Tensor) -> Tensor:
-    """Each channel with its values spread evenly over 0 … 255: value v to ⌊(#(values < v) + ⌊s/2⌋) / s⌋.
+    """Equalize the histogram of each channel: value v becomes ⌊(#(values < v) + ⌊s/2⌋) / s⌋.
 
-    s is a 255th of the pixels that are not of the brightest value; a channel where it is 0 stays.
+    s is a 255th of the pixels below the brightest value; a channel where s is 0 is unchanged.
     """
     pixels = images.flatten(2).to(torch.int64)
     counts = torch.zeros((*pixels.shape[:2], 256), dtype=torch.int32, device=images.device)

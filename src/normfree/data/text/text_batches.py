@@ -1,4 +1,4 @@
-"""Batches of running text for a language model: blocks of one length, a pure function of seed, epoch and step."""
+"""Batches of running text for a language model, in blocks of one length: a pure function of seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normfree.data.draws import order
+from normfree.data.counter_rng import epoch_order
 from normfree.data.images.image_batches import check_ranks
 from normfree.data.text.token_pairs import TokenLines
 from normfree.models.special_tokens import PAD, START
 
 
 class TextBatch(NamedTuple):
-    """What a step of a language model takes: both (N, T) int64; position t of the first predicts that of the second.
+    """The batch of a step of a language model; position t of `target_in` predicts position t of `target_out`.
 
-    `tokens`, without dimensions, is the number of real tokens of `target_out` over all ranks.
+    Attributes:
+        target_in: int64 (N, T).
+        target_out: int64 (N, T).
+        tokens: the number of real tokens of `target_out` over all ranks, a scalar.
     """
 
     target_in: Tensor
@@ -26,14 +29,23 @@ class TextBatch(NamedTuple):
 
 
 class TextBatches:
-    """The training batches of a text: the lines, each ended by END, in one row, cut into blocks of `block` tokens.
+    """The training batches of a text: all lines in one row, with END after each, cut into blocks of equal length.
 
-    Block i predicts tokens i·T … (i+1)·T - 1 of the row from the one before each, which is START for the first; PAD
-    fills the last block. `batch_size` counts the blocks of all ranks together, no more than there are. An epoch visits
-    the blocks in an order of its own, and its last batch goes on at the start of that order, so every token is
-    predicted at least once.
+    Block i predicts tokens i·T … (i+1)·T - 1 of the row, each from the token before it, which is START for the first.
+    PAD fills the last block. An epoch visits the blocks in an order of its own, and its last batch continues at the
+    start of that order, so every token is predicted at least once.
 
-    Raises `ValueError` for no text, a block without tokens, or a batch that the ranks cannot share evenly.
+    Args:
+        lines: the tokenized text.
+        block: the number of tokens T of a block.
+        batch_size: the blocks of all ranks together, at most as many as there are.
+        seed: of the order.
+        device: where the text lies and the batches are made.
+        rank: of this process.
+        world: the number of processes.
+
+    Raises:
+        ValueError: for no text, a block without tokens, or a batch size that the ranks cannot share evenly.
     """
 
     capturable = True
@@ -66,30 +78,33 @@ class TextBatches:
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
-        """Write the order of an epoch where `batch`, captured or not, reads it."""
+        """Write the order of an epoch into the tensor that `batch`, captured or not, reads."""
         device = self._order.device
-        visits = order(self.seed, epoch, self.blocks, device)
-        self._order.copy_(visits[torch.arange(len(self._order), device=device) % self.blocks])
+        order = epoch_order(self.seed, epoch, self.blocks, device)
+        self._order.copy_(order[torch.arange(len(self._order), device=device) % self.blocks])
 
     def batch(self, step: Tensor) -> TextBatch:
-        """This rank's part of the batch of a step; `step` is an int64 without dimensions on the device, below `steps`.
+        """This rank's part of the batch of a step of the epoch.
 
-        Waits for nothing on the host, so it compiles and can be captured in a CUDA graph.
+        It never waits for the host, so it compiles and a CUDA graph can capture it.
+
+        Args:
+            step: an int64 scalar on the device, below `steps`.
         """
         first = step * self.batch_size
-        return self._made(self._order[first + self._own], self._order[first + self._everyone])
+        return self._make(self._order[first + self._own], self._order[first + self._everyone])
 
     def once(self) -> Iterator[TextBatch]:
         """Every block once, in order, for a loss over the whole text.
 
-        What fills the last batch has PAD for its target, and is not counted in `tokens`.
+        The blocks that fill the last batch have PAD as their target, and `tokens` does not count them.
         """
         for first in range(0, self.blocks, self.batch_size):
             own, everyone = first + self._own, first + self._everyone
-            batch = self._made(own % self.blocks, everyone[everyone < self.blocks])
+            batch = self._make(own % self.blocks, everyone[everyone < self.blocks])
             yield batch._replace(target_out=batch.target_out.masked_fill((own >= self.blocks)[:, None], PAD))
 
-    def _made(self, own: Tensor, counted: Tensor) -> TextBatch:
+    def _make(self, own: Tensor, counted: Tensor) -> TextBatch:
         real = (self._read(counted, 1) != PAD).sum()
         return TextBatch(self._read(own, 0), self._read(own, 1), real)
 

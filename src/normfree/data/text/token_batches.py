@@ -9,20 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normfree.data.draws import Purpose, key, order
-from normfree.data.text.length_shapes import nested_shapes
+from normfree.data.counter_rng import Purpose, epoch_order, key
 from normfree.data.text.token_pairs import TokenLines, TokenPairs
 from normfree.models.special_tokens import END, PAD, START
 
 SHAPES, PADDING = 24, 0.095
+_GRID = 320  # different lengths; longer sentences are rounded up to a coarser grid
+_NEVER = 1 << 60  # more than any cost, and far from the end of int64
 
 
 class TokenBatch(NamedTuple):
-    """What a step of translation takes; all int64, PAD behind the ends.
+    """The batch of a step of translation, int64; PAD follows the ends.
 
-    `source` (N, S) is a sentence and END, `target_in` (N, T) is START and its translation, `target_out` (N, T) the
-    translation and END: position t of the first predicts position t of the second. `tokens`, without dimensions, is
-    the number of real tokens of `target_out` over all ranks, by which the summed loss is divided.
+    Position t of `target_in` predicts position t of `target_out`.
+
+    Attributes:
+        source: (N, S), a sentence and END.
+        target_in: (N, T), START and the translation.
+        target_out: (N, T), the translation and END.
+        tokens: the number of real tokens of `target_out` over all ranks, a scalar; the summed loss is divided by it.
     """
 
     source: Tensor
@@ -31,7 +36,7 @@ class TokenBatch(NamedTuple):
     tokens: Tensor
 
 
-class Shape(NamedTuple):
+class PaddedShape(NamedTuple):
     """The sizes of a batch over all ranks: N rows of S source and T target tokens."""
 
     rows: int
@@ -40,19 +45,32 @@ class Shape(NamedTuple):
 
 
 class TokenBatches:
-    """The training batches of token pairs, `tokens` or fewer on either side, padding included.
+    """The training batches of token pairs, in a few padded shapes.
 
-    Pairs are sorted into nested shapes by their lengths (see `nested_shapes`): the fewest whose padding is at most
-    `padding`, and at most `shapes` of them. The pairs of a shape are parted into batches of one size. An epoch visits
-    them in an order of its own, and its batches in another; the last batch of a shape goes on at the start of
-    its order. So every pair is seen at least once an epoch, any step can be made again, and the ranks together make
-    the batch that one process makes: rank r takes its part of the rows, which may be one less than another's.
+    `padded_shapes` chooses the shapes by the lengths of the pairs, and the pairs of each shape are divided into batches
+    of equal size. An epoch visits the pairs of a shape in an order of its own, and the batches in another; the last
+    batch of a shape continues at the start of its order. So every pair is seen at least once per epoch, any step can
+    be made again, and the ranks together make the batch that one process makes. A rank may have one row less than
+    another.
 
-    `batch` needs the step on the host, because the shape depends on it; `shape_of` and `gather` are its two halves,
-    and the second compiles and can be captured in a CUDA graph, once for each shape.
+    `batch` needs the step on the host, because the shape depends on it. Its two halves are `shape_of` and `gather`; a
+    CUDA graph can capture `gather`, once for each shape.
 
-    Raises `ValueError` for no pairs, a limit that the longest pair does not fit in for each rank, or numbers out of
-    their ranges. It speaks of the limit as batch_size, which is the setting of a run, and of the `split` if given.
+    Args:
+        pairs: the tokenized sentences and translations.
+        tokens: the most tokens of a batch on either side, with padding, over all ranks; errors call it batch_size,
+            the setting of a run.
+        shapes: the most shapes.
+        padding: the share of padding at which more shapes are not worth it.
+        seed: of the orders.
+        device: where the pairs lie and the batches are made.
+        rank: of this process.
+        world: the number of processes.
+        split: the name of the split in errors.
+
+    Raises:
+        ValueError: for no pairs, fewer tokens than the longest sentence needs on each rank, or a number outside its
+            range.
     """
 
     capturable = False  # as a whole; `gather` is
@@ -73,58 +91,62 @@ class TokenBatches:
         _check(pairs, tokens, shapes, padding, rank, world, split)
         self.tokens, self.seed, self.rank, self.world = tokens, seed, rank, world
         source, target = (side.lengths.cpu().numpy() + 1 for side in (pairs.source, pairs.target))
-        widths = nested_shapes(source, target, most=shapes, padding=padding, overhead=tokens // 2)
-        holds = np.stack([(source <= S) & (target <= T) for S, T in widths])
-        assigned = holds.argmax(axis=0)  # the first that holds the pair
+        widths = padded_shapes(source, target, most=shapes, padding=padding, overhead=tokens // 2)
+        fits = np.stack([(source <= S) & (target <= T) for S, T in widths])
+        assigned = fits.argmax(axis=0)  # the first shape in which the pair fits
         counts = np.bincount(assigned, minlength=len(widths)).tolist()
-        # Batches of one size, so that the last is not made of repeats; an overfull one would break the limit.
-        repeats = [-(-count // (tokens // max(width))) for count, width in zip(counts, widths, strict=True)]
-        rows = [max(-(-count // times), world) for count, times in zip(counts, repeats, strict=True)]
-        self.shapes = tuple(Shape(n, *width) for n, width in zip(rows, widths, strict=True))
-        self.steps, self.pairs = sum(repeats), len(pairs)
+        # Batches of equal size, so that the last does not consist of repeats; none may exceed the limit.
+        batches = [-(-count // (tokens // max(width))) for count, width in zip(counts, widths, strict=True)]
+        rows = [max(-(-count // number), world) for count, number in zip(counts, batches, strict=True)]
+        self.shapes = tuple(PaddedShape(n, *width) for n, width in zip(rows, widths, strict=True))
+        self.steps, self.pairs = sum(batches), len(pairs)
         slots = sum(count * sum(width) for count, width in zip(counts, widths, strict=True))
         self.padding = 1 - int(source.sum() + target.sum()) / slots
-        places = sum(times * n for times, n in zip(repeats, rows, strict=True))
+        places = sum(number * n for number, n in zip(batches, rows, strict=True))
         self.repeated = 1 - self.pairs / places
         self.mean_tokens = float(target.sum()) / self.steps
-        self._lay_out(pairs, assigned, counts, repeats, torch.device(device))
+        self._lay_out(pairs, assigned, counts, batches, torch.device(device))
         self.start_epoch(0)
 
     def _lay_out(
-        self, pairs: TokenPairs, assigned: np.ndarray, counts: list[int], repeats: list[int], device: torch.device
+        self, pairs: TokenPairs, assigned: np.ndarray, counts: list[int], batches: list[int], device: torch.device
     ) -> None:
-        """Put the ids, and where each slot of an epoch finds its pair, on the device."""
+        """Put the ids on the device, and for each slot of an epoch the place of its pair."""
         self._source, self._target = _on(pairs.source, device), _on(pairs.target, device)
         self._assigned = torch.from_numpy(assigned).to(device)
         fill, again, firsts, kinds, begin, slot = [], [], [], [], 0, 0
-        for kind, (shape, count, times) in enumerate(zip(self.shapes, counts, repeats, strict=True)):
-            places = torch.arange(times * shape.rows)
+        for kind, (shape, count, number) in enumerate(zip(self.shapes, counts, batches, strict=True)):
+            places = torch.arange(number * shape.rows)
             fill.append(begin + places % count)
             again.append(places >= count)
-            firsts += [slot + time * shape.rows for time in range(times)]
-            kinds += [kind] * times
-            begin, slot = begin + count, slot + times * shape.rows
+            firsts += [slot + batch * shape.rows for batch in range(number)]
+            kinds += [kind] * number
+            begin, slot = begin + count, slot + number * shape.rows
         self._fill, self._repeats = torch.cat(fill).to(device), torch.cat(again).to(device)
         self._all_firsts, self._all_kinds = torch.tensor(firsts), torch.tensor(kinds)
         self._positions = [torch.arange(shape.rows, device=device) for shape in self.shapes]
         self._own = [positions.tensor_split(self.world)[self.rank] for positions in self._positions]
-        # As many more as the largest batch has rows: a capture reads every shape from the place of the first batch.
+        # Longer by the rows of the largest batch: a capture reads every shape from the place of the first batch.
         most = max(shape.rows for shape in self.shapes)
         self._rows = torch.zeros(len(self._fill) + most, dtype=torch.int64, device=device)
         self._firsts = torch.zeros_like(self._all_firsts, device=device)
         self._kinds: list[int] = []
 
     def start_epoch(self, epoch: int) -> None:
-        """Write the order of an epoch where `gather`, captured or not, reads it."""
-        visits = order(self.seed, epoch, self.pairs, self._rows.device)
-        sorted_visits = visits[torch.argsort(self._assigned[visits], stable=True)]
-        self._rows[: len(self._fill)] = sorted_visits[self._fill]
+        """Write the order of an epoch into the tensors that `gather`, captured or not, reads."""
+        order = epoch_order(self.seed, epoch, self.pairs, self._rows.device)
+        by_shape = order[torch.argsort(self._assigned[order], stable=True)]
+        self._rows[: len(self._fill)] = by_shape[self._fill]
         batches = torch.argsort(key(self.seed, Purpose.BATCH_ORDER, epoch, torch.arange(self.steps)), stable=True)
         self._firsts.copy_(self._all_firsts[batches])
         self._kinds = self._all_kinds[batches].tolist()
 
     def shape_of(self, step: int) -> int:
-        """Which of `shapes` the batch of a step of the epoch has."""
+        """The index in `shapes` of the shape of a step's batch.
+
+        Raises:
+            ValueError: for a step outside the epoch.
+        """
         if not 0 <= step < self.steps:
             raise ValueError(f"expected a step of 0 to {self.steps - 1}, got {step}; start the next epoch")
         return self._kinds[step]
@@ -135,25 +157,27 @@ class TokenBatches:
         return self.gather(self.shape_of(number), torch.tensor(number, device=self._rows.device))
 
     def gather(self, shape: int, step: Tensor) -> TokenBatch:
-        """The batch of a step that has this shape; `step` is an int64 without dimensions on the device.
+        """This rank's part of the batch of a step, without waiting for the host.
 
-        Waits for nothing on the host.
+        Args:
+            shape: `shape_of(step)`.
+            step: an int64 scalar on the device.
         """
-        first = self._firsts[step.view(1)]  # an index without dimensions would be read on the host
-        return self._made(shape, self._rows[first + self._own[shape]], self._rows[first + self._positions[shape]])
+        first = self._firsts[step.view(1)]  # a scalar index would be read on the host
+        return self._make(shape, self._rows[first + self._own[shape]], self._rows[first + self._positions[shape]])
 
     def once(self) -> Iterator[TokenBatch]:
-        """Every pair once, in the same shapes, for a loss over all of them; in no order that means anything.
+        """Every pair once, in the same shapes and an arbitrary order, for a loss over all of them.
 
-        What fills the last batch of a shape has PAD for its target, and is not counted in `tokens`.
+        The pairs that fill the last batch of a shape have PAD as their target, and `tokens` does not count them.
         """
         rows = torch.argsort(self._assigned, stable=True)[self._fill]
         for first, kind in zip(self._all_firsts.tolist(), self._all_kinds.tolist(), strict=True):
             everyone, own = first + self._positions[kind], first + self._own[kind]
-            batch = self._made(kind, rows[own], rows[everyone][~self._repeats[everyone]])
+            batch = self._make(kind, rows[own], rows[everyone][~self._repeats[everyone]])
             yield batch._replace(target_out=batch.target_out.masked_fill(self._repeats[own, None], PAD))
 
-    def _made(self, shape: int, own: Tensor, counted: Tensor) -> TokenBatch:
+    def _make(self, shape: int, own: Tensor, counted: Tensor) -> TokenBatch:
         source = _padded(self._source, own, self.shapes[shape].source)
         target_out = _padded(self._target, own, self.shapes[shape].target)
         before = target_out[:, :-1]
@@ -163,7 +187,7 @@ class TokenBatches:
         return TokenBatch(source, target_in, target_out, (offsets[counted + 1] - offsets[counted] + 1).sum())
 
     def __str__(self) -> str:
-        """One sentence with the figures."""
+        """One sentence with the numbers of pairs, batches and tokens."""
         return (
             f"{self.pairs:,} pairs in {self.steps:,} batches of {len(self.shapes)} shapes, at most {self.tokens:,} "
             f"tokens on a side and {self.mean_tokens:,.0f} target tokens on average, {self.padding:.1%} padding, "
@@ -171,24 +195,24 @@ class TokenBatches:
         )
 
 
-class _Flat(NamedTuple):
+class _DeviceLines(NamedTuple):
     ids: Tensor
     offsets: Tensor
 
 
-def _on(lines: TokenLines, device: torch.device) -> _Flat:
-    """Sentences on the device, with an id behind the last so that reading past the end needs no branch."""
+def _on(lines: TokenLines, device: torch.device) -> _DeviceLines:
+    """Sentences on the device, with one id after the last, so that reading past the end needs no branch."""
     ids = torch.cat([lines.ids, torch.tensor([END], dtype=torch.int32)])
-    return _Flat(ids.to(device), lines.offsets.to(device))
+    return _DeviceLines(ids.to(device), lines.offsets.to(device))
 
 
-def _padded(lines: _Flat, rows: Tensor, width: int) -> Tensor:
-    """Sentences of the rows, each followed by END, padded to a width: (rows, width) int64."""
+def _padded(lines: _DeviceLines, rows: Tensor, width: int) -> Tensor:
+    """The sentences of the rows, each followed by END, padded to a width: int64 (rows, width)."""
     places = torch.arange(width, device=rows.device)
     first = lines.offsets[rows, None]
     length = lines.offsets[rows + 1, None] - first
     ids = lines.ids[(first + places).clamp(max=len(lines.ids) - 1)].to(torch.int64)
-    # Filled, not chosen by `where`, which would copy the two numbers from the host and spoil a capture.
+    # `torch.where` would copy the two numbers from the host and spoil a capture.
     return ids.masked_fill(places == length, END).masked_fill(places > length, PAD)
 
 
@@ -207,3 +231,83 @@ def _check(pairs: TokenPairs, tokens: int, shapes: int, padding: float, rank: in
             f"expected room for the longest sentence of {longest} tokens{ranks} in a batch{where}, got batch_size="
             f"{tokens}; raise batch_size, or prepare the data again without longer sentences"
         )
+
+
+def padded_shapes(
+    source: np.ndarray, target: np.ndarray, *, most: int, padding: float, overhead: int = 0
+) -> list[tuple[int, int]]:
+    """The shapes (S_1, T_1) ≤ (S_2, T_2) ≤ … with the least padding; a pair is padded to the first in which it fits.
+
+    With C(S, T) the number of pairs of lengths s ≤ S and t ≤ T, the slots of the best k shapes that end at (S, T) are
+
+        f_k(S, T) = min over S' ≤ S, T' ≤ T of  f_{k-1}(S', T') + (S + T)·(C(S, T) - C(S', T')),   f_0(0, 0) = 0
+
+    in exact integers, and so the same on every machine. With S + T held fixed, the minimum over a rectangle is a
+    running minimum, so each k costs one pass over the grid for each sum of lengths.
+
+    Args:
+        source: the lengths (n,) of the sentences, 1 or more, with END.
+        target: the lengths (n,) of the translations.
+        most: the most shapes.
+        padding: no more shapes than bring the padded share of the slots to this.
+        overhead: each shape must save more slots than this, so that a small set has few shapes.
+
+    >>> padded_shapes(np.array([2, 2, 9]), np.array([3, 3, 8]), most=4, padding=0.0)
+    [(2, 3), (9, 8)]
+    """
+    scales = [-(-int(lengths.max()) // _GRID) for lengths in (source, target)]
+    # Cell i of an axis holds the lengths up to i·scale; the last one stands for the longest sentence itself.
+    axes = [
+        np.minimum(np.arange(-(-int(lengths.max()) // scale) + 1) * scale, int(lengths.max()))
+        for lengths, scale in zip((source, target), scales, strict=True)
+    ]
+    cells = [-(-lengths // scale) for lengths, scale in zip((source, target), scales, strict=True)]
+    counts = np.zeros((len(axes[0]), len(axes[1])), dtype=np.int64)
+    np.add.at(counts, (cells[0], cells[1]), 1)
+    counts = counts.cumsum(0).cumsum(1)
+    sums = np.add.outer(axes[0], axes[1])
+    real = int(source.sum() + target.sum())
+    first = np.full_like(counts, _NEVER)
+    first[0, 0] = 0
+    costs = [first]
+    while len(costs) <= most:
+        costs.append(_next_cost(costs[-1], counts, sums))
+        slots = int(costs[-1][-1, -1])
+        if int(costs[-2][-1, -1]) - slots <= overhead and len(costs) > 2:
+            costs.pop()
+            break
+        if slots - real <= padding * slots:
+            break
+    return _best_shapes(costs, counts, sums, axes)
+
+
+def _next_cost(cost: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """f_k from f_{k-1}."""
+    best = np.full_like(cost, _NEVER)
+    order = np.argsort(sums, axis=None, kind="stable")
+    starts = np.flatnonzero(np.diff(sums.ravel()[order], prepend=-1))
+    for cells in np.split(order, starts[1:]):
+        rows, columns = np.divmod(cells, counts.shape[1])
+        width = int(sums[rows[0], columns[0]])
+        part = (slice(0, int(rows.max()) + 1), slice(0, int(columns.max()) + 1))
+        least = cost[part] - width * counts[part]
+        np.minimum.accumulate(least, axis=0, out=least)
+        np.minimum.accumulate(least, axis=1, out=least)
+        best[rows, columns] = least[rows, columns] + width * counts[rows, columns]
+    return np.where(best > _NEVER // 2, _NEVER, best)
+
+
+def _best_shapes(
+    costs: list[np.ndarray], counts: np.ndarray, sums: np.ndarray, axes: list[np.ndarray]
+) -> list[tuple[int, int]]:
+    """Trace the shapes back from the least cost of all pairs, smallest first, without those that hold no pair."""
+    row, column = counts.shape[0] - 1, counts.shape[1] - 1
+    shapes = []
+    for cost in reversed(costs[:-1]):
+        part = (slice(0, row + 1), slice(0, column + 1))
+        least = cost[part] - int(sums[row, column]) * counts[part]
+        above, left = divmod(int(least.argmin()), column + 1)
+        if counts[row, column] > counts[above, left]:
+            shapes.append((int(axes[0][row]), int(axes[1][column])))
+        row, column = above, left
+    return shapes[::-1]

@@ -1,4 +1,4 @@
-"""Sentences as numbers in one long row, and pairs of them; kept as safetensors, read without sentencepiece."""
+"""Tokenized sentences, and pairs of them, as tensors and as safetensors files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from torch import Tensor
 from normfree.models.special_tokens import END, PAD, START
 
 
-@dataclass(frozen=True, eq=False)  # compared as objects: tensors have no single truth value
+@dataclass(frozen=True, eq=False)  # compared by identity: the equality of tensors is not one truth value
 class TokenLines:
-    """Sentence i is ids[offsets[i] : offsets[i+1]]: `ids` (M,) int32, `offsets` (n + 1,) int64, ends not counted.
+    """Tokenized sentences in one row: sentence i is ids[offsets[i] : offsets[i+1]], without START and END.
+
+    Args:
+        ids: int32 (M,).
+        offsets: int64 (n + 1,).
 
     Raises:
-        ValueError: if types or offsets do not fit, or an id is PAD, START or END, which batches add.
+        ValueError: if a type is wrong, the offsets do not rise from 0 to M, or an id is PAD, START or END, which the
+            batches add.
     """
 
     ids: Tensor
@@ -39,12 +44,12 @@ class TokenLines:
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[int]]) -> TokenLines:
-        """Lists of ids, one behind the other."""
-        kept = [np.asarray(line, dtype=np.int64) for line in lines]
-        ids = np.concatenate([np.empty(0, dtype=np.int64), *kept])
+        """Make the row from one list of ids per sentence."""
+        arrays = [np.asarray(line, dtype=np.int64) for line in lines]
+        ids = np.concatenate([np.empty(0, dtype=np.int64), *arrays])
         if len(ids) and ids.max() >= 1 << 31:
             raise ValueError(f"expected ids below 2^31, got {ids.max()}; is it another vocabulary?")
-        offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         return cls(torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(offsets))
 
     def __len__(self) -> int:
@@ -62,11 +67,11 @@ class TokenLines:
         return self.offsets.diff()
 
     def take(self, which: Sequence[int]) -> TokenLines:
-        """Some of the sentences, in the order given."""
+        """The sentences at these indices, in this order."""
         return TokenLines.of(self[index] for index in which)
 
     def stream(self) -> Tensor:
-        """All sentences in one row, each ended by END, (M + n,) int32: what a language model reads."""
+        """All sentences in one row with END after each, int32 (M + n,), for a language model."""
         count = len(self)
         row = torch.full((len(self.ids) + count,), END, dtype=torch.int32)
         sentence = torch.repeat_interleave(torch.arange(count), self.lengths)
@@ -76,10 +81,10 @@ class TokenLines:
 
 @dataclass(frozen=True, eq=False)
 class TokenPairs:
-    """Sentences and their translations.
+    """Tokenized sentences and their translations.
 
     Raises:
-        ValueError: if there are not as many of one as of the other.
+        ValueError: if the two sides have different numbers of sentences.
     """
 
     source: TokenLines
@@ -94,9 +99,9 @@ class TokenPairs:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> TokenPairs:
-        """Pairs of lists of ids, without START and END."""
-        kept = list(pairs)
-        return cls(TokenLines.of(source for source, _ in kept), TokenLines.of(target for _, target in kept))
+        """Make both sides from pairs of lists of ids, without START and END."""
+        every = list(pairs)
+        return cls(TokenLines.of(source for source, _ in every), TokenLines.of(target for _, target in every))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -105,12 +110,12 @@ class TokenPairs:
         return self.source[index], self.target[index]
 
     def take(self, which: Sequence[int]) -> TokenPairs:
-        """Some of the pairs, in the order given."""
+        """The pairs at these indices, in this order."""
         return TokenPairs(self.source.take(which), self.target.take(which))
 
 
 def pack_lines(sides: dict[str, TokenLines]) -> bytes:
-    """The content of a safetensors file with sentences under names: ids and offsets of each."""
+    """The content of a safetensors file with the ids and offsets of each side, by name."""
     tensors = {}
     for name, lines in sides.items():
         tensors[name], tensors[f"{name}_offsets"] = lines.ids.contiguous(), lines.offsets.contiguous()
@@ -118,10 +123,10 @@ def pack_lines(sides: dict[str, TokenLines]) -> bytes:
 
 
 def unpack_lines(content: bytes, names: Sequence[str], where: str) -> list[TokenLines]:
-    """The sentences of `pack_lines` under these names.
+    """Read the named sides from the content of a file that `pack_lines` made.
 
     Raises:
-        ValueError: if the content is anything else; `where` says whose it is.
+        ValueError: if the content is something else; `where` is the file's name in the error.
     """
     try:
         tensors = load(content)

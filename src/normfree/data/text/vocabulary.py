@@ -1,4 +1,4 @@
-"""Text as numbers of subwords: byte pair encoding by sentencepiece, read back without it."""
+"""A vocabulary of subwords: byte pair encoding by sentencepiece, which only encoding needs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from normfree.extras import missing_package
-from normfree.files import explained, replacing
+from normfree.files import explained, write_bytes
 from normfree.models.special_tokens import END, PAD, SPECIAL, START, UNKNOWN
 
-_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces in a sentencepiece model
 _SPACE = "\u2581"
-_SURFACE = " \u2047 "  # how sentencepiece writes what it does not know
-_LONGEST_LINE = 1 << 20  # bytes; sentencepiece skips longer lines without a word
+_SURFACE = " \u2047 "  # how sentencepiece writes an unknown token
+_LONGEST_LINE = 1 << 20  # bytes; sentencepiece silently skips longer lines
 
 
 class Vocabulary:
-    """Subwords with their numbers: PAD = 0, UNKNOWN = 1, START = 2, END = 3, then those of the text.
+    """Subwords and their numbers: PAD = 0, UNKNOWN = 1, START = 2, END = 3, then the subwords of the text.
 
-    Only training one and `encode` need sentencepiece: a machine without it can decode and score.
+    Only `train` and `encode` need sentencepiece: a machine without it can decode and score.
+
+    Args:
+        model: the content of a sentencepiece file.
+        name: its name in errors.
 
     Reference: Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016;
     Kudo and Richardson, "SentencePiece", EMNLP 2018.
@@ -50,7 +54,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """The number of tokens, the special ones counted."""
+        """The number of tokens, with the special ones."""
         return len(self._pieces)
 
     def __len__(self) -> int:
@@ -58,24 +62,28 @@ class Vocabulary:
 
     @classmethod
     def train(cls, lines: Iterable[str], size: int, *, coverage: float = 1.0) -> Vocabulary:
-        """Merge the most frequent pairs of subwords of the lines until there are `size` tokens.
+        """Merge the most frequent pairs of subwords until there are `size` tokens.
 
-        `coverage` is the share of characters that become tokens; the rest is UNKNOWN. Lower it for scripts of many
-        thousand characters. The same lines give the same vocabulary.
+        Args:
+            lines: the text; the same lines give the same vocabulary.
+            size: the number of tokens, with the special ones.
+            coverage: the share of characters that become tokens; the others become UNKNOWN. Lower it for scripts with
+                thousands of characters.
 
         Raises:
-            ValueError: if the text does not have so many subwords, has more characters, or sentencepiece is missing.
+            ValueError: if the text has too few subwords or too many characters for the size, or sentencepiece is not
+                installed.
         """
         sentencepiece = _sentencepiece("training a vocabulary")
         if size <= SPECIAL or not 0 < coverage <= 1:
             raise ValueError(f"expected more than {SPECIAL} tokens and a coverage in (0, 1], got {size} and {coverage}")
-        kept = [line for line in lines if line.strip()]
-        if not kept:
+        text = [line for line in lines if line.strip()]
+        if not text:
             raise ValueError("expected lines of text to train a vocabulary from, got none; check the files")
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(kept),
+                sentence_iterator=iter(text),
                 model_writer=written,
                 model_type="bpe",
                 vocab_size=size,
@@ -89,32 +97,36 @@ class Vocabulary:
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            raise ValueError(_refusal(str(error), size)) from error
+            raise ValueError(_training_error(str(error), size)) from error
         return cls(written.getvalue())
 
     def save(self, path: str | Path) -> None:
-        """Write the file that sentencepiece reads, whole or not at all."""
+        """Write a file that sentencepiece can read, atomically."""
         path = Path(path)
-        with explained("the vocabulary", path), replacing(path) as temporary:
-            temporary.write_bytes(self.model)
+        with explained("the vocabulary", path):
+            write_bytes(path, self.model)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read a file of `save`, or of sentencepiece with the same special tokens."""
+        """Read a file written by `save`, or by sentencepiece with the same special tokens.
+
+        Raises:
+            ValueError: if the file is missing, or not such a model.
+        """
         path = Path(path)
         if not path.is_file():
             raise ValueError(f"expected a sentencepiece model '{path}', found none; prepare the data first")
         return cls(path.read_bytes(), str(path))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without START and END; none for an empty one."""
+        """Split a text into tokens, without START and END."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text.
+        """Split each text into tokens.
 
         Raises:
-            ValueError: if sentencepiece is missing.
+            ValueError: if sentencepiece is not installed.
         """
         if self._processor is None:
             self._processor = _sentencepiece("splitting text into tokens").SentencePieceProcessor(
@@ -123,12 +135,14 @@ class Vocabulary:
         return [list(ids) for ids in self._processor.encode(list(texts), num_threads=1)]
 
     def decode(self, ids: Iterable[int], *, after: bool = False) -> str:
-        """The text of tokens up to the first END, without spaces at its ends; PAD and START are skipped.
+        """Join tokens into text, up to the first END; PAD and START are skipped.
 
-        `after` keeps the space in front, for text that goes on after another.
+        Args:
+            ids: the numbers of the tokens.
+            after: keep a space at the start, for text that continues another.
 
         Raises:
-            ValueError: for a number that is no token.
+            ValueError: for a number outside the vocabulary.
         """
         text, raw = [], bytearray()
         for number in ids:
@@ -158,13 +172,13 @@ def _sentencepiece(purpose: str) -> Any:
     return sentencepiece
 
 
-def _refusal(reason: str, size: int) -> str:
-    """What sentencepiece refuses, in our words where they are known."""
+def _training_error(reason: str, size: int) -> str:
+    """Rewrite an error of sentencepiece's training, if it is a known one."""
     if most := re.search(r"value <= (\d+)", reason):
         return f"expected a vocabulary of at most {most[1]} tokens from this text, got {size}; lower it (--vocabulary)"
     if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
         return (
-            f"expected a vocabulary of more than {least[1]} tokens, one a character of this text, got {size}; raise "
+            f"expected a vocabulary of more than {least[1]} tokens, one per character of this text, got {size}; raise "
             "the size or lower the coverage"
         )
     return f"expected text that sentencepiece can train {size} tokens from, got: {reason.strip()}"
@@ -173,19 +187,19 @@ def _refusal(reason: str, size: int) -> str:
 def _pieces(model: bytes) -> Iterator[tuple[str, int]]:
     """The pieces of a sentencepiece model and their kinds.
 
-    A model is a protocol buffer: field 1, repeated, is a piece, in which field 1 is its text and field 3 its kind.
+    A model is a protocol buffer. Its repeated field 1 is a piece, in which field 1 is the text and field 3 the kind.
     """
     for number, piece in _fields(model):
         if number == 1 and isinstance(piece, bytes):
             parts = dict(_fields(piece))
             text, kind = parts.get(1), parts.get(3, _NORMAL)
             if not isinstance(text, bytes) or not isinstance(kind, int):
-                raise ValueError("a piece without a text")
+                raise ValueError("a piece has no text")
             yield text.decode("utf-8"), kind
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message of protocol buffers, in order: number, and value."""
+    """The number and value of each field of a protocol buffer message, in order."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from normfree.data.draws import key
+from normfree.data.counter_rng import key
 from normfree.train.config import TrainConfig
 
 _AHEAD = 4  # steps that the host may be ahead of the device, so that it reacts to a signal soon

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from normfree.conversion.saving import PLAN, describe
-from normfree.files import explained, replacing, write_json
+from normfree.files import explained, write_json, write_text
 from normfree.train.config import FREE, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.environment import LaunchQueue, Stop
@@ -243,7 +243,9 @@ class Trainer:
                 signal = self._stop.requested or 0
             else:
                 if self.folder is not None:
-                    self._write_text(TRANSLATIONS, "the translations", "".join(f"{line}\n" for line in lines))
+                    path = self.folder.path / TRANSLATIONS
+                    with explained("the translations", path):
+                        write_text(path, "".join(f"{line}\n" for line in lines))
         self.signal = self.processes.agree(signal) or None
         return bleu
 
@@ -344,18 +346,13 @@ class Trainer:
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
             self._log = EventLog(folder.path, done=self.done)
             self.setup.cleanup.callback(self._log.close)
-        self._write_text(folder.config_path.name, "the configuration", self.config.to_toml())
+        with explained("the configuration", folder.config_path):
+            write_text(folder.config_path, self.config.to_toml())
         plan = self.setup.plan
         if plan is not None and plan.changes is not None:
             with explained("the plan", folder.path / PLAN):
                 write_json(folder.path / PLAN, describe(plan, source=self.config.model))
         self.data.write_files(folder.path)
-
-    def _write_text(self, name: str, noun: str, text: str) -> None:
-        assert self.folder is not None
-        path = self.folder.path / name
-        with explained(noun, path), replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
 
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that was resumed keeps those it has."""

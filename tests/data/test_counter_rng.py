@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from normfree.data.draws import Purpose, below, extend, key, order, sample_keys, uniform
+from normfree.data.counter_rng import Purpose, below, epoch_order, extend, key, sample_keys, uniform
 
 COUNT = 1 << 15
 CHANCE = 1e-6  # of a false alarm a check, seeds being fixed all the same
@@ -106,7 +106,7 @@ def test_draws_stay_what_they_were() -> None:
     assert key(0, 1, 2).item() == KNOWN_KEY
     assert uniform(key(5, torch.arange(3))).tolist() == KNOWN_UNIFORM
     assert below(key(5, torch.arange(8)), 10).tolist() == KNOWN_BELOW
-    assert order(3, 1, 10).tolist() == KNOWN_ORDER
+    assert epoch_order(3, 1, 10).tolist() == KNOWN_ORDER
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 255])
@@ -132,19 +132,19 @@ def test_below_refuses_a_range_it_cannot_draw(n: int) -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
 def test_order_is_a_permutation_of_its_epoch(n: int) -> None:
-    first, second = order(0, 0, n), order(0, 1, n)
+    first, second = epoch_order(0, 0, n), epoch_order(0, 1, n)
     assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(n))
     if n > 2:
         assert not torch.equal(first, second)
-        assert not torch.equal(first, order(1, 0, n))
-    assert torch.equal(first, order(0, 0, n))
+        assert not torch.equal(first, epoch_order(1, 0, n))
+    assert torch.equal(first, epoch_order(0, 0, n))
 
 
 def test_order_takes_every_permutation_equally_often() -> None:
     epochs, n = 2400, 4
     seen: dict[tuple[int, ...], int] = {}
     for epoch in range(epochs):
-        permutation = tuple(order(11, epoch, n).tolist())
+        permutation = tuple(epoch_order(11, epoch, n).tolist())
         seen[permutation] = seen.get(permutation, 0) + 1
     expected = epochs / factorial(n)
     assert len(seen) == factorial(n)
@@ -158,6 +158,6 @@ def test_purposes_are_numbers_of_their_own() -> None:
 
 def test_draws_leave_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    order(0, 0, 10)
+    epoch_order(0, 0, 10)
     uniform(key(0, 1))
     assert torch.equal(torch.get_rng_state(), before)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normfree.data.text.parallel_text import find_parallel, read_lines, read_parallel
+from normfree.data.text.text_files import find_parallel, read_lines, read_parallel
 
 WRITERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}
 
@@ -76,7 +76,7 @@ def test_parallel_leaves_out_empty_and_overlong_lines_and_says_which(tmp_path: P
     parallel = read_parallel(source, target, longest=3)
     assert list(parallel) == [("eins", "one"), ("sieben", "seven")]
     assert parallel.lines == [1, 7]
-    assert [(odd.reason, odd.lines) for odd in parallel.left_out] == [
+    assert [(bad.reason, bad.lines) for bad in parallel.left_out] == [
         ("empty in 'a.de'", (2, 6)),
         ("empty in 'a.en'", (3,)),
         ("of more than 3 words in 'a.de'", (4,)),
@@ -95,7 +95,7 @@ def test_parallel_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     target = write(tmp_path / "en" / "train.txt", "one", "", "three")
     parallel = read_parallel(source, target)
     assert list(parallel) == [("drei", "three")]
-    assert [(odd.reason, odd.lines) for odd in parallel.left_out] == [
+    assert [(bad.reason, bad.lines) for bad in parallel.left_out] == [
         ("empty in 'de/train.txt'", (1,)),
         ("empty in 'en/train.txt'", (2,)),
     ]

@@ -1,4 +1,4 @@
-"""An image folder streamed by workers: the same draws and promises as the batches on the device."""
+"""An image folder is read, decoded by workers, and batched with the draws of `ImageBatches`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from scipy import stats
 from torchvision import transforms
 from torchvision.transforms import functional as TF
 
-from normfree.data.draws import key, order, sample_keys
-from normfree.data.images.augment import Augmentation, cutout, draw, flips, normalize, per_channel
-from normfree.data.images.folder_batches import IMAGENET_MEAN, IMAGENET_STD, FolderBatches, folder_in_order
-from normfree.data.images.image_batches import Batch
-from normfree.data.images.image_folder import Folder, crop_window, read_folder
+from normfree.data.counter_rng import epoch_order, key, sample_keys
+from normfree.data.images.augment import Augmentation, cutout, draw_flips, draw_params, normalize, per_channel
+from normfree.data.images.image_batches import ImageBatch
+from normfree.data.images.image_folder import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FolderBatches,
+    ImageFolder,
+    crop_window,
+    folder_in_order,
+    read_folder,
+)
 from normfree.data.images.randaugment import randaugment
 
 EVERYTHING = Augmentation(flip=True, cutout=5, mixup=0.7, randaugment=(2, 9))
@@ -49,7 +56,7 @@ def stream(
     return FolderBatches(read_folder(root), batch_size=batch_size, size=SIZE, augmentation=augmentation, **settings)  # type: ignore[arg-type]
 
 
-def assert_equal(a: Batch, b: Batch) -> None:
+def assert_equal(a: ImageBatch, b: ImageBatch) -> None:
     for x, y in zip(a, b, strict=True):
         assert (x is None) == (y is None)
         assert x is None or y is None or torch.equal(x, y)
@@ -71,17 +78,17 @@ def test_training_batch_equals_torchvision_image_by_image(root: Path) -> None:
     made.start_epoch(epoch)
     got = made.batch(torch.tensor(step))
     mean, std = (per_channel(values, 3, "", "cpu") for values in (IMAGENET_MEAN, IMAGENET_STD))
-    visits = order(seed, epoch, len(folder)).tolist()
+    visits = epoch_order(seed, epoch, len(folder)).tolist()
     for position in range(size):
         slot = step * size + position
         key_ = sample_keys(seed, epoch, torch.tensor([slot]))
         picture = Image.open(folder.files[visits[slot]]).convert("RGB")
         left, top, width, height = crop_window(key_[0], *picture.size)
         picture = TF.resized_crop(picture, top, left, height, width, [SIZE, SIZE])
-        picture = TF.hflip(picture) if flips(key_).item() else picture
-        draws = draw(key_, augmentation, SIZE, SIZE)
-        image = randaugment(TF.pil_to_tensor(picture)[None], draws.operations, draws.signs, 9)
-        assert torch.equal(got.inputs[position], cutout(normalize(image, mean, std), draws, 5)[0])
+        picture = TF.hflip(picture) if draw_flips(key_).item() else picture
+        params = draw_params(key_, augmentation, SIZE, SIZE)
+        image = randaugment(TF.pil_to_tensor(picture)[None], params.operations, params.signs, 9)
+        assert torch.equal(got.inputs[position], cutout(normalize(image, mean, std), params, 5)[0])
         assert got.labels[position] == folder.labels[visits[slot]]
 
 
@@ -116,14 +123,14 @@ def test_batch_is_made_again_from_any_step(root: Path) -> None:
     first = stream(root, seed=1)
     assert first.steps == 3
     assert not first.capturable
-    history: dict[tuple[int, int], Batch] = {}
+    history: dict[tuple[int, int], ImageBatch] = {}
     for epoch in range(2):
         first.start_epoch(epoch)
         for step in range(first.steps):
             history[epoch, step] = first.batch(torch.tensor(step))
     again = stream(root, seed=1)
     for epoch, step in [(1, 1), (1, 2), (1, 0), (0, 2)]:
-        if again._plan.epoch != epoch:
+        if again._requests.epoch != epoch:
             again.start_epoch(epoch)
         assert_equal(again.batch(step), history[epoch, step])
     assert not torch.equal(history[0, 0].inputs, history[1, 0].inputs)
@@ -180,7 +187,7 @@ def copied(root: Path, place: Path) -> Path:
 
 
 def test_workers_are_no_more_than_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.data.images.folder_batches.own_cores", lambda: 1)
+    monkeypatch.setattr("normfree.data.images.image_folder.available_cores", lambda: 1)
     made = stream(root, workers=3)
     made.batch(0)
     assert made._loader is not None
@@ -270,4 +277,4 @@ def test_stream_refuses_what_makes_no_batch(root: Path) -> None:
     with pytest.raises(ValueError, match="expected a step of 0 to 2, got 3"):
         stream(root, 4).batch(3)
     with pytest.raises(ValueError, match="at least one image"):
-        FolderBatches(Folder(classes=("a",), files=(), labels=torch.zeros(0, dtype=torch.int64)), batch_size=2)
+        FolderBatches(ImageFolder(classes=("a",), files=(), labels=torch.zeros(0, dtype=torch.int64)), batch_size=2)

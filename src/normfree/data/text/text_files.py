@@ -1,4 +1,4 @@
-"""Plain text, one sentence a line, and parallel text, where line n of one file translates line n of the other."""
+"""Read text files, one sentence per line, and parallel files, where line n of one translates line n of the other."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ LONGEST = 250  # words of a sentence; Moses' usual limits are 80 to 250
 SPLITS = ("train", "valid", "test")
 _COMPRESSED = (".xz", ".gz")
 _SPELLINGS = {"valid": ("valid", "val", "dev"), "test": ("test",)}
-_SHOWN = 5  # line numbers in a report; the rest are counted
+_SHOWN = 5  # line numbers in a report; the others are only counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Odd:
-    """Lines that are odd for one reason, be they left out or kept; they are counted from 1."""
+class BadLines:
+    """Lines that are empty or too long, left out or kept.
+
+    Attributes:
+        reason: such as "empty in 'a.de'".
+        lines: their numbers, counted from 1.
+    """
 
     reason: str
     lines: tuple[int, ...]
@@ -32,13 +37,20 @@ class Odd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
-    """Pairs of sentences in the order of the files, the line of each, and odd lines that were left out, or kept."""
+class ParallelText:
+    """Pairs of sentences from two files.
+
+    Attributes:
+        pairs: in the order of the files.
+        lines: the line number of each pair.
+        left_out: the bad lines that are not among the pairs.
+        kept: the bad lines that are.
+    """
 
     pairs: list[tuple[str, str]]
     lines: list[int]
-    left_out: tuple[Odd, ...] = ()
-    kept: tuple[Odd, ...] = ()
+    left_out: tuple[BadLines, ...] = ()
+    kept: tuple[BadLines, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -47,14 +59,18 @@ class Parallel:
         return iter(self.pairs)
 
 
-def decoded(stream: Iterable[bytes], where: str) -> Iterator[str]:
-    r"""The lines of a stream of UTF-8 without their ends.
+def decode_lines(stream: Iterable[bytes], where: str) -> Iterator[str]:
+    r"""Decode the lines of a UTF-8 stream, without their line ends.
 
-    Only "\n" and "\r\n" end a line: other separators of Unicode occur inside of sentences, and would shift the lines
-    of one file against those of the other. A byte order mark is skipped.
+    Only "\n" and "\r\n" end a line. Other separators of Unicode occur inside sentences and would shift the lines of one
+    file against those of the other. A byte order mark is skipped.
+
+    Args:
+        stream: the raw lines.
+        where: the place in errors, such as "in 'a.txt'".
 
     Raises:
-        ValueError: for a line that is not UTF-8, with `where` it stands ("in 'a.txt'") and its number.
+        ValueError: for a line that is not UTF-8, with its place and number.
     """
     for number, raw in enumerate(stream, start=1):
         try:
@@ -68,7 +84,7 @@ def decoded(stream: Iterable[bytes], where: str) -> Iterator[str]:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, also of one compressed as .xz or .gz, as `decoded` has them.
+    """Read the lines of a UTF-8 file, plain or compressed as .xz or .gz; see `decode_lines`.
 
     Raises:
         ValueError: for a file that is missing, damaged or not UTF-8, with the file and the line.
@@ -76,8 +92,8 @@ def read_lines(path: str | Path) -> Iterator[str]:
     path = Path(path)
     number = 0
     try:
-        with _opened(path) as stream:
-            for text in decoded(stream, f"in '{path}'"):
+        with _open(path) as stream:
+            for text in decode_lines(stream, f"in '{path}'"):
                 number += 1
                 yield text
     except FileNotFoundError as error:
@@ -86,31 +102,37 @@ def read_lines(path: str | Path) -> Iterator[str]:
         raise ValueError(f"expected a text file '{path}', found a folder; name a file in it") from error
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
-            f"expected a whole {path.suffix} file in '{path}', got one that is damaged behind line {number} "
+            f"expected a whole {path.suffix} file in '{path}', got one that is damaged after line {number} "
             f"({error}); copy it again"
         ) from error
 
 
-def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONGEST, whole: bool = False) -> Parallel:
-    """The pairs of two files; a pair with an empty side, or one of more than `longest` words, is left out and told.
+def read_parallel(
+    source: str | Path, target: str | Path, *, longest: int = LONGEST, whole: bool = False
+) -> ParallelText:
+    """Read the pairs of two parallel files, without those that have an empty or overlong side.
 
-    `whole` tells of such pairs and keeps them: a score is of all lines of a test file.
+    Args:
+        source: the file of sentences.
+        target: the file of their translations.
+        longest: the most words in a sentence.
+        whole: keep all pairs and only report the bad ones, because a score counts all lines of a test file.
 
     Raises:
-        ValueError: for unequal numbers of lines, for files without any pair, and as `read_lines` does.
+        ValueError: for different numbers of lines, for files without any pair, and as `read_lines` does.
     """
     source, target = Path(source), Path(target)
     if longest < 1:
         raise ValueError(f"expected sentences of at least one word, got longest={longest}; raise it")
-    alike = source.name == target.name and source != target  # de/train.txt and en/train.txt
-    names = ["/".join(path.parts[-2:]) if alike else path.name for path in (source, target)]
+    same_name = source.name == target.name and source != target  # de/train.txt and en/train.txt
+    names = ["/".join(path.parts[-2:]) if same_name else path.name for path in (source, target)]
     pairs, lines = [], []
     found: dict[str, list[int]] = {}
     counts = [0, 0]
     for number, (one, other) in enumerate(zip_longest(read_lines(source), read_lines(target)), start=1):
         counts = [count + (line is not None) for count, line in zip(counts, (one, other), strict=True)]
         if one is None or other is None:
-            continue  # both are read to their ends, so that the error can give both counts
+            continue  # read both to the end, so that the error gives both counts
         words = list(zip(names, (len(one.split()), len(other.split())), strict=True))
         reasons = {f"empty in '{name}'" for name, count in words if not count}
         reasons = reasons or {f"of more than {longest} words in '{name}'" for name, count in words if count > longest}
@@ -124,28 +146,30 @@ def read_parallel(source: str | Path, target: str | Path, *, longest: int = LONG
             f"expected as many lines in '{source}' as in '{target}', got {counts[0]:,} and {counts[1]:,}: line "
             f"{min(counts) + 1} has no partner; give files that were aligned line by line"
         )
-    odd = tuple(Odd(reason=reason, lines=tuple(numbers)) for reason, numbers in sorted(found.items()))
+    bad = tuple(BadLines(reason=reason, lines=tuple(numbers)) for reason, numbers in sorted(found.items()))
     if not pairs:
-        why = f", of which {' and '.join(map(str, odd))}" if odd else ""
+        why = f", of which {' and '.join(map(str, bad))}" if bad else ""
         raise ValueError(
             f"expected pairs of sentences in '{source}' and '{target}', got {counts[0]} lines{why}; give other files"
         )
-    return Parallel(pairs=pairs, lines=lines, left_out=() if whole else odd, kept=odd if whole else ())
+    return ParallelText(pairs=pairs, lines=lines, left_out=() if whole else bad, kept=bad if whole else ())
 
 
 def find_parallel(source: str | Path, target: str | Path) -> dict[str, tuple[Path, Path]]:
-    """The files of each split, found beside those of the training split by their names.
+    """Find the parallel files of validation and test beside those of training, by their names.
 
-    'multi30k.train.de.xz' has beside it 'multi30k.valid.de' (or val, or dev) and 'multi30k.test.de', plain or
-    compressed. A split of which neither file is there is left out; a name without a part "train" has no others.
+    'multi30k.train.de.xz' has 'multi30k.valid.de' (or val, or dev) and 'multi30k.test.de' beside it, plain or
+    compressed. A name without the part "train" has no others.
+
+    Returns:
+        The two files of each split that is there.
 
     Raises:
         ValueError: if a training file is missing, or only one of the two files of another split is there.
     """
     given = (Path(source), Path(target))
     for path in given:
-        if not path.is_file():
-            raise ValueError(f"expected a text file '{path}', found none; check the name")
+        require_file(path)
     found = {"train": given}
     for split, spellings in _SPELLINGS.items():
         one, other = (_beside(path, spellings) for path in given)
@@ -160,26 +184,35 @@ def find_parallel(source: str | Path, target: str | Path) -> dict[str, tuple[Pat
     return found
 
 
-def find_one(path: str | Path) -> dict[str, Path]:
-    """The file of each split of plain text, found beside that of the training split by its name.
+def find_splits(path: str | Path) -> dict[str, Path]:
+    """Find the files of validation and test beside the training file of plain text, by their names.
+
+    Returns:
+        The file of each split that is there.
 
     Raises:
         ValueError: if the training file is missing.
     """
     given = Path(path)
-    if not given.is_file():
-        raise ValueError(f"expected a text file '{given}', found none; check the name")
+    require_file(given)
     beside = {split: _beside(given, spellings) for split, spellings in _SPELLINGS.items()}
     return {"train": given, **{split: found for split, found in beside.items() if found is not None}}
 
 
-def _opened(path: Path) -> BinaryIO:
+def require_file(path: Path) -> None:
+    """Raise `ValueError` if there is no such text file."""
+    if not path.is_file():
+        raise ValueError(f"expected a text file '{path}', found none; check the name")
+
+
+def _open(path: Path) -> BinaryIO:
     if path.suffix == ".xz":
         return cast(BinaryIO, lzma.open(path))
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 def _beside(path: Path, spellings: tuple[str, ...]) -> Path | None:
+    """The file of another split, under one of its spellings in place of "train"."""
     parts = path.name.removesuffix(path.suffix if path.suffix in _COMPRESSED else "").split(".")
     if "train" not in parts:
         return None
@@ -191,6 +224,6 @@ def _beside(path: Path, spellings: tuple[str, ...]) -> Path | None:
 
 
 def _existing(path: Path, preferred: str) -> Path | None:
-    """The file, plain or compressed; first as its sibling is."""
+    """The file, plain or compressed; the preferred suffix is tried first."""
     endings = sorted(("", *_COMPRESSED), key=lambda ending: ending != preferred)
     return next((found for ending in endings if (found := path.with_name(path.name + ending)).is_file()), None)

@@ -1,4 +1,4 @@
-"""Data sets by name: fetched, checked, stored and read."""
+"""Download, check, store and read data sets by name."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from normfree.data.download.catalog import DATA_SETS
+from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, Source
 from normfree.data.download.fetching import Progress, fetch
-from normfree.data.download.layouts import DataSet, Layout, Source
-from normfree.data.images import embedded
+from normfree.data.images import fashion14
 from normfree.data.images.image_set import ImageSet, image_set
-from normfree.files import explained, replacing
+from normfree.files import explained, write_bytes
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that `load` knows; `fashion14` is part of the package and needs no files."""
-    return (embedded.NAME, *DATA_SETS)
+    """The names of the known data sets; `fashion14` is part of the package and needs no files."""
+    return (fashion14.NAME, *DATA_SETS)
 
 
 def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageSet:
-    """Read a data set from the folder `root`, in whichever of its layouts is there.
+    """Read a data set from a folder.
 
-    Every file is compared with its published checksum (a second or less), unless `check` is False, for files of your
-    own in the same formats.
+    Args:
+        name: one of `names()`.
+        root: the folder of the data sets; any known layout of the files in it is recognized.
+        check: whether to compare every file with its published checksum, which takes a second or less. Pass False for
+            files of your own in the same formats.
+
+    Returns:
+        The images and labels, with the mean and standard deviation of the training pixels. If the data set is absent
+        but its stand-in is there, the stand-in is read; `stand_in_note` tells.
 
     Raises:
-        ValueError: if the name is unknown, nothing is there, or a file is missing, truncated or altered.
+        ValueError: if the name is unknown, the files are absent, or a file is missing, truncated or altered.
+
+    >>> load("fashion14").train.images.shape
+    torch.Size([6000, 1, 14, 14])
     """
-    if name == embedded.NAME:
-        return embedded.load()
+    if name == fashion14.NAME:
+        return fashion14.load()
     data, root = _find(name), Path(root)
     found = _present(data, root)
     if found is None and data.stand_in and _present(DATA_SETS[data.stand_in], root) is not None:
@@ -55,34 +64,42 @@ def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageS
 def get(
     name: str, root: str | Path = ".data", *, tarball: str | Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Fetch a data set into the folder `root`, and give the folder of its files.
+    """Download a data set into a folder, unless it is there already.
 
-    The sources are tried in order: the official address, then others with the same content. Every parcel and every
-    file is checked before the file gets its name; a file that is already right is left alone, and nothing is fetched
-    when all are. `tarball` is a parcel that is already here. `progress` is called with bytes done, bytes expected and
-    the address.
+    The sources are tried in order: the official address first, then others with the same content. Every download and
+    every file is checked before the file gets its name. Files that are already right are left alone.
+
+    Args:
+        name: one of `names()`.
+        root: the folder of the data sets.
+        tarball: an archive of the data set that you have already; nothing is downloaded then.
+        progress: called with the bytes received, the bytes expected and the address.
+
+    Returns:
+        The folder of the files.
 
     Raises:
-        ValueError: if the name is unknown, no source could give the files, or `tarball` is none of the parcels.
+        ValueError: if the name is unknown, no source could give the files, or `tarball` is not a known archive.
         OSError: if the files cannot be written.
     """
-    if name == embedded.NAME:
-        return embedded.ASSET.parent
+    if name == fashion14.NAME:
+        return fashion14.ASSET.parent
     data, root = _find(name), Path(root)
-    found = _present(data, root)  # what `load` would read
+    found = _present(data, root)  # the files that `load` would read
     if found is not None and all(checksum.fits(found[1] / file) for file, checksum in found[0].files.items()):
         return found[1]
     if tarball is not None:
-        return _unpack(data, root, Path(tarball))
+        return _unpack_tarball(data, root, Path(tarball))
     failures = []
     for source in data.sources:
         try:
-            files = _files(source, {address: _parcel(source, address, progress) for address in source.parcels})
+            downloads = {address: _download(source, address, progress) for address in source.downloads}
+            files = _checked_files(source, downloads)
         except (OSError, ValueError) as error:
-            failures.append(f"{_shown(next(iter(source.parcels)))}: {_reason(error)}")
+            failures.append(f"{_shown(next(iter(source.downloads)))}: {_reason(error)}")
             continue
         return _store(source.layout, root, files)
-    if data.stand_in and found is None:  # otherwise `load` would go on refusing what is there
+    if data.stand_in and found is None:  # otherwise `load` would still refuse the files that are there
         try:
             return get(data.stand_in, root, progress=progress)
         except ValueError as error:
@@ -94,7 +111,7 @@ def get(
 
 
 def stand_in_note(name: str, root: str | Path = ".data") -> str:
-    """Why `load(name)` gives another data set than the one named, '' where it does not."""
+    """One sentence if `load(name)` reads another data set in place of the named one, else ''."""
     data = DATA_SETS.get(name)
     if (
         data is None
@@ -109,7 +126,15 @@ def stand_in_note(name: str, root: str | Path = ".data") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OnDisk:
-    """What of a data set lies in a folder, by the names of the files; their contents are not checked."""
+    """The files of a data set in a folder, by their names; their contents are not checked.
+
+    Attributes:
+        name: the name of the data set.
+        about: one line on its content.
+        state: how much of it is there.
+        folder: the folder of the files, if any are there.
+        size: the bytes of the files together.
+    """
 
     name: str
     about: str
@@ -119,9 +144,9 @@ class OnDisk:
 
 
 def on_disk(root: str | Path = ".data") -> list[OnDisk]:
-    """What of each known data set is in the folder `root`."""
-    size = embedded.ASSET.stat().st_size
-    rows = [OnDisk(name=embedded.NAME, about=embedded.ABOUT, state="part of the package", size=size)]
+    """List the known data sets, and how much of each is in the folder `root`."""
+    size = fashion14.ASSET.stat().st_size
+    rows = [OnDisk(name=fashion14.NAME, about=fashion14.ABOUT, state="part of the package", size=size)]
     for data in DATA_SETS.values():
         found = _present(data, Path(root))
         if found is None:
@@ -152,59 +177,55 @@ def _remedy(name: str, root: Path) -> str:
     return f"run: normfree data get {name}" + ("" if root == Path(".data") else f" --dir {root}")
 
 
-def _places(layout: Layout, root: Path) -> tuple[Path, ...]:
-    return (root / layout.folder, root) if layout.bare else (root / layout.folder,)
-
-
 def _present(data: DataSet, root: Path) -> tuple[Layout, Path] | None:
-    """The first layout that is there as a whole, else the first that is there in part, else None."""
-    found = None
+    """The first layout of which all files are there, with its folder; else the first with any file; else None."""
+    partial = None
     for layout in data.layouts:
-        for folder in _places(layout, root):
+        for folder in (root / layout.folder, root) if layout.in_root else (root / layout.folder,):
             there = [(folder / file).is_file() for file in layout.files]
             if all(there):
                 return layout, folder
-            if any(there) and found is None:
-                found = layout, folder
-    return found
+            if any(there) and partial is None:
+                partial = layout, folder
+    return partial
 
 
-def _parcel(source: Source, address: str, progress: Progress | None) -> bytes:
-    checksum = source.parcels[address]
+def _download(source: Source, address: str, progress: Progress | None) -> bytes:
+    checksum = source.downloads[address]
     content = fetch(address, size=checksum.size, progress=progress)
     checksum.check(content, _shown(address), "the next source is tried")
     return content
 
 
-def _files(source: Source, parcels: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a source's parcels, all of them checked."""
-    files = source.unpack(parcels)
+def _checked_files(source: Source, downloads: dict[str, bytes]) -> dict[str, bytes]:
+    """Unpack the downloads of a source, and check every file."""
+    files = source.unpack(downloads)
     for file, checksum in source.layout.files.items():
         checksum.check(files[file], file, "the next source is tried")
     return files
 
 
-def _unpack(data: DataSet, root: Path, tarball: Path) -> Path:
-    """Store the files of a parcel that is already here."""
+def _unpack_tarball(data: DataSet, root: Path, tarball: Path) -> Path:
+    """Store the files of an archive that is here already."""
     if not tarball.is_file():
         raise ValueError(f"expected an archive of {data.title} in '{tarball}', found no such file; check the name")
     for source in data.sources:
-        for address, checksum in source.parcels.items():
-            if len(source.parcels) == 1 and checksum.fits(tarball):
-                return _store(source.layout, root, _files(source, {address: tarball.read_bytes()}))
+        for address, checksum in source.downloads.items():
+            if len(source.downloads) == 1 and checksum.fits(tarball):
+                return _store(source.layout, root, _checked_files(source, {address: tarball.read_bytes()}))
     raise ValueError(
-        f"expected '{tarball.name}' to be an archive of {data.title} with a known checksum, it is none of them, or "
+        f"expected '{tarball.name}' to be an archive of {data.title} with a known checksum, but it is another file or "
         f"damaged; run: normfree data get {data.name}"
     )
 
 
 def _store(layout: Layout, root: Path, files: dict[str, bytes]) -> Path:
-    """Write what is not already right, each file whole or not at all."""
+    """Write the files that are not there already."""
     folder = root / layout.folder
     for file, checksum in layout.files.items():
         if not checksum.fits(folder / file):
-            with explained("the data file", folder / file), replacing(folder / file) as temporary:
-                temporary.write_bytes(files[file])
+            with explained("the data file", folder / file):
+                write_bytes(folder / file, files[file])
     return folder
 
 
@@ -213,5 +234,5 @@ def _shown(address: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why a source failed, in few words: urllib wraps the system's reason."""
+    """The reason why a source failed, without the text that urllib wraps around it."""
     return str(getattr(error, "reason", None) or error)

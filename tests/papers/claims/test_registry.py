@@ -1,0 +1,76 @@
+"""The registry: claims in one order, found by their ids, each from its own module."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import normfree
+from normfree_papers.claims.registry import MODULES, PAPERS, all_claims, get, register
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+def fresh(code: str) -> str:
+    """What code prints in a new process."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+def test_get_names_the_closest_claim():
+    with pytest.raises(ValueError, match=r"unknown claim 'robust/fig22'; did you mean 'robust/fig2'"):
+        get("robust/fig22")
+
+
+def test_register_refuses_a_taken_id_and_an_unknown_paper():
+    taken = all_claims()[0]
+    with pytest.raises(ValueError, match="expected a new claim"):
+        register(taken)
+    with pytest.raises(ValueError, match="unknown paper of a claim 'fixpu'; did you mean 'fixup'"):
+        register(replace(taken, id="fixpu/fig3"))
+
+
+def test_claims_stand_in_the_order_of_the_papers():
+    papers = [one.paper for one in all_claims()]
+    assert list(dict.fromkeys(papers)) == list(PAPERS)
+    assert papers == sorted(papers, key=list(PAPERS).index)
+
+
+def test_claims_stand_in_one_order_whatever_is_imported_first():
+    code = "import normfree_papers.{}, normfree_papers as e; print([one.id for one in e.all_claims()])"
+    printed = [fresh(code.format(name)) for name in ("fixup.imagenet", "normdead.pieces")]
+    assert printed == [f"{[one.id for one in all_claims()]}\n"] * 2
+
+
+def test_table_names_the_claims_of_every_module():
+    code = """
+import json
+from importlib import import_module
+found = {}
+for module in registry.MODULES:
+    before = set(registry._CLAIMS)
+    import_module(f"normfree_papers.{module}")
+    found[module] = [claim.name for name, claim in registry._CLAIMS.items() if name not in before]
+print(json.dumps(found))
+"""
+    assert json.loads(fresh(code)) == {module: list(names) for module, names in MODULES.items()}
+
+
+@pytest.mark.parametrize("claim_id", ["fixup/fig3", "robust/fig7"])
+def test_reproducing_a_claim_imports_no_other_paper(claim_id):
+    code = f"""
+import json, sys
+from normfree.cli import main
+try:
+    main(["reproduce", {claim_id!r}, "--kept", "--json", "--out", {str(RESULTS)!r}])
+except SystemExit:
+    print(json.dumps([name.split(".")[1:] for name in sys.modules if name.startswith("normfree_papers.")]))
+"""
+    records, modules = fresh(code).rsplit("\n", 2)[:2]
+    assert [record["id"] for record in json.loads(records)] == [claim_id]
+    assert {module[0] for module in json.loads(modules)} - {"claims"} == {claim_id.partition("/")[0]}

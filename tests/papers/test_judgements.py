@@ -1,0 +1,49 @@
+"""The judgement of every claim stays as it was, until a new result is stored.
+
+After a new result, write the file again with `python tests/papers/test_judgements.py` and look at its difference.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normfree_papers.claims.ledger_entries import Entry, entries
+
+RESULTS = Path(__file__).parents[2] / "results"
+JUDGEMENTS = Path(__file__).with_name("judgements.json")
+
+
+def judged(entry: Entry) -> dict[str, Any]:
+    """The status of a claim, and the checks with their ranges, numbers and verdicts."""
+    rows = [(row.check, row.measured, row.verdict) for row in entry.judgement.rows]
+    checks = [[c.name, c.statement, c.low, c.high, measured, verdict] for c, measured, verdict in rows]
+    return {"status": entry.status, "checks": checks}
+
+
+ENTRIES = {entry.claim.id: entry for entry in entries(RESULTS)}
+BEFORE = json.loads(JUDGEMENTS.read_text(encoding="utf-8")) if __name__ != "__main__" else {}
+
+
+def test_judgements_are_those_of_all_claims() -> None:
+    assert list(BEFORE) == list(ENTRIES)
+
+
+@pytest.mark.parametrize("claim_id", BEFORE)
+def test_judgement_is_as_before(claim_id: str) -> None:
+    assert judged(ENTRIES[claim_id]) == BEFORE[claim_id]
+
+
+def write() -> None:
+    """Write one line per check, so that a difference shows which one changed."""
+    claims = []
+    for claim_id, entry in ENTRIES.items():
+        found = judged(entry)
+        checks = ",\n".join(json.dumps(check, ensure_ascii=False) for check in found["checks"])
+        claims.append(f'{json.dumps(claim_id)}: {{"status": "{found["status"]}", "checks": [\n{checks}\n]}}')
+    JUDGEMENTS.write_text("{\n" + ",\n".join(claims) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
