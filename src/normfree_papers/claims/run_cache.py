@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from normfree.train.text.token_runs import is_tokens
+from normfree.train.text.text_data import is_text
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.scheduling import Task, ended, folder_name, train_all
@@ -191,7 +191,7 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
 
 def gpu_seconds(config: TrainConfig) -> float:
     """About how long a run takes on one H200, for planning; a third-party model is not built and counts as small."""
-    if is_tokens(config.data):
+    if is_text(config.data):
         return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
     layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
     images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)
