@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from normfree.train.text.text_data import is_text
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.scheduling import Task, ended, folder_name, train_all
@@ -26,6 +25,7 @@ from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
+from normfree.train.text.text_data import is_text
 
 Progress = Callable[[int, int, str], None]
 
