@@ -57,8 +57,8 @@ def test_gradient_is_put_on_a_memory_that_nothing_reads_yet() -> None:
     fixup = diagnose(build(NAMES[0], "fixup", generator=torch.Generator().manual_seed(0)), given)
     assert fixup.signal.injected == "output, memory"
     assert fixup.verdict.status == "preserved"
-    assert "put on the output" in str(fixup)
-    assert "put on it, too" in str(fixup)
+    assert "injected at the output" in str(fixup)
+    assert "injected there, too" in str(fixup)
     plain = diagnose(build(NAMES[0], "layernorm", generator=torch.Generator().manual_seed(0)), given)
     assert plain.signal.injected == "output"
 

@@ -131,7 +131,7 @@ def test_prepare_finds_the_splits_and_reports_what_is_left_out(empty: Run, tmp_p
     told = " ".join(err.split())
     left_out = "1 empty in 'made.train.a' (line 41) and 1 of more than 250 words in 'made.train.a' (line 43)"
     assert f"left out {left_out}" in told
-    assert f"kept 1 empty in 'made.test.b' (line {last}), as a score is of all lines" in told
+    assert f"kept 1 empty in 'made.test.b' (line {last}), because a score counts all lines" in told
     assert open_prepared("made").splits == ("train", "valid", "test")
     written = Path("made", MANIFEST).stat().st_mtime_ns
     assert empty("data", "prepare", *FILES, "--out", "made")[:2] == (0, "pairs:made\n")

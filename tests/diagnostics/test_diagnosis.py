@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.conversion import convert
-from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, page, panels, plain, save, summary, table
+from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, json_data, page, panels, save, summary, table
 from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.verdict import judge
 from normfree.models import build
@@ -74,6 +74,13 @@ class Scripts(HTMLParser):
         self.text += data
 
 
+def test_repr_is_one_short_line(deep: Diagnosis) -> None:
+    forward, backward = deep.verdict.forward.factor, deep.verdict.backward.factor
+    factors = f"forward ×{forward:.3g} and backward ×{backward:.3g} per block"
+    assert repr(deep) == f"Diagnosis('deep': exploding; 27 residual sums, {factors})"
+    assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers, loss nan)"
+
+
 def test_text_shows_table_verdict_and_advice(deep: Diagnosis) -> None:
     text = str(deep)
     assert "\x1b" not in text
@@ -92,7 +99,8 @@ def test_summary_says_where_the_gradient_came_from(short: Diagnosis, deep: Diagn
         f"(short: {INJECTED['features']})",
     ]
     assert summary(deep, deep).count(INJECTED["output"]) == 1
-    assert "gradient was put" not in summary(diagnosed("resnet8", "he_in", targets=torch.zeros(4, dtype=torch.long)))
+    targets = torch.zeros(4, dtype=torch.long)
+    assert "gradient was injected" not in summary(diagnosed("resnet8", "he_in", targets=targets))
 
 
 def recommended(diagnosis: Diagnosis) -> list[str]:
@@ -175,7 +183,7 @@ def test_json_holds_every_number(short: Diagnosis, tmp_path: Path) -> None:
 def test_json_is_strict_also_with_numbers_it_has_no_word_for(short: Diagnosis, tmp_path: Path) -> None:
     (record,) = strict(broken(short).save(tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [s["sum"]["variance"] for s in record["signal"]["sums"]] == ["nan", "inf", 0.0]
-    assert strict(json.dumps(plain([short]), allow_nan=False))
+    assert strict(json.dumps(json_data([short]), allow_nan=False))
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])

@@ -219,7 +219,7 @@ def test_picture_is_written(tmp_path: Path) -> None:
 
 
 def test_plan_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import normfree.diagnostics.plans as room
+    import normfree.diagnostics.propagation as room
 
     asked = 0
     discover = room.discover

@@ -94,7 +94,7 @@ def test_of_very_many_names_some_are_listed() -> None:
         ("mlp-1-8", r"model 'mlp-1-8' expects a depth of at least 2, got 1; use 2 or 3"),
         ("cnn-2-8", r"depth of at least 3, got 2"),
         ("highway-2-8", r"depth of at least 3, got 2"),
-        ("resmlp-3-8-1", r"'resmlp-3-8-1' expects at least 2 layers a branch, got 1"),
+        ("resmlp-3-8-1", r"'resmlp-3-8-1' expects at least 2 layers per branch, got 1"),
     ],
 )
 def test_impossible_depth_names_the_possible_ones(name: str, expected: str) -> None:

@@ -71,7 +71,7 @@ def convert_model(
             "model": model,
             "method": chosen or "fold_batchnorm",
             "plan": converted.plan.to_json(),
-            "diagnoses": room.plain(found),
+            "diagnoses": room.json_data(found),
         }
         typer.echo(json.dumps(plain_json(record), indent=1, ensure_ascii=False))
     else:

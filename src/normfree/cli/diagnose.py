@@ -147,7 +147,7 @@ def diagnose_model(
                     "--example or --data"
                 ) from error
     if as_json:
-        typer.echo(json.dumps(room.plain(found), indent=1))
+        typer.echo(json.dumps(room.json_data(found), indent=1))
     else:
         console = open_console()
         print_table(room.table(found), console)

@@ -1,11 +1,11 @@
-"""Lower bounds on gradients of positively homogeneous networks, beside the measured norms.
+"""Lower bounds on the gradients of positively homogeneous networks, compared with the measured norms.
 
-A function is positively homogeneous (p.h.) when f(αx) = α f(x) for α > 0, and a set of parameters is when f(x; αθ) =
-α f(x; θ). Then the loss's derivative along that direction is known, and bounds the gradient from below:
+A function is positively homogeneous (p.h.) if f(αx) = α f(x) for α > 0, and a set of parameters is if f(x; αθ) =
+α f(x; θ). The derivative of the loss along that direction is then known, and bounds the gradient from below:
 
     ⟨∂ℓ/∂x, x⟩ = ℓ - H(p)   so   ‖∂ℓ/∂x‖ ≥ (ℓ - H(p)) / ‖x‖
 
-with ℓ the cross-entropy, p the softmax probabilities and H their entropy. Where logits blow up, so do gradients.
+with ℓ the cross-entropy, p the softmax probabilities and H their entropy. If logits explode, so do gradients.
 
 Reference: fixup, section 2, Definitions 1 and 2, Theorems 1 and 2; appendix A, equations 6 and 8.
 """
@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.propagation import call_arguments, first_tensor
-from normfree.diagnostics.updates import plan_of
-from normfree.nn.model_state import leave_no_trace, substitute_tensors
+from normfree.diagnostics.propagation import first_tensor, plan_of
+from normfree.nn.model_state import call_arguments, leave_no_trace, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
@@ -34,7 +33,7 @@ from normfree.plan import Layer, ResidualPlan
 
 @dataclass(frozen=True)
 class HomogeneousSet:
-    """A set of parameters, by their qualified names, that scales the network's output."""
+    """A set of parameters that scales the network's output, by their qualified names."""
 
     name: str
     parameters: tuple[str, ...]
@@ -42,11 +41,12 @@ class HomogeneousSet:
 
 @dataclass(frozen=True)
 class BlockBound:
-    """Theorem 1 at the input x of one block: means over the samples of ‖∂ℓ/∂x‖ and of its lower bound.
+    """Theorem 1 at the input x of one block.
 
-    `ratio` is the smallest measured/bound of a sample whose bound is positive (∞ when none is); `deviation` is the
-    largest |⟨∂ℓ/∂x, x⟩ - (ℓ - H(p))| of a sample, relative to the largest ‖∂ℓ/∂x‖·‖x‖ or |ℓ - H(p)|: 0 for a network
-    that is p.h. from here on.
+    `measured` and `bound` are the means over the samples of ‖∂ℓ/∂x‖ and of its lower bound. `ratio` is the smallest
+    measured/bound over the samples with a positive bound (∞ if there is none). `deviation` is the largest
+    |⟨∂ℓ/∂x, x⟩ - (ℓ - H(p))| over the samples, relative to the largest ‖∂ℓ/∂x‖·‖x‖ or |ℓ - H(p)|; it is 0 if the
+    network is p.h. from this block on.
     """
 
     name: str
@@ -58,9 +58,11 @@ class BlockBound:
 
 @dataclass(frozen=True)
 class SetBound:
-    """Theorem 2 for one set θ: ‖∂ℓ_avg/∂θ‖, its bound G(θ), and the bound (mean max z - log c)/‖θ‖ on E[G].
+    """Theorem 2 for one set θ of parameters.
 
-    `expected` holds in expectation over a classifier with independent symmetric weights, not for every draw.
+    `measured` is ‖∂ℓ_avg/∂θ‖, `bound` its lower bound G(θ), and `expected` the bound (mean max z - log c)/‖θ‖ on E[G],
+    which holds in expectation over a classifier with independent symmetric weights, not for every draw. `deviation` is
+    as for `BlockBound`.
     """
 
     name: str
@@ -73,9 +75,16 @@ class SetBound:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Both theorems on one batch; `loss` is the mean ℓ, `entropy` the mean H(p), `largest` the mean of max z.
+    """Both theorems on one batch.
 
-    The bounds hold only where `valid`; `reason` says what the network breaks.
+    Attributes:
+        blocks: Theorem 1 at the input of each block.
+        sets: Theorem 2 for each p.h. set of parameters.
+        loss: The mean of ℓ.
+        entropy: The mean of H(p).
+        largest: The mean of the largest logit.
+        valid: Whether the bounds hold for this network.
+        reason: The reason why they do not hold; '' if they do.
     """
 
     blocks: tuple[BlockBound, ...]
@@ -87,16 +96,16 @@ class Bounds:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The bounds as plain data."""
+        """Return the bounds as plain data."""
         return asdict(self)
 
 
 def homogeneous_sets(model: nn.Module, plan: ResidualPlan) -> list[HomogeneousSet]:
-    """The three kinds of the paper: each stem layer, the classifier, and a projection with a layer of its branch.
+    """List the paper's three kinds of sets: stem layers, the classifier, and a projection with a layer of its branch.
 
-    A layer is its weight (the gain, where it is normalized or standardized) and its own bias; a spectrally normalized
-    layer cannot be scaled. What is listed is p.h. when everything behind it is: no normalization and no other biases;
-    `check_homogeneous` tells.
+    A layer counts with its weight (its gain if the weight is normalized or standardized) and its own bias. A spectrally
+    normalized layer cannot be scaled. A listed set is p.h. if everything after it is: no normalization and no other
+    biases. `check_homogeneous` measures that.
 
     Reference: fixup, Definition 2 and Figure 2.
 
@@ -119,10 +128,19 @@ def homogeneous_sets(model: nn.Module, plan: ResidualPlan) -> list[HomogeneousSe
 
 
 def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], alpha: float = 2.0) -> float:
-    """How far a set of parameters is from p.h.: max |f(x; αθ) - α f(x; θ)| / max |α f(x; θ)|, on any model.
+    """Measure how far a set of parameters is from p.h.: max |f(x; αθ) - α f(x; θ)| / max |α f(x; θ)|.
 
-    0 up to rounding (exactly, for α a power of 2) for a p.h. set, ∞ where only one side is zero. The names are those of
-    `named_parameters`; the model is left as it was.
+    The result is 0 up to rounding for a p.h. set (exactly 0 if α is a power of 2), and ∞ if only one side is zero. The
+    model is left as it was.
+
+    Args:
+        model: Any model.
+        inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        parameters: The names of the parameters, as in `named_parameters`.
+        alpha: The scale α.
+
+    Raises:
+        ValueError: for names that the model does not have, and for an alpha that is not positive.
 
     Reference: fixup, Definition 2.
 
@@ -132,8 +150,6 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     0.0
     >>> check_homogeneous(net, torch.ones(1, 2), ["0.weight", "2.weight"])  # second degree
     1.0
-
-    Raises `ValueError` for names that the model does not have and for α that is not positive.
     """
     known = dict(model.named_parameters(remove_duplicate=False))
     missing = [name for name in parameters if name not in known]
@@ -158,23 +174,34 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
 def gradient_bounds(
     model: nn.Module, inputs: Any, targets: Tensor, *, plan: ResidualPlan | None = None, tolerance: float = 1e-3
 ) -> Bounds:
-    """Measure the gradients that `fixup`'s theorems bound, at each block's input and for each p.h. set.
+    """Measure the gradients that the theorems of `fixup` bound, at the input of each block and for each p.h. set.
 
-    One forward and one backward pass of the summed loss, so that each sample's gradient is its own; block inputs are
-    those of the stem's first layer, of the module around each residual sum that holds one sum only, and of the
-    classifier. `valid` is false where a normalizer stands, and where the identities behind the bounds (equations 6
-    and 8) are off by more than `tolerance`, as with biases that are not zero.
+    One forward and one backward pass of the summed loss give the gradient of each sample. The inputs of blocks are
+    those of the first stem layer, of each module with exactly one residual sum, and of the classifier.
 
-    Raises `ValueError` when the output is not (N, classes), and on the meta device.
+    Args:
+        model: Any classifier.
+        inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        targets: Class indices (N), or probabilities (N, classes).
+        plan: The residual plan (default: the model's own, or the discovered one).
+        tolerance: The largest deviation from the identities behind the bounds (equations 6 and 8). Biases that are not
+            zero cause a larger one.
+
+    Returns:
+        The bounds and the measured gradients. `valid` is false for a network with a normalizer, or with a deviation
+        above the tolerance.
+
+    Raises:
+        ValueError: if the output does not have the shape (N, classes), or the model is on the meta device.
     """
     plan = plan_of(model, inputs, plan)
     args, kwargs = call_arguments(inputs)
-    watched = _Inputs()
+    watched = _ModuleInputs()
     with leave_no_trace(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
         logits = first_tensor(model(*args, **kwargs))
         if logits.dim() != 2:
             raise ValueError(
-                f"expected logits of shape (N, classes), got {tuple(logits.shape)}; the bounds are of classification"
+                f"expected logits of shape (N, classes), got {tuple(logits.shape)}; the bounds hold for classification"
             )
         losses = F.cross_entropy(logits, targets, reduction="none")
         learning = [p for p in model.parameters() if p.requires_grad]
@@ -201,7 +228,7 @@ def gradient_bounds(
 
 
 def _scaling(model: nn.Module, layer: Layer) -> tuple[str, ...]:
-    """The parameters of a layer that scale its output."""
+    """The names of the parameters that scale a layer's output."""
     module = model.get_submodule(layer.name)
     kind = weight_kind(module)
     if kind == "spectral":
@@ -218,8 +245,8 @@ def _block_inputs(plan: ResidualPlan) -> list[str]:
     return [*(layer.name for layer in plan.stem[:1]), *single, *(layer.name for layer in plan.classifier)]
 
 
-class _Inputs:
-    """Per sample, norm of a module's input, norm of its gradient, and their product."""
+class _ModuleInputs:
+    """Per sample, the norm of a module's input, the norm of its gradient, and their product."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -227,7 +254,7 @@ class _Inputs:
 
     @contextmanager
     def hooked(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        """Watch the first input of each module that is named."""
+        """Observe the first input of each of these modules."""
         handles = [model.get_submodule(name).register_forward_pre_hook(self._hook(name)) for name in names]
         try:
             yield
@@ -240,7 +267,7 @@ class _Inputs:
             if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
                 return None
             x = args[0]
-            if not x.requires_grad:  # the network's own input is the caller's: watch a stand-in
+            if not x.requires_grad:  # the network's own input belongs to the caller: observe a copy
                 x = x.detach().requires_grad_()
                 self.leaves.append(x)
             kept = x.detach()
@@ -276,7 +303,7 @@ def _set_bound(s: HomogeneousSet, members: Sequence[tuple[Tensor, Tensor]], gap:
 
 
 def _reason(model: nn.Module, parts: Sequence[BlockBound | SetBound], tolerance: float) -> str:
-    """Why the bounds do not hold, or nothing."""
+    """The reason why the bounds do not hold; '' if they do."""
     for name, module in model.named_modules():
         if isinstance(module, NORM_TYPES):
             return f"not positively homogeneous: '{name}' is a {type(module).__name__}"

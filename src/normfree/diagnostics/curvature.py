@@ -3,7 +3,7 @@
     H v = ∇_θ ⟨∇_θ ℓ, v⟩,   ℓ the mean loss over all samples
 
 Reference: wninit, section 5.3 and Table 2 (the spectral norm of the Hessian at initialization).
-Differs: a Rayleigh quotient on fixed data, which is what the paper's text describes; see `top_eigenvalue`.
+Differs: a Rayleigh quotient on fixed data, as the paper's text describes it; see `top_eigenvalue`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy
-from normfree.nn.model_state import leave_no_trace
+from normfree.diagnostics.propagation import Loss, cross_entropy
+from normfree.nn.model_state import call_arguments, leave_no_trace
 
 Which = Literal["magnitude", "largest"]
 Product = Callable[[Tensor], Tensor]
@@ -27,11 +27,18 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The top eigenvalue λ of a Hessian, and how it was approached.
+    """The top eigenvalue λ of a Hessian, and the course of the iteration.
 
-    `history` is the estimate after each Hessian-vector product and `products` their number. `residual` is ‖Hv - λv‖ for
-    the unit vector v found, so that an eigenvalue lies within it of λ; `converged` says that it fell below the
-    tolerance. All numbers are NaN when a product was not finite, which is where the paper's table prints N/A.
+    All numbers are NaN if a product was not finite; the paper's table has N/A there.
+
+    Attributes:
+        eigenvalue: The estimate of λ.
+        log10: The logarithm of |λ|.
+        history: The estimate after each Hessian-vector product.
+        residual: ‖Hv - λv‖ for the unit vector v that was found. The Hessian has an eigenvalue within this distance
+            of λ.
+        converged: Whether the residual fell below the tolerance.
+        products: The number of Hessian-vector products.
     """
 
     eigenvalue: float
@@ -45,13 +52,13 @@ class Curvature:
     def stable_learning_rate(self) -> float:
         """2/|λ|, the rate above which gradient descent diverges along v; ∞ for λ = 0.
 
-        Where the eigenvalue of largest magnitude is negative, all positive ones are smaller, so 2/|λ| is on the safe
-        side.
+        If the eigenvalue of largest magnitude is negative, all positive ones are smaller, so that 2/|λ| is a safe
+        rate.
         """
         return math.inf if self.eigenvalue == 0 else 2 / abs(self.eigenvalue)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data; numbers may be NaN or infinite."""
         return {**asdict(self), "history": list(self.history), "stable_learning_rate": self.stable_learning_rate}
 
 
@@ -71,19 +78,38 @@ def top_eigenvalue(
     generator: torch.Generator | None = None,
     on_product: Callable[[int, float], None] | None = None,
 ) -> Curvature:
-    """The top eigenvalue of the Hessian of the mean loss in `parameters` (default: all that learn).
+    """Compute the top eigenvalue of the Hessian of the mean loss.
 
-    `which` is the eigenvalue of largest magnitude, whose size is the spectral norm of `wninit`, or the largest one,
-    which bounds the learning rate; they differ where the Hessian is indefinite and only Lanczos finds the latter.
-    `inputs` and `loss(output, targets)` are as in `propagate`; the loss must be a mean over samples.
+    The iteration ends if the residual ‖Hv - λv‖ falls below `tolerance` · |λ|, or after `max_products`. Lanczos needs
+    fewer products than power iteration. The model runs in its current mode and is left as it was; every product sees
+    the same random numbers, such as those of dropout. On GPUs, `torch.backends.cudnn.allow_tf32` limits the precision
+    of convolutions.
 
-    Iteration ends when the residual ‖Hv - λv‖ falls below `tolerance` · |λ|, or after `max_products`. Lanczos needs
-    fewer products; it keeps at most `vectors` vectors of the size of the model and restarts from the best of them.
-    `micro_batch` bounds memory by that many samples at a time. Batch norm in training mode couples the samples of a
-    batch, so micro-batches change its function there: use eval mode, or one batch.
+    Args:
+        model: Any model.
+        inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        targets: The second argument of the loss.
+        loss: A function of the output and the targets that is a mean over samples (default: cross-entropy).
+        algorithm: 'lanczos' or 'power'.
+        which: 'magnitude' for the eigenvalue of largest magnitude, which is the spectral norm in `wninit`, or
+            'largest' for the largest one, which bounds the learning rate. They differ if the Hessian is indefinite;
+            only Lanczos finds the largest one.
+        max_products: The largest number of Hessian-vector products.
+        tolerance: The residual, relative to |λ|, at which the iteration ends.
+        micro_batch: The number of samples at a time, which bounds memory (default: all). Batch norm in training mode
+            couples the samples of a batch, so that micro-batches change its function: use evaluation mode, or one
+            batch.
+        vectors: The largest number of vectors of the model's size that Lanczos keeps; it restarts from the best.
+        parameters: The parameters of the Hessian (default: all that require a gradient).
+        generator: The source of the start vector (default: seed 0).
+        on_product: A function that is called after each product with their number and the estimate.
 
-    The model is used in its mode and left as it was; every product sees the same random numbers, as of dropout.
-    On GPUs, products are as precise as `torch.backends.cudnn.allow_tf32` lets convolutions be.
+    Returns:
+        The eigenvalue with its residual, and the learning rate that it allows.
+
+    Raises:
+        ValueError: for settings that cannot work, for a model without a parameter that requires a gradient, and for
+            one with a function that torch cannot differentiate twice (hard sigmoid).
 
     Reference: wninit, section 5.3 and Table 2; Pearlmutter 1994 (the product); Wu & Simon 2000 (thick restart).
     Differs: the code behind the table took the largest entry of a power iteration over changing batches.
@@ -92,9 +118,6 @@ def top_eigenvalue(
     >>> square = lambda output, target: ((output - target) ** 2).mean()  # H = 2 · mean(x²)
     >>> top_eigenvalue(model, torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1), loss=square).eigenvalue
     10.0
-
-    Raises `ValueError` for settings that cannot work, a model without a parameter that learns, and one with a function
-    that torch does not differentiate twice (hard sigmoid).
     """
     if algorithm not in ("lanczos", "power") or which not in ("magnitude", "largest"):
         raise ValueError(
@@ -133,10 +156,10 @@ def top_eigenvalue(
 
 
 class Hessian:
-    """v ↦ H v for a flat vector v over the parameters of a model, on fixed data.
+    """The linear map v ↦ H v for a flat vector v over the parameters of a model, on fixed data.
 
-    With one micro-batch and no buffers, the gradient's graph is kept between products. Several graphs are built and
-    thrown away each time, and so is one that would see its buffers restored.
+    With one micro-batch and no buffers, the graph of the gradient is kept between products. Otherwise the graphs are
+    built for each product.
     """
 
     def __init__(
@@ -160,10 +183,10 @@ class Hessian:
         self.size = sum(p.numel() for p in self.parameters)
         self._loss = loss or cross_entropy
         self._pieces = list(_pieces(inputs, targets, micro_batch))
-        self._kept: tuple[Tensor, ...] | None = None
+        self._kept_gradient: tuple[Tensor, ...] | None = None
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """The product, averaged over the micro-batches by their sizes."""
+        """Compute the product, averaged over the micro-batches by their sizes."""
         sizes = [p.numel() for p in self.parameters]
         parts = [v.view_as(p).to(p.dtype) for v, p in zip(vector.split(sizes), self.parameters, strict=True)]
         total = torch.zeros_like(vector)
@@ -180,31 +203,31 @@ class Hessian:
         return total
 
     def _derivative(self, dot: Tensor) -> tuple[Tensor, ...]:
-        keep = self._kept is not None
+        keep = self._kept_gradient is not None
         try:
             return torch.autograd.grad(dot, self.parameters, retain_graph=keep, materialize_grads=True)
         except RuntimeError as error:
             if "derivative for" not in str(error):
                 raise
-            what = str(error).partition("derivative for ")[2].split()[0]
+            function = str(error).partition("derivative for ")[2].split()[0]
             raise ValueError(
-                f"expected a model that can be differentiated twice, got one with {what}, which torch cannot; put "
-                "another function in its place, such as a sigmoid for a hard one"
+                f"expected a model that can be differentiated twice, got one with {function}, which torch cannot; use "
+                "another function instead, such as a sigmoid for a hard one"
             ) from error
 
     def _gradient(self, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        if self._kept is not None:
-            return self._kept
+        if self._kept_gradient is not None:
+            return self._kept_gradient
         args, kwargs = call_arguments(inputs)
         value = self._loss(self.model(*args, **kwargs), targets)
         gradient = torch.autograd.grad(value, self.parameters, create_graph=True, materialize_grads=True)
         if len(self._pieces) == 1 and not any(True for _ in self.model.buffers()):
-            self._kept = gradient
+            self._kept_gradient = gradient
         return gradient
 
 
 def _power(hessian: Product, start: Tensor) -> Iterator[tuple[float, float]]:
-    """Rayleigh quotient and residual of v ← Hv/‖Hv‖, one pair a product."""
+    """Yield the Rayleigh quotient and the residual of v ← Hv/‖Hv‖, one pair per product."""
     v = start / start.norm()
     while True:
         w = hessian(v)
@@ -215,9 +238,9 @@ def _power(hessian: Product, start: Tensor) -> Iterator[tuple[float, float]]:
 
 
 def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) -> Iterator[tuple[float, float]]:
-    """Top Ritz value and its residual β·|s_k|, one pair a product; the basis V never has more than `limit` rows.
+    """Yield the top Ritz value and its residual β·|s_k|, one pair per product; the basis V has at most `limit` rows.
 
-    Keeps V H Vᵀ = S and H Vᵀ = Vᵀ S + β v eᵀ_k with v the next row, also across a restart, because every row of S is
+    V H Vᵀ = S and H Vᵀ = Vᵀ S + β v eᵀ_k hold with v the next row, also across a restart, because every row of S is
     computed as V H v and not assumed to have two entries.
     """
     basis = start.new_empty((limit, start.numel()))
@@ -229,7 +252,7 @@ def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) ->
         w = hessian(v)
         row = basis[:k] @ w
         w = w - basis[:k].mT @ row
-        w -= basis[:k].mT @ (basis[:k] @ w)  # once more: rounding leaves a part of V in w that grows with time
+        w -= basis[:k].mT @ (basis[:k] @ w)  # a second time: rounding leaves a part of V in w, which would grow
         beta = float(torch.linalg.vector_norm(w))
         projected[:k, k - 1] = projected[k - 1, :k] = row.double().cpu()
         if not math.isfinite(beta) or not projected.isfinite().all():
@@ -238,7 +261,7 @@ def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) ->
         values, mixtures = torch.linalg.eigh(projected[:k, :k])
         order = (values.abs() if magnitude else values).argsort(descending=True)
         top = order[0]
-        # A remainder at the level of rounding is none: the basis holds all that the start can reach.
+        # A remainder at the level of rounding counts as zero: the basis spans all that the start vector can reach.
         complete = beta <= 16 * torch.finfo(start.dtype).eps * float(values.abs().max()) or k == start.numel()
         yield float(values[top]), 0.0 if complete else beta * abs(float(mixtures[-1, top]))
         if complete:
@@ -253,13 +276,13 @@ def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) ->
 
 
 def _mix_(basis: Tensor, mixtures: Tensor, columns: int = 1 << 20) -> None:
-    """Replace the first rows of the basis by mixtures of all, a piece of the columns at a time."""
+    """Replace the first rows of the basis by linear combinations of all rows, a piece of the columns at a time."""
     for piece in basis.split(columns, dim=1):
         piece[: mixtures.shape[1]] = mixtures.mT @ piece
 
 
 def _pieces(inputs: Any, targets: Any, size: int | None) -> Iterator[tuple[Any, Any, float]]:
-    """Inputs and targets of each micro-batch, and its share of all samples."""
+    """Yield the inputs and targets of each micro-batch, and its fraction of all samples."""
     args, kwargs = call_arguments(inputs)
     batched = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.dim() > 0), None)
     if size is None or batched is None:

@@ -1,21 +1,21 @@
-"""A diagnosis: a signal, the verdict on it, and every way to look at them."""
+"""A diagnosis of a model: its signal and the verdict on it, as text, table, plot, page and JSON."""
 
 from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Direction, Status, Verdict, judge, not_measured
+from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
+from normfree.files import plain_json
 from normfree.graph import admits_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, admits
@@ -23,10 +23,10 @@ from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table, print_table
+from normfree.report.tables import Column, Rating, Table, print_table
 from normfree.report.terminal import sparkline
 
-CARD_STATUS: dict[Status, Literal["good", "warn", "bad"]] = {
+CARD_STATUS: dict[SignalStatus, Rating] = {
     "preserved": "good",
     "growing": "good",
     "vanishing": "warn",
@@ -34,30 +34,52 @@ CARD_STATUS: dict[Status, Literal["good", "warn", "bad"]] = {
     "dead branch": "bad",
 }
 INJECTED = {
-    "output": "no targets were given: a random gradient was put on the output",
-    "features": "the classifier is zero and lets no gradient through: a random gradient was put on its input",
-    "memory": "the attentions over the encoder's output put out zero: a random gradient was put on it, too",
+    "output": "no targets were given: a random gradient was injected at the output",
+    "features": "the classifier is zero and lets no gradient through: a random gradient was injected at its input",
+    "memory": "the attentions over the encoder's output return zero: a random gradient was injected there, too",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What `diagnose` found; `print` it, or `save` it as .html, .png, .svg or .json."""
+    """The result of `diagnose`: print it, or save it as .html, .png, .svg or .json.
+
+    Attributes:
+        name: The name of the model in tables and plots.
+        signal: The measured signal.
+        verdict: The verdict on the signal.
+    """
 
     name: str
     signal: Signal
     verdict: Verdict
 
     def to_json(self) -> dict[str, Any]:
-        """The diagnosis as plain data."""
+        """Return the diagnosis as plain data; numbers may be NaN or infinite."""
         return {"name": self.name, "verdict": self.verdict.to_json(), "signal": self.signal.to_json()}
 
     def save(self, path: str | Path) -> Path:
-        """Write the diagnosis; the suffix says how."""
+        """Write the diagnosis to a file.
+
+        Args:
+            path: A file name that ends in .html, .png, .svg or .json. The page is a single file that works offline.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ValueError: if the file name has another ending.
+            ImportError: if a page needs jinja2, or a plot matplotlib, and it is not installed.
+        """
         return save([self], path)
 
+    def __repr__(self) -> str:
+        verdict, sums = self.verdict, len(self.signal.sums)
+        factors = f"forward ×{verdict.forward.factor:.3g} and backward ×{verdict.backward.factor:.3g} per block"
+        return f"Diagnosis({self.name!r}: {verdict.word}; {sums} residual sums, {factors})"
+
     def __str__(self) -> str:
-        """The table that the command line prints."""
+        """Return the table and the text that the command line prints."""
         from rich.console import Console
 
         buffer = StringIO()
@@ -77,39 +99,54 @@ def diagnose(
     loss: Loss | None = None,
     generator: torch.Generator | None = None,
 ) -> Diagnosis:
-    """Show how the signal travels through any model, forward and backward, and what that means.
+    """Measure how the signal travels through a model, forward and backward, and judge it.
 
-    `inputs` is a tensor, a tuple of positional arguments or a mapping of keyword arguments; the rest is as for
-    `propagate`. The model is left as it was.
+    One forward and one backward pass measure every residual sum. The model is left as it was: modes, gradients,
+    buffers, hooks and random states.
+
+    Args:
+        model: Any model with residual sums.
+        inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
+            gradient at the output.
+        name: The name in tables and plots (default: the model's name or class).
+        plan: The residual plan (default: the model's own, or the discovered one).
+        loss: A function of the output and the targets (default: cross-entropy).
+        generator: The source of random gradients (default: seed 0).
+
+    Returns:
+        The diagnosis; print it, or save it as a page, plot or JSON file.
+
+    Raises:
+        ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs
+            to another model, or if the batch is too small for a variance.
 
     >>> from normfree.models import build
     >>> images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     >>> diagnose(build("resnet56", "he_in"), images).verdict.status
     'exploding'
-
-    Raises `ValueError` when the model has no residual sums, holds no values (meta device), or puts out no tensor.
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
-    return Diagnosis(label, signal, verdict_on(model, signal))
+    return Diagnosis(label, signal, judge_model(model, signal))
 
 
-def verdict_on(model: nn.Module, signal: Signal) -> Verdict:
-    """The verdict on a model's signal, which recommends only what the model admits and does not have."""
+def judge_model(model: nn.Module, signal: Signal) -> Verdict:
+    """Judge a model's signal; the verdict recommends only methods that the model admits and does not have."""
     converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
     method = converted or str(getattr(getattr(model, "method", None), "name", ""))
     return judge(signal, method=method, admits=_admitted(model, signal.plan))
 
 
 def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
-    """A function that tells which methods a model of ours can be built with, or any other surely be converted by."""
+    """Return a function that tells by name which methods the model can be built with, or converted to."""
     if isinstance(model, BaseModel):
         return functools.partial(admits, model.name)
     return lambda name: admits_conversion(model, plan, get(name))
 
 
 def summary(*diagnoses: Diagnosis) -> str:
-    """The verdicts in words, and once where the gradient came from."""
+    """Write the verdicts as text, followed by the places where random gradients were injected."""
     lines: list[str] = []
     starts: dict[str, list[str]] = {}
     for d in diagnoses:
@@ -123,15 +160,15 @@ def summary(*diagnoses: Diagnosis) -> str:
 
 
 def table(diagnoses: Sequence[Diagnosis]) -> Table:
-    """One row a diagnosis: the words, the factors, and the two curves as sparklines (left is the first block)."""
+    """Make a table with one row for each diagnosis: verdict, factors, and both curves as sparklines."""
     columns = (
         Column("network"),
         Column("verdict"),
         Column("forward"),
-        Column("× a block", justify="right"),
+        Column("per block", justify="right"),
         Column("in all", justify="right"),
         Column("backward"),
-        Column("× a block", justify="right"),
+        Column("per block", justify="right"),
         Column("in all", justify="right"),
         Column("worst place"),
     )
@@ -145,31 +182,31 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
                 sparkline(d.signal.series("sum"), width=12),
                 _factor(v.forward),
                 _total(v.forward),
-                "not measured" if _unmeasured(v) else sparkline(d.signal.series("sum_gradient"), width=12),
+                "not measured" if _is_unmeasured(v) else sparkline(d.signal.series("sum_gradient"), width=12),
                 _factor(v.backward),
                 _total(v.backward),
-                _place(v),
+                _worst_place(v),
             )
         )
     caption = (
-        "curves are log variance, first block left; in all is from the first block that the signal meets to the last, "
-        "× a block is inside stages"
+        "curves are log variance, first block left; in all is from the first block on the signal's way to the last, "
+        "per block is inside stages"
     )
     if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
-        caption += ", ↘ comes to 1 with depth"
+        caption += ", ↘ approaches 1 with depth"
     return Table("signal through the residual blocks", columns, tuple(rows), caption)
 
 
-def _place(verdict: Verdict) -> str:
-    """Where to look first."""
-    if verdict.dead or verdict.odd:
-        return (*verdict.dead, *(odd.name for odd in verdict.odd))[0]
-    worst = verdict.backward if _worse(verdict.backward, verdict.forward) else verdict.forward
+def _worst_place(verdict: Verdict) -> str:
+    """The block to look at first."""
+    if verdict.dead or verdict.outliers:
+        return (*verdict.dead, *(outlier.name for outlier in verdict.outliers))[0]
+    worst = verdict.backward if _is_worse(verdict.backward, verdict.forward) else verdict.forward
     return worst.worst if verdict.at_least("vanishing") else "–"
 
 
 def _factor(direction: Direction) -> str:
-    """The factor a block; the mean of many that fall where growth is a power of the depth."""
+    """The factor per block; an arrow marks the mean of factors that fall with depth."""
     if direction.status == "not measured":
         return "–"
     return f"{direction.factor:.2f}{'↘' if direction.status == 'growing' else ''}"
@@ -181,22 +218,22 @@ def _total(direction: Direction) -> str:
     return f"{direction.total:.2g}" if 1e-3 < direction.total < 1e3 else f"{direction.total:.1e}"
 
 
-def _unmeasured(verdict: Verdict) -> bool:
+def _is_unmeasured(verdict: Verdict) -> bool:
     return verdict.backward.status == "not measured"
 
 
-def _worse(one: Direction, other: Direction) -> bool:
+def _is_worse(one: Direction, other: Direction) -> bool:
     if one.status == "not measured" or other.status == "not measured":
         return other.status == "not measured"
     return SEVERITY.index(one.status) > SEVERITY.index(other.status)
 
 
 def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
-    """The signal propagation plots, with all diagnoses overlaid."""
+    """Make the signal propagation plots, with one curve for each diagnosis."""
     sums = max((d.signal.sums for d in diagnoses), key=len)
     names = tuple(s.name for s in sums)
     stages = tuple(i + 1 for i, s in enumerate(sums) if i > 0 and s.stage != sums[i - 1].stage)
-    measured = [d for d in diagnoses if not _unmeasured(d.verdict)] or diagnoses
+    measured = [d for d in diagnoses if not _is_unmeasured(d.verdict)] or diagnoses
     lost = "; ".join(f"{d.name}: {not_measured(d.signal.unmeasured)}" for d in diagnoses if d.signal.unmeasured)
     wanted = (
         ("forward: variance of the sum", "sum", "variance"),
@@ -221,7 +258,12 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
 
 
 def save(diagnoses: Sequence[Diagnosis], path: str | Path, *, title: str = "Signal propagation") -> Path:
-    """Write diagnoses together as one .html page, .png or .svg picture, or .json file."""
+    """Write several diagnoses to one file, a page, plot or JSON by its ending.
+
+    Raises:
+        ValueError: if the file name does not end in .html, .png, .svg or .json.
+        ImportError: if a page needs jinja2, or a plot matplotlib, and it is not installed.
+    """
     path = Path(path)
     match path.suffix.lower():
         case ".html":
@@ -229,18 +271,18 @@ def save(diagnoses: Sequence[Diagnosis], path: str | Path, *, title: str = "Sign
         case ".png" | ".svg":
             write_plot(panels(diagnoses), path, title=title)
         case ".json":
-            path.write_text(json.dumps(plain(diagnoses), indent=1), encoding="utf-8")
+            path.write_text(json.dumps(json_data(diagnoses), indent=1), encoding="utf-8")
         case suffix:
             raise ValueError(f"expected a file name ending in .html, .png, .svg or .json, got '{suffix or path.name}'")
     return path
 
 
 def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
-    """The diagnoses as a page: a card with the verdict of each, the plots, and the table of numbers."""
+    """Make a page: a card with the verdict of each diagnosis, the plots, and the table of numbers."""
     cards = tuple(
         Card(
             d.name,
-            "warn" if d.verdict.odd else CARD_STATUS[d.verdict.status],
+            "warn" if d.verdict.outliers else CARD_STATUS[d.verdict.status],
             d.verdict.word,
             " ".join(_sentence(text) for text in (d.verdict.sentence, d.verdict.recommendation)),
         )
@@ -264,19 +306,10 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
 
 
 def _sentence(text: str) -> str:
-    """A clause as a sentence of its own."""
+    """Turn a clause into a sentence."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def plain(diagnoses: Sequence[Diagnosis]) -> Any:
-    """Diagnoses as data that JSON can hold."""
-    return finite([d.to_json() for d in diagnoses])
-
-
-def finite(value: Any) -> Any:
-    """Plain data with numbers that JSON has no word for as strings."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def json_data(diagnoses: Sequence[Diagnosis]) -> Any:
+    """Return diagnoses as data for JSON, in which numbers that are not finite are strings."""
+    return plain_json([d.to_json() for d in diagnoses])

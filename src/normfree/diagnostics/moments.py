@@ -1,8 +1,11 @@
-"""A few numbers for a tensor: channel-averaged squared mean and variance, and the norm of a sample.
+"""Statistics of tensors: squared mean and variance averaged over channels, and the norm of a sample.
 
-With the mean and variance of each channel taken over the batch and all positions, `mean_square` is the channel average
-of the squared means and `variance` that of the variances; `norm` is the root of the summed squares a sample, averaged
-over the batch in the square.
+The mean and variance of each channel are taken over the batch and all positions. `mean_square` is the average over
+channels of the squared means, and `variance` that of the variances. `norm` is the root mean square, over the batch, of
+the norm of a sample.
+
+A GPU spends more time on launching kernels for small tensors than on computing. The functions for many tensors
+therefore need few launches and one transfer for all tensors of a device and type.
 
 Reference: normdead, section 4.2 and Listing 1 (signal propagation plots).
 """
@@ -10,16 +13,18 @@ Reference: normdead, section 4.2 and Listing 1 (signal propagation plots).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.batched import HALF, flat
+from normfree.nn.model_state import Key, by_device_and_type
 
-NEIGHBOURS = 512  # a sample and channel from which a GPU reads twice as fast when it reduces over them alone
+HALF = (torch.bfloat16, torch.float16)
+SIDE_BY_SIDE = 512  # from this many values per sample and channel on, a GPU reduces them twice as fast on their own
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,11 @@ class Stats:
     norm: float
 
 
-def channel_dim(tensor: Tensor) -> int:
-    """The dimension of the channels where nothing is known of the layer that made them."""
-    return 2 if tensor.dim() == 3 else 1
-
-
 @dataclass(eq=False, slots=True)
-class Reduced:
-    """A tensor reduced to mean and variance a channel, or a sample and channel (N, C) until it is settled.
+class ChannelMoments:
+    """Mean and variance per channel (C), or per sample and channel (N, C) until `reduce_batch` has reduced the batch.
 
-    `count` is the number of values a channel and sample.
+    `count` is the number of values per channel and sample.
     """
 
     mean: Tensor
@@ -48,77 +48,118 @@ class Reduced:
     count: int
 
 
-def moments(tensor: Tensor, channels: int | None = None) -> Stats:
-    """Channel-averaged squared mean and variance, and the root mean square norm of a sample.
+def channel_dim(tensor: Tensor) -> int:
+    """The default dimension of the channels: 2 for sequences (N, T, C), otherwise 1."""
+    return 2 if tensor.dim() == 3 else 1
 
-    `channels` is their dimension, not the first; unless given, 1 of images and vectors (N, C, …) and 2 of sequences
-    (N, T, C), so that sequences with channels before positions (N, C, T) need it. On a GPU a variance beyond the range
-    of float32 is infinite.
+
+def moments(tensor: Tensor, channels: int | None = None) -> Stats:
+    """Compute squared mean, variance and norm of a tensor.
+
+    Args:
+        tensor: Values with the batch as their first dimension.
+        channels: The dimension of the channels. The default is 1 for images and vectors (N, C, …) and 2 for sequences
+            (N, T, C); sequences with channels before positions (N, C, T) need it.
+
+    On a GPU, a variance beyond the range of float32 is infinite.
 
     >>> moments(torch.ones(4, 2, 3, 3))
     Stats(mean_square=1.0, variance=0.0, norm=4.242640687119285)
     """
-    return finish([reduce(tensor, channels)])[0]
+    return to_stats([channel_moments(tensor, channels)])[0]
 
 
-def finish(every: Sequence[Reduced]) -> list[Stats]:
-    """The numbers of reduced tensors, brought off their device in one transfer: one each would stall a GPU."""
-    settle(every)
-    sizes = [r.mean.numel() for r in every]
-    values = flat([*(r.mean for r in every), *(r.variance for r in every)])
-    starts = np.cumsum([0, *sizes[:-1]])
-    squares = np.add.reduceat(values[: sum(sizes)] ** 2, starts)
-    variances = np.add.reduceat(values[sum(sizes) :], starts)
-    rows = zip(every, sizes, squares.tolist(), variances.tolist(), strict=True)
-    return [Stats(s / size, v / size, math.sqrt((s + v) * r.count)) for r, size, s, v in rows]
-
-
-def settle(every: Iterable[Reduced]) -> None:
-    """Reduce what is left of the batch, all tensors of one shape at once: the variance within and between samples."""
-    alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[Reduced]] = {}
-    for r in every:
-        if r.mean.dim() == 2:
-            alike.setdefault((r.mean.device, r.mean.dtype, r.mean.shape), []).append(r)
-    for group in alike.values():
-        between, mean = torch.var_mean(torch.stack([r.mean for r in group]), 1, correction=0)
-        variance = torch.stack([r.variance for r in group]).mean(1) + between
-        for r, settled_mean, settled_variance in zip(group, mean.unbind(), variance.unbind(), strict=True):
-            r.mean, r.variance = settled_mean, settled_variance
-
-
-def reduce(tensor: Tensor, channels: int | None = None) -> Reduced:
-    """Mean and variance of every channel; see `moments` for their dimension."""
+def channel_moments(tensor: Tensor, channels: int | None = None) -> ChannelMoments:
+    """Compute mean and variance of every channel; `channels` is their dimension, as for `moments`."""
     values = tensor.float() if tensor.dtype in HALF else tensor
     values = values.reshape(-1, 1) if values.dim() < 2 else values
     shape = values.shape
     at = channel_dim(values) if channels is None else channels
     dims = tuple(i for i in range(len(shape)) if i != at)
     count = math.prod(shape[i] for i in dims[1:])
-    if not launches_are_dear(values):
-        return Reduced(*_plain_reductions(values, dims, count * shape[0]), count)
-    neighbours = at == 1 and len(shape) > 2  # a channel's values of one sample lie side by side
-    by_sample = neighbours and ((count >= NEIGHBOURS and values.is_contiguous()) or _channels_last(values))
+    if not launches_are_expensive(values):
+        return ChannelMoments(*_plain_reductions(values, dims, count * shape[0]), count)
+    side_by_side = at == 1 and len(shape) > 2  # the values of one channel and sample
+    by_sample = side_by_side and ((count >= SIDE_BY_SIDE and values.is_contiguous()) or _is_channels_last(values))
     variance, mean = torch.var_mean(values, dims[1:] if by_sample else dims, correction=0)
-    return Reduced(mean, variance, count)
+    return ChannelMoments(mean, variance, count)
 
 
-def _channels_last(values: Tensor) -> bool:
-    """Whether channels lie side by side, where a GPU reduces a sample up to five times as fast as the batch."""
-    return values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
+def reduce_batch(every: Iterable[ChannelMoments]) -> None:
+    """Reduce moments per sample over the batch, all tensors of one shape at once.
+
+    The variance of a channel is the mean variance within samples plus the variance between their means.
+    """
+    alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[ChannelMoments]] = {}
+    for m in every:
+        if m.mean.dim() == 2:
+            alike.setdefault((m.mean.device, m.mean.dtype, m.mean.shape), []).append(m)
+    for group in alike.values():
+        between, means = torch.var_mean(torch.stack([m.mean for m in group]), 1, correction=0)
+        variances = torch.stack([m.variance for m in group]).mean(1) + between
+        for m, mean, variance in zip(group, means.unbind(), variances.unbind(), strict=True):
+            m.mean, m.variance = mean, variance
 
 
-def launches_are_dear(tensor: Tensor) -> bool:
-    """Whether one `torch.var_mean` is better than several plain reductions, as on a GPU, which waits for Python."""
+def to_stats(every: Sequence[ChannelMoments]) -> list[Stats]:
+    """Average moments over channels, after one transfer from the device: one transfer each would stall a GPU."""
+    reduce_batch(every)
+    sizes = [m.mean.numel() for m in every]
+    values = concatenate([*(m.mean for m in every), *(m.variance for m in every)])
+    starts = np.cumsum([0, *sizes[:-1]])
+    squares = np.add.reduceat(values[: sum(sizes)] ** 2, starts)
+    variances = np.add.reduceat(values[sum(sizes) :], starts)
+    rows = zip(every, sizes, squares.tolist(), variances.tolist(), strict=True)
+    return [Stats(s / size, v / size, math.sqrt((s + v) * m.count)) for m, size, s, v in rows]
+
+
+@torch.no_grad()
+def norms(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Compute the norm of each tensor, outside of any graph; norms of half precision are in float32."""
+    found: dict[Key, Tensor] = {}
+    for keys, dtype in by_device_and_type(tensors):
+        wide = torch.float32 if dtype in HALF else dtype
+        found.update(zip(keys, torch._foreach_norm([tensors[key] for key in keys], 2, dtype=wide), strict=True))
+    return found
+
+
+def to_floats(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
+    """Convert tensors of one number each to numbers, with one transfer for each device and type."""
+    found: dict[Key, float] = {}
+    for keys, _ in by_device_and_type(tensors):
+        found.update(zip(keys, torch.stack([tensors[key] for key in keys]).tolist(), strict=True))
+    return found
+
+
+def concatenate(tensors: Sequence[Tensor]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Concatenate the values of vectors in order, with one transfer for each device and type."""
+    pieces: dict[int, Any] = {}
+    for keys, _ in by_device_and_type(dict(enumerate(tensors))):
+        values = torch.cat([tensors[key] for key in keys]).to("cpu", torch.float64).numpy()
+        if len(keys) == len(tensors):
+            return values
+        ends = np.cumsum([tensors[key].numel() for key in keys])
+        pieces.update(zip(keys, np.split(values, ends[:-1]), strict=True))
+    return np.concatenate([pieces[i] for i in range(len(tensors))])
+
+
+def launches_are_expensive(tensor: Tensor) -> bool:
+    """Whether one `torch.var_mean` is faster than several plain reductions, as on a GPU, which waits for Python."""
     return tensor.is_cuda
 
 
-def _plain_reductions(values: Tensor, dims: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of every channel by reductions over neighbours.
+def _is_channels_last(values: Tensor) -> bool:
+    """Whether channels lie side by side; a GPU then reduces by samples up to five times as fast as over the batch."""
+    return values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
 
-    They are as exact as `torch.var_mean`, and many times faster on the CPU. The largest deviation is divided out, since
-    squares of float32 leave its range long before the numbers do.
+
+def _plain_reductions(values: Tensor, dims: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Compute mean and variance of every channel by reductions over neighbouring values.
+
+    They are as exact as `torch.var_mean`, and many times faster on a CPU. The largest deviation is divided out, since
+    squares leave the range of float32 long before the numbers do.
     """
-    wide = wide_dtype(values)
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
     mean = values.mean(dims, keepdim=True)
     centred = values - mean
     low, high = torch.aminmax(centred)
@@ -129,8 +170,3 @@ def _plain_reductions(values: Tensor, dims: tuple[int, ...], count: int) -> tupl
     else:
         spread = torch.linalg.vector_norm(centred, dim=dims).to(wide).square()
     return mean.flatten().to(wide), spread * scale.to(wide).square() / count
-
-
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """The type for the few numbers that a tensor is reduced to."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""Watch a run: the same measurement every N steps, so that the moment it goes wrong can be seen."""
+"""Monitor a training run: measure the signal every few steps, to see when it goes wrong."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 
 from torch import nn
 
-from normfree.diagnostics.diagnosis import finite, verdict_on
+from normfree.diagnostics.diagnosis import judge_model
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.verdict import Verdict
+from normfree.files import plain_json
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One measurement: the step, the loss, the verdict, and the variances at every sum."""
+class MonitorRecord:
+    """One measurement of a monitor.
+
+    Attributes:
+        step: The training step, counted from 0.
+        loss: The loss, NaN if there was none.
+        verdict: The verdict on the signal.
+        forward: The variance of the signal at every residual sum.
+        backward: The variance of the gradient at every residual sum.
+    """
 
     step: int
     loss: float
@@ -30,17 +39,30 @@ class Moment:
 
 @dataclass
 class Monitor:
-    """Measure a model every `every` steps of any training loop.
-
-    Call `monitor.step(inputs, targets)` once a training step; most calls only count. A measurement costs about one
-    training step (a forward and a backward pass of its own) and leaves the model, its gradients and the random state as
-    they were, so that the run is the same with and without it. With `path` every moment is appended to a file of JSON
-    lines at once, and survives a crash.
+    """Measure a model every few steps of any training loop.
 
         monitor = Monitor(model, every=100, path="signal.jsonl")
         for inputs, targets in batches:
             ...  # your step
             monitor.step(inputs, targets)
+
+    Most calls of `step` only count. A measurement takes about as long as a training step, because it makes a forward
+    and a backward pass of its own. It restores the model, its gradients and the random state, so that the run is the
+    same with and without the monitor.
+
+    Args:
+        model: Any model with residual sums.
+        every: The number of steps between two measurements.
+        path: A file to which each measurement is appended at once as a line of JSON, so that it survives a crash.
+        loss: A function of the output and the targets (default: cross-entropy).
+        plan: The residual plan (default: the model's own, or the plan discovered at the first measurement).
+
+    Attributes:
+        moments: The measurements so far.
+        count: The number of steps so far.
+
+    Raises:
+        ValueError: if `every` is below 1.
     """
 
     model: nn.Module
@@ -48,43 +70,78 @@ class Monitor:
     path: str | Path | None = None
     loss: Loss | None = None
     plan: ResidualPlan | None = None
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[MonitorRecord] = field(default_factory=list)
     count: int = 0
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"expected every to be at least 1 step, got {self.every}")
 
-    def step(self, inputs: Any, targets: Any = None) -> Moment | None:
-        """Count a step; measure and return the moment when it is time, the first step included."""
+    def step(self, inputs: Any, targets: Any = None) -> MonitorRecord | None:
+        """Count a training step, and measure at the first and every `every`-th step after it.
+
+        Args:
+            inputs: A batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
+            targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
+                gradient.
+
+        Returns:
+            The measurement, or None at a step without one.
+
+        Raises:
+            ValueError: if the signal cannot be measured, as for `normfree.diagnose`.
+        """
         due = self.count % self.every == 0
         self.count += 1
         return self.measure(inputs, targets) if due else None
 
-    def measure(self, inputs: Any, targets: Any = None) -> Moment:
-        """Measure now."""
+    def measure(self, inputs: Any, targets: Any = None) -> MonitorRecord:
+        """Measure now, without counting a step.
+
+        Args:
+            inputs: A batch, as for `step`.
+            targets: The targets of the loss, as for `step`.
+
+        Returns:
+            The measurement.
+
+        Raises:
+            ValueError: if the signal cannot be measured, as for `normfree.diagnose`.
+        """
         signal = propagate(self.model, inputs, targets, plan=self.plan, loss=self.loss)
-        self.plan = signal.plan  # found once
-        moment = Moment(
+        self.plan = signal.plan  # discovered once
+        record = MonitorRecord(
             max(self.count - 1, 0),
             signal.loss,
-            verdict_on(self.model, signal),
+            judge_model(self.model, signal),
             tuple(signal.series("sum")),
             tuple(signal.series("sum_gradient")),
         )
-        self.moments.append(moment)
+        self.moments.append(record)
         if self.path is not None:
-            self._append(moment)
-        return moment
+            self._append(record)
+        return record
 
-    def first(self, status: str) -> Moment | None:
-        """The first moment with this verdict, such as 'exploding'; None when it never came."""
+    def first(self, status: str) -> MonitorRecord | None:
+        """Find the first measurement with this status.
+
+        Args:
+            status: The status of a verdict, such as 'exploding'.
+
+        Returns:
+            The measurement, or None if there is none.
+        """
         return next((m for m in self.moments if m.verdict.status == status), None)
 
     def save(self, path: str | Path) -> None:
-        """Draw the variances over depth at up to seven of the moments that were measured, first and last among them.
+        """Plot the variances over depth for up to seven measurements, the first and the last among them.
 
-        Raises `ValueError` when nothing was measured.
+        Args:
+            path: A file name that ends in .png or .svg.
+
+        Raises:
+            ValueError: if nothing was measured, or the file name has another ending.
+            ImportError: if matplotlib is not installed.
         """
         if not self.moments:
             raise ValueError("expected at least one measurement to draw, got none; call step() or measure() first")
@@ -97,14 +154,14 @@ class Monitor:
         ]
         write_plot(panels, path, title="The signal during training")
 
-    def _append(self, moment: Moment) -> None:
-        record = {
-            "step": moment.step,
-            "loss": moment.loss,
-            "status": moment.verdict.status,
-            "sentence": moment.verdict.sentence,
-            "forward": moment.forward,
-            "backward": moment.backward,
+    def _append(self, record: MonitorRecord) -> None:
+        line = {
+            "step": record.step,
+            "loss": record.loss,
+            "status": record.verdict.status,
+            "sentence": record.verdict.sentence,
+            "forward": record.forward,
+            "backward": record.backward,
         }
         with Path(self.path or "").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from normfree.diagnostics.moments import Reduced, Stats, channel_dim, finish, reduce, settle
+from normfree.diagnostics.moments import ChannelMoments, Stats, channel_dim, channel_moments, reduce_batch, to_stats
 from normfree.graph.functions import operands_of
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, ResidualPlan
 
 SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
-BYTES_UNSETTLED = 2**24  # of means and variances per sample that wait to be reduced together
+BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the batch together
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 
@@ -50,7 +50,7 @@ class _MeasuredTensor(NamedTuple):
 
     key: object
     tensor: Tensor
-    reduced: Reduced
+    moments: ChannelMoments
     gradients: list[SumPart]
 
 
@@ -85,8 +85,8 @@ class SumObserver(Observer):
             )
         self._channels = {b.name: _channels(b, modules) for b in plan.branches}
         self._foreign_homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
-        self._moments: dict[SumPart, Reduced] = {}
-        self._unsettled = 0
+        self._moments: dict[SumPart, ChannelMoments] = {}
+        self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
         self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
 
@@ -153,11 +153,11 @@ class SumObserver(Observer):
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
-                f"expected at least two values a channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
+                f"expected at least two values per channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
                 "which has no variance; use a larger batch"
             )
         measured = self._measure_once(tensor, channels)
-        self._store((branch.name, part), measured.reduced)
+        self._store((branch.name, part), measured.moments)
         gradient_part = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
@@ -172,9 +172,9 @@ class SumObserver(Observer):
         parts.append(gradient_part)
 
         def backward(gradient: Tensor) -> None:
-            reduced = self._measure_once(gradient, channels).reduced
+            moments = self._measure_once(gradient, channels).moments
             for part in parts:
-                self._store(part, reduced)
+                self._store(part, moments)
 
         tensor.register_hook(backward)
 
@@ -184,18 +184,18 @@ class SumObserver(Observer):
         for measured in self._recent:
             if measured.key == key:
                 return measured
-        reduced = reduce(tensor.detach(), channels)
-        if reduced.mean.dim() == 2:
-            self._unsettled += reduced.mean.nbytes
-        measured = _MeasuredTensor(key, tensor, reduced, [])
+        moments = channel_moments(tensor.detach(), channels)
+        if moments.mean.dim() == 2:
+            self._waiting_bytes += moments.mean.nbytes
+        measured = _MeasuredTensor(key, tensor, moments, [])
         self._recent.append(measured)
         return measured
 
-    def _store(self, part: SumPart, reduced: Reduced) -> None:
-        self._moments[part] = reduced
-        if self._unsettled > BYTES_UNSETTLED:
-            settle(self._moments.values())
-            self._unsettled = 0
+    def _store(self, part: SumPart, moments: ChannelMoments) -> None:
+        self._moments[part] = moments
+        if self._waiting_bytes > BYTES_PER_REDUCTION:
+            reduce_batch(self._moments.values())
+            self._waiting_bytes = 0
 
     def _require_gradient(self, branch: Branch) -> None:
         """Refuse a sum that no gradient can reach although its branch has parameters that want one."""
@@ -209,11 +209,11 @@ class SumObserver(Observer):
     def are_zero(self, branches: Iterable[str]) -> bool:
         """Whether the output of each of these branches was exactly zero."""
         measured = [self._moments.get((name, "branch")) for name in branches]
-        return all(r is not None and not r.mean.any() and not r.variance.any() for r in measured)
+        return all(m is not None and not m.mean.any() and not m.variance.any() for m in measured)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Start the reductions that remain, without waiting for them."""
-        settle(self._moments.values())
+        reduce_batch(self._moments.values())
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
@@ -225,8 +225,8 @@ class SumObserver(Observer):
                 "dropped at random, or in Python pass the plan of what runs"
             )
         every = list(dict.fromkeys(self._moments.values()))
-        finished = dict(zip(every, finish(every), strict=True))
-        measured = {part: finished[reduced] for part, reduced in self._moments.items()}
+        stats_of = dict(zip(every, to_stats(every), strict=True))
+        measured = {part: stats_of[moments] for part, moments in self._moments.items()}
 
         def stats(branch: Branch, part: str) -> Stats:
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
@@ -244,6 +244,42 @@ class SumObserver(Observer):
             )
             for b in self.plan.branches
         )
+
+
+@contextmanager
+def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[list[str]]:
+    """Collect the modules that have no residual sum although most modules like them have one, while the model runs.
+
+    Modules are alike if they have the same class, and the same name but for numbers. A module is collected if it
+    returns the shape that it gets, so that it could add its input.
+    """
+    homes = {branch.place for branch in plan.branches}
+
+    def kind(name: str) -> tuple[str, type[nn.Module]]:
+        return address(name), type(modules[name])
+
+    with_sum = Counter(kind(home) for home in homes if home in modules)
+    without_sum = Counter(kind(name) for name in modules if name not in homes)
+    found: list[str] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def compare(_m: nn.Module, args: Any, out: Any) -> None:
+            same = args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape
+            if same and name not in found:
+                found.append(name)
+
+        return compare
+
+    handles = [
+        module.register_forward_hook(hook(name))
+        for name, module in modules.items()
+        if name not in homes and with_sum[kind(name)] > without_sum[kind(name)]
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def address(name: str) -> str:

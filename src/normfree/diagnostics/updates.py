@@ -1,8 +1,8 @@
-"""The change of the network function in one step of gradient descent, and each branch's share of it.
+"""The change of the network's function in one step of gradient descent, and the share of each branch.
 
     Δf(x) = f(x; θ - η·∇ℓ) - f(x; θ),   ‖Δf‖² the mean over the batch of the squared norm
 
-Fixup's aim is ‖Δf‖ = Θ(η) at any depth, so Θ(η/L) a branch.
+The aim of Fixup is ‖Δf‖ = Θ(η) at any depth, so Θ(η/L) per branch.
 
 Reference: fixup, section 3, equation 5, and appendix B.
 """
@@ -18,11 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.propagation import Loss, call_arguments, cross_entropy, first_tensor, zero_classifier
-from normfree.graph import discover
+from normfree.diagnostics.propagation import Loss, cross_entropy, first_tensor, plan_of, zero_classifier
 from normfree.methods import Method
 from normfree.methods.init_context import fans
-from normfree.nn.model_state import leave_no_trace, substitute_tensors
+from normfree.nn.model_state import call_arguments, leave_no_trace, substitute_tensors
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_
 from normfree.plan import ResidualPlan
@@ -32,17 +31,17 @@ Parameters = dict[str, Tensor]
 
 DOUBLE_RATES, SINGLE_RATES = (1e-6, 1e-5, 1e-4), (1e-3, 3e-3, 1e-2)
 DOUBLE_LIMIT = 100_000_000
-"""The number of parameters up to which a copy in float64 is taken."""
+"""The largest number of parameters for which the measurement uses a copy in float64."""
 
 
 @dataclass(frozen=True)
 class BranchShare:
-    """What one branch contributes to the change of the function, at first order.
+    """The contribution of one branch to the change of the function, at first order.
 
-    `weights` and `scalars` are ⟨Δf_b, Δf⟩ / ‖Δf‖², with Δf_b from stepping only these: signed fractions that add up to
-    1 over all that is stepped. `scalars` are the single numbers, biases and normalizers of the block, at their own
-    rate; where they are not stepped, the fraction is what they would add. `alone` is ‖Δf_b‖/η of the weights, NaN for
-    branches that were not sampled.
+    `weights` and `scalars` are ⟨Δf_b, Δf⟩ / ‖Δf‖², where Δf_b is the change if only these are stepped. They are signed
+    fractions that add up to 1 over all stepped parameters. `scalars` are the single numbers, biases and normalizers of
+    the block, at their own rate; if they are not stepped, the fraction is what they would add. `alone` is ‖Δf_b‖/η of
+    the weights, NaN for branches that were not sampled.
     """
 
     name: str
@@ -53,11 +52,19 @@ class BranchShare:
 
 @dataclass(frozen=True)
 class Updates:
-    """The change of the function for each rate η, its slope in η, and where it comes from.
+    """The change of the function for each rate η, and the shares of the branches.
 
-    `slope` is the exponent of a power law through the changes (1: linear), `per_unit` is ‖Δf‖/η at the smallest rate,
-    and `outside` the fraction of stem, shortcuts and classifier. `classifier` says what it was: 'kept', or 'random'
-    where zeros were replaced for the measurement.
+    Attributes:
+        rates: The learning rates η.
+        changes: ‖Δf‖ for each rate.
+        slope: The exponent of a power law through the changes; 1 is linear.
+        per_unit: ‖Δf‖/η at the smallest rate.
+        shares: The contribution of each branch.
+        outside: The fraction of stem, shortcuts and classifier.
+        classifier: 'kept', or 'random' if zeros were replaced for the measurement.
+        which: The stepped parameters, as given to `measure_updates`.
+        scalar_rate: The rate of scalars relative to that of weights.
+        precision: 'double' or 'same'.
     """
 
     rates: tuple[float, ...]
@@ -73,7 +80,7 @@ class Updates:
 
     @property
     def alignment(self) -> float:
-        """Mean cosine between the sampled branches' own changes and the whole one: near 1, they move in sync.
+        """The mean cosine between the changes of sampled branches and the whole change; near 1, they move in sync.
 
         Reference: fixup, section 3 ("in sync") and appendix B.1.
         """
@@ -81,7 +88,7 @@ class Updates:
         return sum(cosines) / len(cosines) if cosines else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data."""
+        """Return the result as plain data; numbers may be NaN."""
         return {**asdict(self), "alignment": self.alignment}
 
 
@@ -100,20 +107,37 @@ def measure_updates(
     precision: Literal["double", "same"] | None = None,
     share_limit: int = 16,
 ) -> Updates:
-    """Take one step of gradient descent from the same point for each of `rates`, and measure the change of the output.
+    """Take one step of gradient descent from the same point for each rate, and measure the change of the output.
 
-    `which` parameters are stepped: the weights of the branches, all parameters of the blocks but the shortcuts' layers,
-    or all. Scalars (parameters of one number outside weight layers) learn at `scalar_rate` times the rate, by default
-    what the model's method says. Where a block holds several sums, its scalars count with the first.
+    Everything happens on a copy of the model. The fractions of all branches cost one backward pass, since
+    ⟨J_b g_b, Δf⟩ = ⟨g_b, J_bᵀ Δf⟩. `BranchShare.alone` costs a forward pass per branch; it is measured at the smallest
+    rate in float64 and at the largest rate otherwise.
 
-    With a classifier of zeros no gradient reaches the branches, so that any initialization would pass: 'random'
-    replaces one by N(0, 1/fan_in) for the measurement, drawn from `generator` (default: seed 0); 'keep' does not.
+    Args:
+        model: Any model with residual sums.
+        inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        targets: The second argument of the loss.
+        rates: The learning rates (default: 1e-6, 1e-5 and 1e-4 in float64, and 1e-3 to 1e-2 otherwise, below which
+            rounding in float32 hides the change).
+        which: The stepped parameters: 'branch weights'; 'branches', which are all parameters of the blocks except for
+            the layers of shortcuts; or 'all'.
+        classifier: 'random' replaces a classifier of zeros by N(0, 1/fan_in) for the measurement, because no gradient
+            would reach the branches and any initialization would pass. 'keep' does not.
+        scalar_rate: The rate of scalars, which are parameters of one number outside weight layers, relative to that of
+            weights (default: the one of the model's method). In a block with several sums, scalars count with the
+            first sum.
+        plan: The residual plan (default: the model's own, or the discovered one).
+        loss: A function of the output and the targets (default: cross-entropy).
+        generator: The source of a random classifier (default: seed 0).
+        precision: 'double' for a copy in float64, 'same' for one in the model's type (default: float64 up to 100
+            million parameters).
+        share_limit: The largest number of branches, evenly spaced, for which `BranchShare.alone` is measured.
 
-    Everything happens on a copy. It is in float64 up to 100 million parameters, with rates 1e-6, 1e-5 and 1e-4; beyond,
-    in the model's own type, with rates of 1e-3 to 1e-2, below which float32 would drown the change (`precision` and
-    `rates` choose). Fractions of all branches cost one backward pass, since ⟨J_b g_b, Δf⟩ = ⟨g_b, J_bᵀ Δf⟩; `alone`
-    costs a forward pass a branch and is taken for at most `share_limit` of them, evenly spaced, at the smallest rate
-    in float64 and the largest otherwise.
+    Returns:
+        The change for each rate, its slope in the rate, and the share of each branch.
+
+    Raises:
+        ValueError: if the model has no residual sums or is on the meta device, and for settings that cannot work.
 
     Reference: fixup, section 3 (the goal Θ(η)), appendix B.1 (in sync), B.2 (the branch's scale).
 
@@ -122,8 +146,6 @@ def measure_updates(
     >>> updates = measure_updates(build("resmlp-10-16", "fixup", in_channels=1), x, y)
     >>> f"{updates.slope:.3f}", updates.classifier
     ('1.000', 'random')
-
-    Raises `ValueError` for a model without residual sums or on the meta device, and for settings that cannot work.
     """
     plan = plan_of(model, inputs, plan)
     plan.require_sums()
@@ -202,19 +224,9 @@ def measure_updates(
     )
 
 
-def plan_of(model: nn.Module, inputs: Any, plan: ResidualPlan | None = None) -> ResidualPlan:
-    """The plan that is given, that the model states, or that its graph shows; `ValueError` on the meta device."""
-    if any(p.is_meta for p in model.parameters()):
-        raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
-    stated = getattr(model, "plan", None) if plan is None else plan
-    if isinstance(stated, ResidualPlan):
-        return stated
-    return discover(model, inputs)
-
-
 @dataclass(frozen=True)
 class _Owner:
-    """Where a parameter belongs: its branch, counted from 0, or None; what it is; whether it is a single number."""
+    """The owner of a parameter: the index of its branch or None, its kind, and whether it is a single number."""
 
     branch: int | None
     kind: Literal["weights", "scalars"]
@@ -222,7 +234,7 @@ class _Owner:
 
 
 def _owners(model: nn.Module, plan: ResidualPlan) -> dict[str, _Owner]:
-    """Every parameter's owner, by its name."""
+    """The owner of every parameter by its name."""
     in_branch = {layer.name: i for i, b in enumerate(plan.branches) for layer in b.layers}
     outside = {layer.name for b in plan.branches for layer in b.shortcut_layers}
     outside |= {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
@@ -260,8 +272,8 @@ def _is_double(model: nn.Module, precision: str | None) -> bool:
 
 
 def _copy(model: nn.Module, double: bool) -> nn.Module:
-    """A copy without gradients, in float64 throughout where `double`."""
-    with leave_no_trace(model):  # gradients are not worth copying
+    """Copy a model without its gradients; `double` converts everything to float64."""
+    with leave_no_trace(model):  # removes the gradients meanwhile
         copy = deepcopy(model)
     if double:
         copy.double()
@@ -272,7 +284,7 @@ def _copy(model: nn.Module, double: bool) -> nn.Module:
 
 
 def _cast(value: Any) -> Any:
-    """Floating-point tensors in float64, wherever they stand."""
+    """Convert all floating-point tensors in a structure to float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, Mapping):
@@ -281,7 +293,7 @@ def _cast(value: Any) -> Any:
 
 
 def _randomize_classifier_(model: nn.Module, plan: ResidualPlan, generator: torch.Generator | None) -> bool:
-    """Write N(0, 1/fan_in) into a classifier of zeros; whether there was one."""
+    """Write N(0, 1/fan_in) into a classifier of zeros; return whether there was one."""
     module = zero_classifier(model, plan)
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return False
@@ -292,7 +304,7 @@ def _randomize_classifier_(model: nn.Module, plan: ResidualPlan, generator: torc
 
 
 def _spaced(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers below `count`, first and last among them, evenly spaced.
+    """At most `limit` evenly spaced numbers below `count`, the first and the last among them.
 
     >>> _spaced(9, 3), _spaced(2, 16)
     ([0, 4, 8], [0, 1])
@@ -303,7 +315,7 @@ def _spaced(count: int, limit: int) -> list[int]:
 
 
 def _norm(change: Tensor) -> float:
-    """The norm of a sample's change, averaged over the batch in the square."""
+    """The root mean square, over the batch, of the norm of a sample's change."""
     return float((change.double().square().sum() / max(len(change), 1)).sqrt())
 
 
@@ -312,7 +324,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _log_slope(rates: Sequence[float], norms: Sequence[float]) -> float:
-    """The exponent of the power law through the points; NaN where a change is zero or there is one rate only."""
+    """The exponent of the power law through the points; NaN if a change is zero or there is only one rate."""
     if len(rates) < 2 or not all(0 < n < math.inf for n in norms):
         return math.nan
     x, y = (torch.tensor(values, dtype=torch.float64).log() for values in (rates, norms))

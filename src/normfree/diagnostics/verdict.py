@@ -1,8 +1,8 @@
-"""What a signal means: growth a block from a robust fit, one word for it, the worst place, and what to do.
+"""The verdict on a signal: one word for it, the growth per block from a robust fit, the worst block, and the remedy.
 
-The words: *preserved*, *growing* (by ever less a block, as with batch norm), *exploding*, *vanishing*, *dead branch*.
-Single blocks that stand out are told where the network would be preserved or growing without them. Judging is a pure
-function of the signal.
+The words are *preserved*, *growing* (by less and less per block, as with batch norm), *exploding*, *vanishing* and
+*dead branch*. Outliers are reported if the network is preserved or growing without them. The verdict is a pure function
+of the signal.
 """
 
 from __future__ import annotations
@@ -16,38 +16,43 @@ from typing import Any, Literal
 
 import numpy as np
 
-from normfree.diagnostics.outliers import Odd, odd_blocks
+from normfree.diagnostics.outliers import Outlier, bounded_exp, find_outliers, without_outliers
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
+from normfree.report.formatting import first_names
 
-Status = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
-SEVERITY: tuple[Status, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")
+SignalStatus = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
+SEVERITY: tuple[SignalStatus, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")
 
-CALM: tuple[Status, ...] = ("preserved", "growing")
+HARMLESS: tuple[SignalStatus, ...] = ("preserved", "growing")
 
-FAST = 1.5  # a factor a block at which a handful of blocks already matter: He without normalization has 2
-MANIFEST = 10.0  # a change from end to end below which even a fast one is no matter
-GROWN = 4.0  # a change that calls for a word at all
-OFFSETS = range(7)  # blocks' worth of variance that a stage may begin with
-BETTER = 0.6  # a power law must leave less of an exponential's error: 0.02 to 0.5 with batch norm, 0.7 and more with He
-LARGE = 1e3  # a change at which any factor is too much; networks with 1e4 did not train, with 4 they did
+FAST = 1.5  # a factor per block that matters after a few blocks; He without normalization has 2
+NOTICEABLE = 10.0  # a change from end to end below which even a fast one does not matter
+GROWN = 4.0  # the least change inside stages that is called growing
+OFFSETS = range(7)  # the variance at the beginning of a stage, in units of the variance that a block adds
+BETTER = 0.6  # largest error of a power law relative to an exponential: 0.02 to 0.5 with batch norm, above 0.7 with He
+LARGE = 1e3  # a change that is too large with any factor; networks with 1e4 did not train, with 4 they did
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The verdict on one direction: the factor a block inside stages, the total change, and the worst block.
+    """The verdict on one direction.
 
-    `total` is the change from the first block that the signal meets to the last; `inside` is that inside the stages,
-    taken together, which can be far more where stages begin anew.
+    The backward direction runs from the last block to the first, so that a factor above 1 explodes in both directions.
 
-    The backward direction is counted from the last block to the first, so that a factor above 1 explodes in both. It is
-    not measured where the forward signal ends before the output.
-
-    `broken_at` is the first block, on the signal's way, where it is exactly 0 or no finite number; `sudden` says that
-    it was within bounds until then, so that no law of growth is to blame.
+    Attributes:
+        status: The word for this direction; 'not measured' if the forward signal ends before the output.
+        factor: The factor of the variance per block inside stages.
+        total: The change of the variance from the first block on the signal's way to the last.
+        worst: The block with the largest change.
+        worst_factor: The factor of that block.
+        broken_at: The first block on the signal's way where the variance is exactly 0 or not finite.
+        inside: The change inside all stages together. It can be far larger than `total` if transitions reset the
+            variance.
+        sudden: Whether the variance was within bounds up to `broken_at`, so that no law of growth is the reason.
     """
 
-    status: Status | Literal["not measured"]
+    status: SignalStatus | Literal["not measured"]
     factor: float
     total: float
     worst: str
@@ -59,54 +64,72 @@ class Direction:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word for the network, the two directions, the dead branches, what to do, and blocks that stand out.
+    """The verdict on a signal.
 
-    Such blocks are told where the network is preserved or growing but for them, or would be without them.
+    Attributes:
+        status: The word for the network, the worst of both directions.
+        forward: The verdict on the forward signal.
+        backward: The verdict on the gradient.
+        dead: The branches in which no weight gets a gradient.
+        sentence: A description of the signal.
+        recommendation: The remedy, or the place to look at.
+        outliers: The blocks that stand out, if the network is preserved or growing without them.
     """
 
-    status: Status
+    status: SignalStatus
     forward: Direction
     backward: Direction
     dead: tuple[str, ...]
     sentence: str
     recommendation: str
-    odd: tuple[Odd, ...] = ()
+    outliers: tuple[Outlier, ...] = ()
 
     @property
     def word(self) -> str:
-        """The status, and the block that stands out where there is one."""
-        if not self.odd:
+        """The status, with the name of the first outlier if there is one."""
+        if not self.outliers:
             return self.status
-        return f"{self.status}, {'but for' if self.status in CALM else 'by'} {self.odd[0].name}"
+        return f"{self.status}, {'but for' if self.status in HARMLESS else 'by'} {self.outliers[0].name}"
 
-    def at_least(self, status: Status) -> bool:
-        """Whether the verdict is this bad or worse.
+    def at_least(self, status: SignalStatus) -> bool:
+        """Tell whether the verdict is this bad or worse.
 
-        A block that stands out counts as growing, and as vanishing where it does so tenfold: that is no growth which
-        normalization bears.
+        An outlier counts as growing, and as vanishing if it differs tenfold, because normalization does not make up
+        for that.
+
+        Args:
+            status: 'preserved', 'growing', 'vanishing', 'exploding' or 'dead branch', in order of severity.
+
+        Returns:
+            True if the status of the network or of an outlier is at least as severe.
         """
-        harm: list[Status] = [self.status]
-        harm += ["vanishing" if odd.by >= MANIFEST else "growing" for odd in self.odd]
-        return max(map(SEVERITY.index, harm)) >= SEVERITY.index(status)
+        found: list[SignalStatus] = [self.status]
+        found += ["vanishing" if outlier.excess >= NOTICEABLE else "growing" for outlier in self.outliers]
+        return max(map(SEVERITY.index, found)) >= SEVERITY.index(status)
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as plain data."""
-        return asdict(self)
+        """Return the verdict as plain data; numbers may be NaN or infinite."""
+        data = asdict(self)
+        data["odd"] = data.pop("outliers")  # the key in files since version 0.1
+        return data
 
 
 def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = lambda _name: True) -> Verdict:
-    """Judge a signal; `method` is the one that the network has, which is not recommended to it.
+    """Judge a signal.
 
-    `admits` says of a method's name whether the network can have it; others are not recommended either.
+    The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
+    *growing* if a power of the depth fits clearly better than an exponential. A direction is *exploding* if it changes
+    a thousandfold, inside all stages together or from end to end, or tenfold from end to end with a factor of at least
+    1.5 per block (measured in a stage of three or more). It is *vanishing* by the inverse numbers. A branch is *dead*
+    if none of its weights gets a gradient although one arrives at its sum; a branch that merely starts at zero, as with
+    Fixup, is not. Sums that no gradient reaches because the branch around them starts at zero are left out of the
+    backward direction. If the signal is harmless without its outliers, the verdict recommends to look at them and not
+    to use a method.
 
-    Growth inside a stage is a Theil–Sen fit of the log variance, so that one odd block does not count; it is *growing*
-    (by ever less a block, as with batch norm) when a power of the depth fits clearly better than an exponential. A
-    direction explodes when it changes a thousandfold, inside the stages taken together or from end to end, or tenfold
-    from end to end with a factor of at least 1.5 a block (seen in a stage of three or more); it vanishes by the inverse
-    numbers. A branch is dead when none of its weights gets a gradient, although one arrives at its sum; one that merely
-    starts at zero, as with Fixup, is not. Sums that no gradient reaches because the branch around them starts at zero
-    are left out of the backward direction. Single odd blocks (`odd_blocks`) are told by name, and are to be looked at
-    rather than a method used where the words are good but for them, or would be without them.
+    Args:
+        signal: The result of `propagate`.
+        method: The method that the network has, which is not recommended.
+        admits: Tells whether the network can have the method of this name. Other methods are not recommended.
     """
     waiting = _waiting(signal.sums)
     left_out = set(waiting)
@@ -119,69 +142,53 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     )
     forward, backward = (_direction(way, backward=i == 1) for i, way in enumerate(series))
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
-    statuses: list[Status] = [d.status for d in (forward, backward) if d.status != "not measured"]
+    statuses: list[SignalStatus] = [d.status for d in (forward, backward) if d.status != "not measured"]
     if dead:
         statuses.append("dead branch")
     status = max(statuses, key=SEVERITY.index)
-    behind = _behind(signal) if forward.status in CALM else ""
-    if behind and not dead:
+    after_blocks = _problem_after_blocks(signal) if forward.status in HARMLESS else ""
+    if after_blocks and not dead:
         status = "exploding"
-    odd = () if dead or behind or forward.broken_at or backward.broken_at else odd_blocks(signal)
-    if odd and status not in CALM:
-        without = (_direction(_without(odd, way, backward=i == 1), backward=i == 1) for i, way in enumerate(series))
-        odd = odd if all(d.status in (*CALM, "not measured") for d in without) else ()
-    sentence = _sentence(forward, backward, dead, waiting, odd, signal.unmeasured)
-    if signal.unsummed:
-        add = "add" if len(signal.unsummed) > 1 else "adds"
-        sentence += f"; {_few(signal.unsummed)} {add} nothing to the input, as others of the class do"
-    if behind:
-        sentence += f"; {behind}"
-        advice = "look at the layers between the last block and the output"
-    elif odd:
-        whose = "its" if len(odd) == 1 else "their"
-        advice = (
-            f"look at {_few([o.name for o in odd])}: compare {whose} weights, scales and normalizers with the others'"
+    broken = dead or after_blocks or forward.broken_at or backward.broken_at
+    outliers = () if broken else find_outliers(signal)
+    if outliers and status not in HARMLESS:
+        without = (
+            _direction(without_outliers(outliers, way, backward=i == 1), backward=i == 1)
+            for i, way in enumerate(series)
         )
+        outliers = outliers if all(d.status in (*HARMLESS, "not measured") for d in without) else ()
+    sentence = _sentence(forward, backward, dead, waiting, outliers, signal.unmeasured)
+    if signal.missing_sums:
+        add = "add" if len(signal.missing_sums) > 1 else "adds"
+        sentence += f"; {first_names(signal.missing_sums)} {add} nothing to the input, as others of the class do"
+    if after_blocks:
+        sentence += f"; {after_blocks}"
+        advice = "look at the layers between the last block and the output"
+    elif outliers:
+        whose = "its" if len(outliers) == 1 else "their"
+        names = first_names([o.name for o in outliers])
+        advice = f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
     else:
         first, last = signal.sums[0].name, signal.sums[-1].name
-        advice = _place(forward, backward, dead, first, last)
-        if not advice and signal.unsummed:
-            advice = f"look at {_few(signal.unsummed)}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
+        advice = _suspect(forward, backward, dead, first, last)
+        if not advice and signal.missing_sums:
+            names = first_names(signal.missing_sums)
+            advice = f"look at {names}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
         advice = advice or _advice(forward, backward, method, admits)
-    return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, odd)
+    return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, outliers)
 
 
-def _behind(signal: Signal) -> str:
-    """What is wrong behind the last block, if anything."""
+def _problem_after_blocks(signal: Signal) -> str:
+    """The problem between the last block and the output; '' if there is none."""
     last = signal.sums[-1].sum
     grown = signal.output / power if (power := last.variance + last.mean_square) > 0 else math.nan
     if signal.unmeasured:
-        return "the numbers end behind the last block"
+        return "the numbers end after the last block"
     return f"the output is ×{math.sqrt(grown):.1e} as large as the signal there" if grown >= LARGE**2 else ""
 
 
-def _without(
-    odd: Sequence[Odd], series: Sequence[tuple[str, int, float]], *, backward: bool
-) -> list[tuple[str, int, float]]:
-    """The series as if these blocks did what their likes do."""
-    excess = {
-        o.name: ratio
-        for o in odd
-        if 0 < (ratio := o.backward / o.usual_backward if backward else o.forward / o.usual_forward) < math.inf
-    }
-    found: list[tuple[str, int, float]] = []
-    factor = 1.0
-    for name, stage, value in series[:: -1 if backward else 1]:
-        if not backward:
-            factor *= excess.get(name, 1.0)
-        found.append((name, stage, value / factor))
-        if backward:  # what a block does to the gradient is seen at the sum before it
-            factor *= excess.get(name, 1.0)
-    return found[:: -1 if backward else 1]
-
-
 def _waiting(sums: Sequence[SumSignal]) -> list[str]:
-    """The sums without a gradient inside a branch that puts out zero; the sum around, which comes later, has one."""
+    """The sums without a gradient inside a branch that returns zero, while the sum around them has a gradient."""
     known = {s.name: s for s in sums}
     found: dict[str, None] = {}
     for s in reversed(sums):
@@ -194,7 +201,7 @@ def _waiting(sums: Sequence[SumSignal]) -> list[str]:
 
 
 def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> Direction:
-    """Judge one direction from name, stage and variance; in the order of the blocks, whatever way the signal goes."""
+    """Judge one direction from names, stages and variances in the order of the blocks."""
     if not series:
         return Direction("not measured", math.nan, math.nan, "", math.nan)
     names, stages, values = zip(*series, strict=True)
@@ -214,27 +221,28 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> D
     ends = max(1, min(3, len(logs) // 8))
     whole = median(logs[-ends:]) - median(logs[:ends])
     growth, decay = max(inside, whole), min(inside, whole)
-    status: Status = "preserved"
-    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step a stage is no law: batch norm's is 2
+    status: SignalStatus = "preserved"
+    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step per stage is no law: batch norm's is 2
     if polynomial and inside >= math.log(GROWN):
         status = "growing"
-    elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(MANIFEST)):
+    elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(NOTICEABLE)):
         status = "exploding"
-    elif decay <= -math.log(LARGE) or (fast <= -math.log(FAST) and whole <= -math.log(MANIFEST)):
+    elif decay <= -math.log(LARGE) or (fast <= -math.log(FAST) and whole <= -math.log(NOTICEABLE)):
         status = "vanishing"
     steps = [b - a for a, b in pairwise(logs)] or [0.0]
     worst = (min if status == "vanishing" else max)(range(len(steps)), key=steps.__getitem__)
-    # Forward a sum is what its own block made of the signal; backward, what the block after it made of the gradient.
+    # A forward sum shows the effect of its own block, a gradient that of the block after it.
     place = travelled[worst if backward else min(worst + 1, len(travelled) - 1)][0]
-    return Direction(status, math.exp(slope), _exp(whole), place, _exp(steps[worst]), inside=_exp(inside))
+    factor, total, worst_factor, inside_factor = map(bounded_exp, (slope, whole, steps[worst], inside))
+    return Direction(status, factor, total, place, worst_factor, inside=inside_factor)
 
 
 def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
-    """The log factor a block inside stages, its sum over all stages, and whether a power of the depth fits better.
+    """The log factor per block inside stages, its sum over all stages, and whether a power of the depth fits better.
 
-    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a share of 1/(l + k), where
-    k is what the stage began with: the variance goes as a power of l + k (forward as l + k itself), not as an
-    exponential. Two points cannot tell the two apart.
+    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a fraction of 1/(l + k),
+    where k is the variance at the beginning of the stage: the variance grows as a power of l + k (forward as l + k
+    itself), not as an exponential. Two points cannot distinguish the two.
     """
     inside, steps, exponential_error = 0.0, 0, 0.0
     power_errors = np.zeros(len(OFFSETS))
@@ -255,20 +263,17 @@ def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bo
 
 
 def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of x, the median of the slopes between all pairs, and what a line with it leaves of y.
+    """For each row of x, the median of the slopes between all pairs of points, and the error of a line with that slope.
 
-    The intercept is a median, too, and the error the sum of the distances. Long series are thinned evenly for the fit.
+    The intercept is a median, too, and the error is the sum of the distances. At most `limit` evenly spaced points are
+    used for the fit.
     """
-    keep = np.linspace(0, len(y) - 1, min(len(y), limit)).round().astype(int)
-    few_x, few_y = x[:, keep], y[keep]
-    i, j = np.triu_indices(len(keep), 1)
-    slopes = np.median((few_y[j] - few_y[i]) / (few_x[:, j] - few_x[:, i]), axis=1, keepdims=True)
-    starts = np.median(few_y - slopes * few_x, axis=1, keepdims=True)
+    chosen = np.linspace(0, len(y) - 1, min(len(y), limit)).round().astype(int)
+    chosen_x, chosen_y = x[:, chosen], y[chosen]
+    i, j = np.triu_indices(len(chosen), 1)
+    slopes = np.median((chosen_y[j] - chosen_y[i]) / (chosen_x[:, j] - chosen_x[:, i]), axis=1, keepdims=True)
+    starts = np.median(chosen_y - slopes * chosen_x, axis=1, keepdims=True)
     return slopes[:, 0], np.abs(y - starts - slopes * x).sum(1)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 def _sentence(
@@ -276,39 +281,39 @@ def _sentence(
     backward: Direction,
     dead: Sequence[SumSignal],
     waiting: Sequence[str],
-    odd: Sequence[Odd],
+    outliers: Sequence[Outlier],
     unmeasured: str,
 ) -> str:
-    def say(what: str, d: Direction) -> str:
+    def describe(what: str, d: Direction) -> str:
         if d.status == "not measured":
             return f"{what} is {not_measured(unmeasured)}"
         if d.broken_at:
             reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
             return f"{what} {reason} at {d.broken_at}"
         if d.status == "preserved":
-            word = "is preserved" if 1 / MANIFEST <= d.total <= MANIFEST else "stays within bounds"
-            return f"{what} {word} (×{d.factor:.2f} a block inside stages, ×{d.total:.2g} in all)"
+            word = "is preserved" if 1 / NOTICEABLE <= d.total <= NOTICEABLE else "stays within bounds"
+            return f"{what} {word} (×{d.factor:.2f} per block inside stages, ×{d.total:.2g} in all)"
         if d.status == "growing":
             changes = f"×{d.inside:.2g} inside stages, ×{d.total:.2g} in all"
-            return f"{what} grows as a power of the depth, by ever less a block ({changes})"
+            return f"{what} grows as a power of the depth, by less and less per block ({changes})"
         stages = f", ×{d.inside:.1e} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
-        return f"{what} is {d.status}: ×{d.factor:.2f} a block{stages}, ×{d.total:.1e} in all, worst at {d.worst}"
+        return f"{what} is {d.status}: ×{d.factor:.2f} per block{stages}, ×{d.total:.1e} in all, worst at {d.worst}"
 
-    parts = [say("the forward signal", forward), say("the gradient", backward)]
+    parts = [describe("the forward signal", forward), describe("the gradient", backward)]
     if dead:
-        names = _few([s.name for s in dead])
+        names = first_names([s.name for s in dead])
         parts.append(
             f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({names}): no weight gets a gradient"
         )
     if waiting:
         whom = "them" if len(waiting) > 1 else "it"
-        parts.append(f"no gradient reaches {_few(waiting)} yet: the branch around {whom} starts at zero")
-    parts += map(str, odd[:3])
+        parts.append(f"no gradient reaches {first_names(waiting)} yet: the branch around {whom} starts at zero")
+    parts += map(str, outliers[:3])
     return "; ".join(parts)
 
 
 def not_measured(place: str) -> str:
-    """Why there is no gradient: the forward signal ended at a place.
+    """The reason for missing gradients: the forward signal ended at a place.
 
     >>> not_measured("body.0.7")
     'not measured: the forward signal is not a number from body.0.7 on'
@@ -316,22 +321,20 @@ def not_measured(place: str) -> str:
     return f"not measured: the forward signal is not a number from {place} on"
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _place(forward: Direction, backward: Direction, dead: Sequence[SumSignal], first: str, last: str) -> str:
-    """Where to look and for what, when it is one place that no method would mend."""
+def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal], first: str, last: str) -> str:
+    """The place to look at and its possible defects, if the problem has one place that no method would repair."""
     if forward.sudden:
-        where = forward.broken_at if forward.broken_at != first else f"{first} and what comes before it"
+        where = forward.broken_at if forward.broken_at != first else f"{first} and the layers before it"
         if forward.status == "vanishing":
-            return f"look at {where}: something puts out zero, a ReLU that is never positive or a weight of zeros"
+            return (
+                f"look at {where}: something returns zero, such as a ReLU that is never positive or a weight of zeros"
+            )
         return (
             f"look at {where}: a weight is not finite, or something divides by zero or takes a root or logarithm "
             "outside its range"
         )
     if cut := [s.name for s in dead if s.branch.variance > 1e-6 * s.branch.mean_square]:
-        return f"look at the branch of {cut[0]}: it puts out a signal, but detach() or no_grad cuts its gradient off"
+        return f"look at the branch of {cut[0]}: it returns a signal, but detach() or no_grad cuts its gradient off"
     if dead:
         return (
             f"look at the branch of {dead[0].name}: two zero layers with an activation between never learn ('fixup' "
@@ -349,7 +352,7 @@ def _place(forward: Direction, backward: Direction, dead: Sequence[SumSignal], f
 
 
 def _advice(forward: Direction, backward: Direction, method: str, admits: Callable[[str], bool]) -> str:
-    """What to do; a network that has the method to be recommended is not as the method left it."""
+    """The remedy; a network that already has the recommended method has been changed at some place."""
     advice = _remedy(forward, backward, admits)
     if not method or f"'{method}'" not in advice:
         return advice
@@ -359,7 +362,7 @@ def _advice(forward: Direction, backward: Direction, method: str, admits: Callab
 
 
 def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], bool]) -> str:
-    """What to do, with methods that the network admits; every network with residual sums admits Fixup."""
+    """The remedy, with methods that the network admits; every network with residual sums admits Fixup."""
 
     def use(*names: str) -> str:
         admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
@@ -374,5 +377,5 @@ def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], boo
     if backward.status == "vanishing":
         return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
     if any(d.status == "growing" and max(d.inside, d.total) >= LARGE for d in (forward, backward)):
-        return f"large, but no explosion: normalization bears it; without normalization {use('isograd', 'fixup')}"
+        return f"large, but no explosion: it trains with normalization; without normalization {use('isograd', 'fixup')}"
     return "nothing to do"

@@ -1,6 +1,6 @@
-"""The methods of the four papers, one file a family; importing a family registers its methods.
+"""The methods of the four papers and their competitors, one file per family; importing a family registers its methods.
 
-The order here is the order of the table that `normfree methods` prints.
+`normfree methods` prints them in the order of `FAMILIES`.
 """
 
 from importlib import import_module
@@ -22,9 +22,7 @@ FAMILIES = tuple(
         "weightnorm",
         "normalizer_free",
         "dyt",
-        "tfixup",
-        "deepnorm",
-        "admin",
+        "transformer_methods",
         "normalized",
     )
 )

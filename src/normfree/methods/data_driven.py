@@ -1,4 +1,4 @@
-"""Initialization from a batch: every layer is set from what arrives at it, in one forward pass."""
+"""LSUV: initialization from a batch, which sets every layer from its own output in one forward pass."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from normfree.methods.method import WITH_SEQUENCES, Method
 from normfree.methods.registry import register
 from normfree.nn.weight_layers import set_weight_
 
-_DEAD = 1e-6  # a standard deviation that is rounding and nothing else
+_DEAD = 1e-6  # a standard deviation below this is rounding error
 
 
 @dataclass
 class _Once:
-    """Run a calibration at a layer's first call only, so that a shared layer is not set twice."""
+    """A forward hook that calibrates a layer at its first call only, so that a shared layer is not set twice."""
 
     name: str
     calibrate: Callable[[nn.Module, Tensor], Tensor]
@@ -36,10 +36,10 @@ class _Once:
 
 
 def calibrate_(ctx: InitContext, calibrate: Callable[[nn.Module, Tensor], Tensor]) -> None:
-    """Send the batch through the network once and calibrate every layer but the classifier on the way.
+    """Calibrate every layer but the classifier during one forward pass of the batch.
 
-    `calibrate(module, output)` changes the module and returns the output it has now, so that what follows already
-    sees the calibrated signal: one pass sets any depth. Modes, hooks and the random state are left as they were.
+    `calibrate(module, output)` changes the module and returns its new output, which the next layers read. So one pass
+    is enough at any depth. Modes, hooks and the random state are unchanged afterwards.
     """
     layers = ctx.each(ctx.plan.hidden())
     hooks = [module.register_forward_hook(_Once(layer.name, calibrate)) for layer, module in layers]
@@ -65,16 +65,16 @@ def _lsuv_(ctx: InitContext) -> None:
 
 @register
 def lsuv() -> Method:
-    """Orthogonal weights, each layer then scaled to unit output variance on a batch.
+    """Orthogonal weights; each layer is then scaled to unit output variance on a batch.
 
     Reference: fixup, section 4.1, baseline 2; normdead, section 4.1; Mishkin & Matas 2016, algorithm 1.
-    Differs: one pass instead of iterations, since the output of a layer without bias is linear in its weight; the
-    variance set to 1 is that of each layer, so of each branch's end, since no scale of the branch brings x + f(x) to
-    the variance of x.
+    Differs: one pass instead of iterations, because the output of a layer without bias is linear in its weight. Each
+    layer's own output gets variance 1, and so each branch's: no scale of the branch brings x + f(x) to the variance of
+    x.
     """
     return Method(
         name="lsuv",
-        summary="orthogonal weights scaled on a batch so that every layer and branch puts out unit variance",
+        summary="orthogonal weights scaled on a batch so that every layer and branch has unit output variance",
         paper="fixup, normdead",
         reference="fixup, section 4.1; Mishkin & Matas 2016",
         h="identity",

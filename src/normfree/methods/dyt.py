@@ -1,6 +1,8 @@
-"""Dynamic tanh: a squashing function that stands where the normalizer stood."""
+"""Dynamic tanh: a squashing function in place of the normalizer."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from normfree.methods.init_context import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Method
@@ -9,20 +11,25 @@ from normfree.methods.registry import register
 from normfree.nn.normalizers import DynamicTanh
 
 
-def _dyt_(ctx: InitContext, alpha: float) -> None:
-    """He fan-in, γ = 1, β = 0 and the given α."""
-    for module in ctx.model.modules():
-        if isinstance(module, DynamicTanh):
-            module.start = alpha
-            module.reset_parameters()
-    he_fan_in_(ctx)
+@dataclass(frozen=True)
+class DynamicTanhInit:
+    """Initializer: He fan-in, γ = 1, β = 0 and the given α."""
+
+    alpha: float
+
+    def __call__(self, ctx: InitContext) -> None:
+        for module in ctx.model.modules():
+            if isinstance(module, DynamicTanh):
+                module.start = self.alpha
+                module.reset_parameters()
+        he_fan_in_(ctx)
 
 
 @register
 def dyt(*, alpha: float = 0.5) -> Method:
-    """γ·tanh(α·x) + β in place of every normalizer, γ and β a channel, α learnable and 0.5 at the start.
+    """γ·tanh(α·x) + β in place of every normalizer, with γ and β per channel; α is learnable and starts at 0.5.
 
-    Conversion leaves everything but the normalizers as it is, weights and sums too.
+    Conversion changes the normalizers only, neither weights nor sums.
 
     Reference: Zhu, Chen, He, LeCun & Liu 2025, section 4, algorithm 1.
     """
@@ -35,7 +42,7 @@ def dyt(*, alpha: float = 0.5) -> Method:
         reference="Zhu et al. 2025, section 4",
         h="identity",
         weights="plain; He fan-in, dynamic tanh for the normalizer",
-        initializer=lambda ctx: _dyt_(ctx, alpha),
+        initializer=DynamicTanhInit(alpha),
         skips=WITH_SEQUENCES,
         norm="tanh",
     )

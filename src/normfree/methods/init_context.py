@@ -1,4 +1,4 @@
-"""Where an initializer works: the model, its plan, the source of randomness, and the draws themselves."""
+"""`InitContext`: the argument of every initializer, with the model, its plan, and functions to draw and set weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from normfree.nn.weight_layers import set_weight_
 from normfree.plan import Layer, ResidualPlan
 
 Batch = Tensor | tuple[Tensor, ...]
-"""A batch of inputs: one tensor, or several that are the model's arguments."""
+"""A batch of inputs: one tensor, or a tuple of the model's arguments."""
 
 
 @dataclass(frozen=True)
 class InitContext:
-    """What an initializer sees. Every draw comes from `generator`, or from torch's global one when that is None."""
+    """The model, plan, generator and batch that an initializer works with.
+
+    Every draw comes from `generator`, or from torch's global generator if that is None. Weights are handled with the
+    outputs first, `(outputs, inputs, *kernel)`, whatever the layout in the module.
+    """
 
     model: nn.Module
     plan: ResidualPlan
@@ -34,27 +38,27 @@ class InitContext:
         object.__setattr__(self, "modules", dict(self.model.named_modules()))
 
     def module(self, layer: Layer) -> nn.Conv2d | nn.Linear:
-        """The module that holds a layer's weight; `ValueError` when the model has none."""
+        """Return the module that holds a layer's weight; raise `ValueError` if the model has none."""
         module = self.modules.get(layer.name)
         held = getattr(module, layer.parameter, None)
         if not isinstance(held, Tensor) or held.dim() < 2 or isinstance(module, NORM_TYPES):
             got = "nothing" if module is None else type(module).__name__
             raise ValueError(f"expected a weight layer at '{layer.name}', got {got}; the plan is of another model")
-        return module  # type: ignore[return-value]  # whatever holds a weight; Conv1d and Conv3d have the same fields
+        return module  # type: ignore[return-value]  # Conv1d, Conv3d and other holders of weights have the same fields
 
     def each(self, layers: Iterable[Layer]) -> Iterator[tuple[Layer, nn.Conv2d | nn.Linear]]:
-        """Each layer with its module."""
+        """Iterate over pairs of layer and module."""
         return ((layer, self.module(layer)) for layer in layers)
 
     def shape(self, layer: Layer) -> tuple[int, ...]:
-        """The shape of a layer's weight with the outputs first, however it is stored."""
+        """Return the shape of a layer's weight, outputs first."""
         first, *rest = getattr(self.module(layer), layer.parameter).shape
         if not layer.transposed:
             return (first, *rest)
         return (rest[0], first, *rest[1:]) if self._convolves(layer) else (math.prod(rest), first)
 
     def fans(self, layer: Layer) -> tuple[int, int]:
-        """Fan-in and fan-out of a layer, k²·c and k²·d a group; of one part where it holds several."""
+        """Return fan-in k²·c and fan-out k²·d of a layer, per group and, for a fused layer, per part."""
         out, inputs, *kernel = self.shape(layer)
         groups = getattr(self.module(layer), "groups", 1)
         if layer.transposed:
@@ -64,18 +68,19 @@ class InitContext:
         return theory.fan_in(inputs, kernel, groups), theory.fan_out(out // layer.parts, kernel, groups)
 
     def normal(self, layer: Layer, variance: float = 1.0) -> Tensor:
-        """A weight with independent N(0, variance) entries, outputs first, drawn where the generator lives."""
+        """Draw a weight with independent N(0, variance) entries, on the generator's device."""
         return self._empty(self.shape(layer)).normal_(generator=self.generator).mul_(variance**0.5)
 
     def xavier(self, layer: Layer) -> Tensor:
-        """A weight with independent N(0, 2/(fan_in + fan_out)) entries, outputs first."""
+        """Draw a weight with independent N(0, 2/(fan_in + fan_out)) entries."""
         return self.normal(layer, 2.0 / sum(self.fans(layer)))
 
     def orthogonal(self, layer: Layer) -> Tensor:
-        """A weight whose (rows, rest) matrix is orthogonal, part by part, from the Haar measure (sign-corrected QR).
+        """Draw a weight whose (outputs, rest) matrix is orthogonal, from the Haar measure (sign-corrected QR).
 
-        So it is group by group: what a grouped convolution multiplies by is a matrix a group. One matrix for all would
-        give a depthwise layer of c channels rows of length k/√c, whose directions learn c/k² times as fast.
+        Each part of a fused layer and each group of a grouped convolution is a matrix of its own. One matrix for all
+        groups would give a depthwise layer of c channels rows of length k/√c, whose directions learn c/k² times as
+        fast.
         """
         out, *rest = self.shape(layer)
         groups = 1 if layer.transposed else getattr(self.module(layer), "groups", 1)
@@ -84,7 +89,7 @@ class InitContext:
         return torch.cat([nn.init.orthogonal_(draw, generator=self.generator) for draw in draws])
 
     def set_(self, layer: Layer, weight: Tensor) -> None:
-        """Make `weight`, outputs first, the layer's; one that is an embedding's too is left alone."""
+        """Set a layer's weight; a weight that is tied to an embedding stays unchanged."""
         if layer.tied:
             return
         module = self.module(layer)
@@ -94,28 +99,28 @@ class InitContext:
         set_weight_(module, weight, layer.parameter, name=layer.path)
 
     def zero_(self, layer: Layer) -> None:
-        """Make every weight of a layer 0."""
+        """Set a layer's weight to 0."""
         self.set_(layer, torch.zeros(self.shape(layer), device=getattr(self.module(layer), layer.parameter).device))
 
     def default_(self, layer: Layer) -> None:
-        """The framework's default weight, U(-1/√fan_in, 1/√fan_in), so that Var[W] = 1/(3·fan_in)."""
+        """Set a layer's weight to torch's default, U(-1/√fan_in, 1/√fan_in), so that Var[W] = 1/(3·fan_in)."""
         draw = self._empty(self.shape(layer)).uniform_(-1, 1, generator=self.generator)
         self.set_(layer, draw.div_(self.fans(layer)[0] ** 0.5))
 
     def default_classifier_(self) -> None:
-        """Give the classifier the framework's default weight; its bias stays 0."""
+        """Set the classifier's weight to torch's default; its bias stays 0."""
         for layer in self.plan.classifier:
             self.default_(layer)
 
     def embed_(self, factor: float = 1.0) -> None:
-        """Draw the embeddings of our own from N(0, 1/width), times a factor; those of others are left alone."""
+        """Draw each `TokenEmbedding` from N(0, 1/width), times a factor; other embeddings stay unchanged."""
         for module in self.model.modules():
             if isinstance(module, TokenEmbedding):
                 draw = self._empty(tuple(module.weight.shape)).normal_(generator=self.generator)
                 module.weight.copy_(draw.mul_(factor * module.embedding_dim**-0.5))
 
     def run(self) -> None:
-        """Send the batch through the model in evaluation mode: no dropout, hence no draw from the global generator."""
+        """Run the model on the batch, in evaluation mode, so that dropout draws nothing from the global generator."""
         if self.example is None:
             raise ValueError("expected a batch to calibrate on, got none; pass example=a batch of inputs")
         like = next(self.model.parameters())
@@ -126,7 +131,7 @@ class InitContext:
             self.model(*args)
 
     def zero_biases_(self) -> None:
-        """Make the bias of every weight layer 0."""
+        """Set the bias of every weight layer to 0."""
         for layer, module in self.each(self.plan.layers()):
             for name in {layer.parameter.replace("weight", "bias"), "in_proj_bias"}:
                 bias = getattr(module, name, None)
@@ -141,19 +146,19 @@ class InitContext:
 
 
 def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
-    """Fan-in and fan-out of a plain weight layer, k²·c and k²·d a group."""
+    """Return fan-in k²·c and fan-out k²·d of a plain weight layer, per group."""
     out, per_group, *kernel = module.weight.shape
     groups = getattr(module, "groups", 1)
     return theory.fan_in(per_group * groups, tuple(kernel), groups), theory.fan_out(out, tuple(kernel), groups)
 
 
 def gain(layer: Layer) -> float:
-    """γ of He's rule: 2 for a layer that reads a ReLU, 1 for one that does not."""
+    """Return γ of He's rule: 2 if the layer's input is a ReLU's output, else 1."""
     return theory.forward_gain("relu") if layer.activated_in else 1.0
 
 
 def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) -> Tensor:
-    """Shift and scale a sampled weight to mean 0 and exactly this variance, over all or over each output channel.
+    """Shift and scale a sampled weight to mean 0 and exactly this variance, overall or per output channel.
 
     Reference: robust, section 4 ("we perform the empirical standardization"); per channel as equation 3.
     """

@@ -1,4 +1,4 @@
-"""Apply a method to a network: check that they fit, then write every parameter."""
+"""`initialize_`: check that a method fits a network, then write every parameter."""
 
 from __future__ import annotations
 
@@ -26,17 +26,27 @@ def initialize_(
     example: Batch | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Initialize `model` by `method` in place, on the branches that `plan` names (default: the model's own plan).
+    """Initialize a model by a method, in place.
 
     Writes weights, biases (0), scalars (by the method's rule) and normalizers (neutral); adds and removes no module.
-    Embeddings of others, and layers that share their weight, are left alone; our own are drawn.
-    A converted model goes with the plan that `convert` returned, and with the same method where that gave it scalars.
-    Every draw comes from `generator`, so one seed gives the same weights on any device. `example` is a batch for
-    data-driven methods.
+    Embeddings of normfree's Transformers are drawn; other embeddings, and layers tied to them, stay unchanged.
 
-    Raises `ValueError` when the plan is empty and the method needs branches, when the method needs a batch and gets
-    none, when the model lacks the method's modules, and when a weight is computed from others and cannot be set. After
-    an error the model is as it was.
+    Args:
+        model: The model. It must have the modules that the method needs: build or convert it with the same method.
+        method: A method, or its name with options, such as `"hanin:r=0.8"`.
+        plan: The residual branches of the model. The default is the model's own plan; for a converted model, pass the
+            plan that `convert` returned; for any other, the one from `discover`.
+        example: A batch of inputs, for data-driven methods such as `"lsuv"`.
+        generator: The source of all draws, so that one seed gives the same weights on any device. The default is
+            torch's global generator.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: If the method needs residual branches and the plan has none, if it needs a batch and gets none, if
+            the model lacks the method's modules, or if a weight is computed from other parameters and cannot be set.
+            The model is then unchanged.
     """
     method = get(method)
     if plan is None:
@@ -54,7 +64,7 @@ def initialize_(
 
 
 def _write_(ctx: InitContext, method: Method) -> None:
-    """Normalizers and scalars neutral or by the rule, biases 0, then the method's weights."""
+    """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
     for module in ctx.model.modules():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
@@ -66,42 +76,42 @@ def _write_(ctx: InitContext, method: Method) -> None:
         residual = ctx.modules.get(branch.name)
         if isinstance(residual, Residual):
             residual.set_scalars_(method.rule.at(branch.position))
-    for scalar, value in _given(ctx.plan).items():
+    for scalar, value in _added_scalars(ctx.plan).items():
         ctx.model.get_parameter(scalar).fill_(value)
     ctx.zero_biases_()
     ctx.embed_()
     method.initializer(ctx)
 
 
-def _given(plan: ResidualPlan) -> dict[str, float]:
-    """The scalars that a conversion gave the model, by the names of their parameters, and their values at the start."""
+def _added_scalars(plan: ResidualPlan) -> dict[str, float]:
+    """Return the initial values of the scalars that a conversion added, by parameter name."""
     added = () if plan.changes is None else plan.changes.added
     return {scalar.name: scalar.value for scalar in added if scalar.value is not None}
 
 
-def _check_given(ctx: InitContext, method: Method) -> None:
-    """Refuse a converted model with the scalars of another method, or without the plan that lists them."""
-    given, held = _given(ctx.plan), dict(ctx.model.named_parameters())
+def _check_added_scalars(ctx: InitContext, method: Method) -> None:
+    """Raise if a converted model has the scalars of another method, or if the plan does not list its scalars."""
+    added, parameters = _added_scalars(ctx.plan), dict(ctx.model.named_parameters())
     by = "" if ctx.plan.changes is None else ctx.plan.changes.method
-    if given and by != method.spec:
+    if added and by != method.spec:
         raise ValueError(
             f"method '{method.spec}' expects its own scalars, got those of '{by}', by which the model was converted; "
             f"convert the original again, by '{method.spec}'"
         )
     for name, module in ctx.modules.items():
-        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in given]
+        missing = [scalar for scalar in scalars_of(module) if (f"{name}.{scalar}" if name else scalar) not in added]
         if missing:
             raise ValueError(
                 f"expected the plan of the conversion, got one that does not list the scalar {missing[0]} of '{name}'; "
                 "pass the plan that convert returned, or convert the original again"
             )
-    for scalar in given:
-        if scalar not in held:
+    for scalar in added:
+        if scalar not in parameters:
             raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
 
 
 def check_example(ctx: InitContext, method: Method) -> None:
-    """Refuse a batch that says nothing and layers that cannot be measured, where a method sets weights from data."""
+    """Raise if a data-driven method lacks a usable batch, or if the model has layers that it cannot measure."""
     if not method.needs_example:
         return
     if ctx.example is None:
@@ -119,25 +129,25 @@ def check_example(ctx: InitContext, method: Method) -> None:
     for layer, held in ctx.each(ctx.plan.layers()):
         if not isinstance(held, WEIGHT_LAYERS):
             raise ValueError(
-                f"method '{method.name}' measures what each layer puts out: expected convolutions and linear layers, "
+                f"method '{method.name}' measures the output of each layer: expected convolutions and linear layers, "
                 f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
             )
 
 
 def _check(ctx: InitContext, method: Method) -> None:
-    """Refuse what cannot work."""
+    """Raise if the plan, the model's modules or the batch do not fit the method."""
     if "none" not in method.skips:
         ctx.plan.require_branches(method.name)
     check_example(ctx, method)
     for layer in ctx.plan.layers():
-        ctx.module(layer)  # raises for a layer that the model does not have
+        ctx.module(layer)  # raises if the model does not have the layer
     named = {branch.name for branch in ctx.plan.branches}
     for name, module in ctx.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
             raise ValueError(
                 f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
             )
-    _check_given(ctx, method)
+    _check_added_scalars(ctx, method)
     remedy = f"build the model with method='{method.name}', or convert it"
     if ctx.plan.changes is not None:
         remedy = f"convert the original again, by '{method.spec}'"
@@ -154,12 +164,12 @@ def _check(ctx: InitContext, method: Method) -> None:
                     f"method '{method.name}' expects a model without normalization, got {type(module).__name__} at "
                     f"'{name}'; {remedy}"
                 )
-    for branch in ctx.plan.branches if not _given(ctx.plan) else ():  # else the conversion put every scalar in place
+    for branch in ctx.plan.branches if not _added_scalars(ctx.plan) else ():  # else the conversion added every scalar
         _check_scalars(ctx, method, branch.name, method.rule.at(branch.position), remedy)
 
 
 def _check_scalars(ctx: InitContext, method: Method, name: str, values: dict[str, float], remedy: str) -> None:
-    """Refuse a sum that lacks a scalar whose initial value is not neutral."""
+    """Raise if a sum lacks a scalar whose initial value is not neutral."""
     residual = ctx.modules.get(name)
     for scalar, value in values.items():
         held = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)

@@ -1,14 +1,14 @@
-"""`isograd`, which no paper has: fan-out corrected for stride and padding, so that the gradient's variance is flat.
+"""`isograd`, our own method: fan-out corrected for stride and padding, so that the gradient's variance is flat.
 
-A convolution gives each input position as many gradients as kernel taps reach it: k² inside, fewer at the zero-padded
-border, k²/s² with stride s. Fan-out counts k² everywhere, so every strided or padded layer loses a little. Here the
-layer's count t is computed from the map v of gradient variances at its output, which is carried back analytically from
-the output of the network:
+In a convolution, the gradient of an input position sums over the kernel taps that reach it: k² inside, fewer at the
+zero-padded border, k²/s² with stride s. Fan-out counts k² everywhere, so every strided or padded layer loses some
+variance. Here the layer's count t follows from the map v of gradient variances at its output, which is propagated back
+analytically from the output of the network:
 
     Var[W] = γ / (d · t),    t = mean(Tᵀ v T) / mean(v),    v ← Tᵀ v T / t
 
-with T the layer's one-dimensional tap matrix (stride and padding in it), d its output channels and γ = 2 where it reads
-a ReLU.
+with T the layer's one-dimensional tap matrix (stride and padding included), d its output channels and γ = 2 where it
+reads a ReLU.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _HALF = 0.5  # c² of the sum
 
 
 class _Sizes(NamedTuple):
-    """The resolution (H, W) at a layer's input and output; (1, 1) of vectors."""
+    """The resolution (H, W) at a layer's input and output; (1, 1) for vectors."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
 
 def _isograd_(ctx: InitContext) -> None:
-    """Carry the map v back from the last sum to the stem, then draw every layer.
+    """Propagate the map v back from the last sum to the stem, then draw every layer.
 
-    A layer outside stem and branches, of which the plan does not tell where it stands, gets plain fan-out.
+    A layer outside stem and branches gets plain fan-out, because the plan does not say where it is.
     """
     for layer, module in ctx.each(ctx.plan.layers()):
         if not isinstance(module, nn.Conv2d | nn.Linear):
@@ -62,7 +62,7 @@ def _isograd_(ctx: InitContext) -> None:
     for branch in reversed(ctx.plan.branches):
         v = _HALF * (back(reversed(branch.layers), v) + back(reversed(branch.shortcut_layers), v))
     for layer in reversed(ctx.plan.stem):
-        # Pooling may stand between the stem and the first block; then its map is not known and taken as flat.
+        # With pooling between the stem and the first block, the map is unknown and taken as flat.
         after = sizes[layer.name].after
         v = back([layer], v if v.shape == after else np.ones(after))
     for layer in ctx.plan.hidden():
@@ -71,7 +71,7 @@ def _isograd_(ctx: InitContext) -> None:
 
 
 def _layer_back(layer: Layer, module: nn.Conv2d | nn.Linear, sizes: _Sizes, v: FloatArray) -> tuple[float, FloatArray]:
-    """The weight variance of a layer whose output gradients have the variance map v, and the map at its input."""
+    """Return a layer's weight variance and the map at its input, given the variance map v of its output's gradient."""
     if isinstance(module, nn.Linear):
         return gain(layer) / module.out_features, v
     if v.shape != sizes.after:
@@ -92,14 +92,14 @@ def _layer_back(layer: Layer, module: nn.Conv2d | nn.Linear, sizes: _Sizes, v: F
 
 
 def _padding(module: nn.Conv2d) -> tuple[int, ...]:
-    """How much each axis is padded by on either side; of 'same' by an even kernel, on the left."""
+    """Return the padding of each axis per side; for 'same' with an even kernel, the padding on the left."""
     if module.padding == "same":
         return tuple(d * (k - 1) // 2 for d, k in zip(module.dilation, module.kernel_size, strict=True))
     return (0, 0) if isinstance(module.padding, str) else module.padding
 
 
 def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
-    """The resolutions of every layer, from a forward pass of shapes only (meta tensors)."""
+    """Return the resolutions of every layer, from a forward pass on meta tensors."""
     if isinstance(ctx.example, torch.Tensor):
         shape: tuple[int, ...] = tuple(ctx.example.shape[1:])
     else:
@@ -126,7 +126,7 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
 
 @register
 def isograd(*, shortcut: str = "identity") -> Method:
-    """x' = √½ · (h(x) + f(x)) with Var[W] = γ/(d·t); `shortcut=conv` puts a 1×1 convolution in every block.
+    """x' = √½ · (h(x) + f(x)) with Var[W] = γ/(d·t); `shortcut=conv` adds a 1×1 convolution to every block.
 
     Reference: none; it completes robust, section 3.2, where equation 2 counts taps without stride and padding.
     """

@@ -1,10 +1,10 @@
-"""What a method is: one frozen record of its rule, its layers, its initializer and its parameter groups."""
+"""The `Method` record: residual rule, layers, initializer and parameter groups of one method."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from normfree.nn.normalizers import ActivationName, NormName
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from normfree.methods.init_context import InitContext
 
 Form = Literal["post", "pre", "linear"]
-"""Where the activation of a residual block stands: after the sum, before the branch, or only inside the branch."""
+"""The position of a residual block's activation: after the sum, before the branch, or only inside the branch."""
 FORMS: tuple[Form, ...] = ("post", "pre", "linear")
 
 Skip = Literal["residual", "none", "dense", "highway", "sequence"]
-"""What a network adds to its layers: residual sums, nothing, concatenation, or gates; or residual sums around the
-attention and feed-forward layers of a sequence."""
+"""The skip connections of a network: residual sums, none, concatenation or gates; "sequence" is residual sums around
+the attention and feed-forward layers of a Transformer."""
 EVERY_SKIP: tuple[Skip, ...] = ("residual", "none", "dense", "highway")
 WITH_SEQUENCES: tuple[Skip, ...] = (*EVERY_SKIP, "sequence")
 RESIDUAL_SUMS: tuple[Skip, ...] = ("residual", "sequence")
@@ -32,8 +32,9 @@ Kind = Literal["initialization", "norm-free", "normalized"]
 class Law:
     """One scalar of the residual equation: a number, or a function of the branch's position.
 
-    A function may answer None where the scalar is absent. `text` is how the table of methods prints it. `written` says
-    that the method's initializer writes the number, which depends on the whole plan or on data.
+    A function returns None at positions without the scalar. Use a named function, or a frozen dataclass with
+    `__call__`, so that the method can be pickled and compared. `text` is the scalar's entry in the table of methods.
+    `written` marks a scalar whose value depends on the whole plan or on data: the method's initializer writes it.
     """
 
     value: float | Callable[[Position], float | None]
@@ -48,12 +49,16 @@ class Law:
             object.__setattr__(self, "text", f"learnable, {self.value:g}" if self.learnable else f"{self.value:g}")
 
     def at(self, position: Position) -> float | None:
-        """The scalar's initial value at a position, or None where it is absent."""
+        """Return the scalar's initial value at a position, or None if the scalar is absent there."""
         return self.value(position) if callable(self.value) else self.value
 
 
+def _absent(position: Position) -> None:
+    return None
+
+
 ONE = Law(1.0)
-NONE = Law(lambda _: None, text="none")
+NONE = Law(_absent, text="none")
 SQRT_HALF = Law(0.5**0.5, text="√½")
 
 
@@ -68,18 +73,18 @@ class Rule:
     delta: Law = NONE
 
     def laws(self) -> dict[str, Law]:
-        """The laws by the names that `Residual` gives its scalars."""
+        """Return the laws by the names of the scalars in `Residual`."""
         return {"c": self.c, "a": self.a, "alpha": self.alpha, "beta": self.beta, "delta": self.delta}
 
     def at(self, position: Position) -> dict[str, float]:
-        """The values of all scalars that are present at a position."""
+        """Return the initial values of the scalars that are present at a position."""
         values = {name: law.at(position) for name, law in self.laws().items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class ScalarRate:
-    """The learning rate of a method's scalars as a multiple of the weights': a number, or a number over L.
+    """The learning rate of a method's scalars, relative to that of the weights: a number, or a number over L.
 
     >>> ScalarRate.parse("0.1").factor(500), ScalarRate.parse("1/L").factor(500)
     (0.1, 0.002)
@@ -90,7 +95,7 @@ class ScalarRate:
 
     @classmethod
     def parse(cls, text: str) -> ScalarRate:
-        """Read '0.1' or '1/L'."""
+        """Parse a text such as '0.1' or '1/L'."""
         number, slash, letter = text.partition("/")
         try:
             if slash and letter.strip() != "L":
@@ -103,19 +108,41 @@ class ScalarRate:
         return rate
 
     def factor(self, branches: int) -> float:
-        """The multiple for a network of `branches` residual branches."""
+        """Return the factor for a network of `branches` residual branches."""
         return self.numerator / max(branches, 1) if self.over_branches else self.numerator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method of training without (or with) normalization.
+    """A method of training without normalization, or with it for comparison.
 
-    `form` is the block form it was made for (None: the model's own) and `forms` those it works with. `shortcut` says
-    where shortcuts are 1×1 convolutions: as the model has it, at every change of shape, or in every block;
-    `shortcut_reads` what such a shortcut sees, the branch's entry (pre-activation or first bias) or the raw input.
-    `scalar_biases` puts a learnable scalar before every weight layer and activation. `remove_branches` leaves only the
-    shortcuts.
+    Attributes:
+        name: The name in the registry.
+        summary: One line about the method.
+        paper: The papers of this project that use it, or "none".
+        reference: Section and equation of the source.
+        weights: The weight layers and their initialization, in words.
+        initializer: The function that writes the weights of a model, given an `InitContext`.
+        kind: Whether it is a plain initialization, a norm-free method, or a normalized network for comparison.
+        h: The shortcut, in words.
+        rule: The scalars of the residual equation.
+        form: The block form that the method was designed for; None takes the model's.
+        forms: The block forms that it works with.
+        skips: The skip connections that it works with.
+        spatial_only: Whether it needs images.
+        shortcut: Which shortcuts are 1×1 convolutions: the model's own choice, those that change the shape, or all.
+        shortcut_reads: The input of such a shortcut: the branch's entry (pre-activation or first bias) or the raw x.
+        weight: The kind of weight layer.
+        norm: The normalizer, if any.
+        activation: The activation function.
+        dropout: The probability of alpha dropout, with SELU only.
+        layer_bias: Whether weight layers have biases.
+        scalar_biases: Whether a learnable scalar bias precedes every weight layer and activation.
+        remove_branches: Whether blocks consist of their shortcuts alone.
+        needs_example: Whether the initializer needs a batch of data.
+        scalar_rate: The learning rate of the scalars, relative to that of the weights.
+        decay: Whether weight decay applies to all parameters or to weights only.
+        options: The options that the method was made with.
     """
 
     name: str
@@ -147,7 +174,7 @@ class Method:
 
     @property
     def spec(self) -> str:
-        """The string that `get` turns into this method again.
+        """The string from which `get` makes this method.
 
         >>> from normfree.methods import get
         >>> get("hanin:r=0.8").spec
@@ -158,38 +185,30 @@ class Method:
 
     @property
     def restructures(self) -> bool:
-        """Whether it takes branches away or puts layers into shortcuts, which is not done to a model that is there."""
+        """Whether the method removes branches or adds shortcut layers, which conversion does not do."""
         return self.remove_branches or self.shortcut == "conv everywhere"
 
     def _options(self, separator: str) -> str:
-        """The options as they are written after the name."""
+        """Return the options as they are written after the name."""
         texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}
         return separator.join(f"{key}={text}" for key, text in texts.items())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """A method of the registry is pickled as its spec, since the functions inside it cannot be.
-
-        Any other, such as a changed one that the spec does not give, is left to what pickle makes of it.
-        """
+        """Pickle a registered method as its spec, since a plug-in's functions may be lambdas; any other by value."""
         from normfree.methods.registry import get
 
         try:
-            named = get(self.spec)
-        except ValueError:  # not registered
-            return super().__reduce_ex__(protocol)
-        # Functions made anew are never equal: those of the rule are known by their texts, the initializer by its code.
-        alike = replace(named, initializer=self.initializer, rule=self.rule) == self
-        code = [getattr(method.initializer, "__code__", None) for method in (named, self)]
-        if alike and code[0] == code[1] and named.to_json() == self.to_json():
-            return get, (self.spec,)
-        return super().__reduce_ex__(protocol)
+            registered = get(self.spec) == self
+        except ValueError:  # unknown name or option
+            registered = False
+        return (get, (self.spec,)) if registered else super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Method:
-        """Itself, since nothing in it changes: a copied model has an equal method, registered or not."""
+        """Return the method itself, because it is immutable."""
         return self
 
     def row(self) -> dict[str, str]:
-        """The method as a row of the table of methods."""
+        """Return the method as a row of the table of methods."""
         return {
             "method": self.name,
             "c": self.rule.c.text,
@@ -202,7 +221,7 @@ class Method:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The method as plain data."""
+        """Return the method as plain data."""
         return {
             "name": self.name,
             "summary": self.summary,

@@ -1,4 +1,4 @@
-"""Networks with normalization, for comparison: the normalizers of the survey, each with its initialization."""
+"""Networks with normalization, for comparison: the normalizers of the survey normdead, each with its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normfree.methods.registry import register
 
 
 def _method(name: str, summary: str, reference: str) -> Method:
-    """What the methods of the survey share; each normalizes through a layer, the weights, or the activation."""
+    """Return the base record; each method normalizes through a layer, the weights, or the activation."""
     return Method(
         name=name,
         summary=summary,
@@ -116,6 +116,10 @@ def normprop() -> Method:
     )
 
 
+def _lecun_fan_in_(ctx: InitContext) -> None:
+    draw_normal_(ctx, lambda layer, fan_in, fan_out: 1.0 / fan_in)
+
+
 @register
 def selu(*, dropout: float = 0.0) -> Method:
     """SELU with Var[W] = 1/fan_in, and alpha dropout with the given probability.
@@ -128,7 +132,7 @@ def selu(*, dropout: float = 0.0) -> Method:
     return replace(
         _method("selu", summary, "normdead, section 2.3; Klambauer 2017"),
         weights="plain; N(0, 1/fan_in), SELU, alpha dropout",
-        initializer=lambda ctx: draw_normal_(ctx, lambda layer, fan_in, fan_out: 1.0 / fan_in),
+        initializer=_lecun_fan_in_,
         activation="selu",
         dropout=dropout,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.init_context import InitContext
@@ -13,15 +12,16 @@ from normfree.methods.registry import register
 from normfree.plan import Position
 
 
-def _alpha(beta: float) -> Callable[[Position], float]:
-    """1/√E[Var[x]]: the variance restarts at the projection of each stage and grows by β² a branch."""
+@dataclass(frozen=True)
+class InverseStd:
+    """The law α = 1/√E[Var[x]]: the variance restarts at the projection of each stage and grows by β² per branch."""
 
-    def alpha(position: Position) -> float:
-        if position.index_in_stage > 1:
-            return float((1 + (position.index_in_stage - 1) * beta**2) ** -0.5)
-        return float((1 + position.previous_stage_size * beta**2) ** -0.5)
+    beta: float
 
-    return alpha
+    def __call__(self, position: Position) -> float:
+        first = position.index_in_stage == 1
+        branches = position.previous_stage_size if first else position.index_in_stage - 1
+        return float((1 + branches * self.beta**2) ** -0.5)
 
 
 def _standardized_(ctx: InitContext) -> None:
@@ -36,7 +36,7 @@ def _standardized_(ctx: InitContext) -> None:
 def nf(*, beta: float = 0.2) -> Method:
     """x' = x + β·f(α·x), α = 1/√E[Var[x]], with centred and scaled weight standardization.
 
-    `beta=1` gives the plots of the survey, 0.2 is Brock's choice for training. The survey and Brock swap the names α
+    `beta=1` gives the plots of the survey; 0.2 is Brock's choice for training. The survey and Brock swap the names α
     and β: here β multiplies the branch's output and α its input.
 
     Reference: normdead, section 4.2, equation 5 and appendix A.2; Brock 2021, sections 3 and 4.
@@ -50,7 +50,7 @@ def nf(*, beta: float = 0.2) -> Method:
         reference="normdead, section 4.2",
         h="pre-activated at transitions",
         weights="centred, scaled weight standardization; fan-in",
-        rule=Rule(alpha=Law(_alpha(beta), text="1/√E[Var]"), beta=Law(beta, text=f"{beta:g}")),
+        rule=Rule(alpha=Law(InverseStd(beta), text="1/√E[Var]"), beta=Law(beta, text=f"{beta:g}")),
         initializer=_standardized_,
         form="pre",
         forms=("pre",),

@@ -1,4 +1,4 @@
-"""The standard initializations, which know nothing of residual sums: He by fan-in or fan-out, and Xavier."""
+"""Standard initializations, which ignore residual sums: He by fan-in or fan-out, and Xavier."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def he_fan_out_(ctx: InitContext) -> None:
 
 
 def draw_normal_(ctx: InitContext, variance: Callable[[Layer, int, int], float]) -> None:
-    """Draw every layer but the classifier from N(0, variance(layer, fan_in, fan_out))."""
+    """Draw every layer but the classifier from N(0, variance(layer, fan_in, fan_out)); the classifier keeps torch's."""
     for layer in ctx.plan.hidden():
         ctx.set_(layer, ctx.normal(layer, variance(layer, *ctx.fans(layer))))
     ctx.default_classifier_()
 
 
 def xavier_(ctx: InitContext, layers: Iterable[Layer]) -> None:
-    """Var[W] = 2/(fan_in + fan_out) for these layers."""
+    """Draw the given layers from N(0, 2/(fan_in + fan_out))."""
     for layer in layers:
         ctx.set_(layer, ctx.xavier(layer))
 
@@ -68,6 +68,10 @@ def he_out() -> Method:
     )
 
 
+def _xavier_everywhere_(ctx: InitContext) -> None:
+    xavier_(ctx, ctx.plan.layers())
+
+
 @register
 def xavier() -> Method:
     """Glorot's compromise between fan-in and fan-out, for linear units."""
@@ -78,5 +82,5 @@ def xavier() -> Method:
         paper="fixup",
         reference="fixup, Table 1; Glorot & Bengio 2010, equation 12",
         weights="plain; N(0, 2/(fan_in + fan_out))",
-        initializer=lambda ctx: xavier_(ctx, ctx.plan.layers()),
+        initializer=_xavier_everywhere_,
     )

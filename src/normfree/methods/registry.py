@@ -1,4 +1,4 @@
-"""The registry of methods: by name, with options, open to methods from outside."""
+"""The registry of methods: look them up by name and options, and add your own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TypeVar
 
 from normfree.methods.method import Method
@@ -17,9 +18,19 @@ _FACTORIES: dict[str, Factory] = {}
 
 
 def register(method: _T) -> _T:
-    """Add a method: a record, or a function that returns one and whose keyword arguments are the method's options.
+    """Add a method to the registry, so that its name works wherever normfree takes a method.
 
-    Works as a decorator. Raises `ValueError` when the name is taken.
+    Works as a decorator.
+
+    Args:
+        method: A `Method`, or a function that returns one. The function's keyword arguments are the method's options,
+            and their defaults set the options' types: with `def mine(*, r: float = 0.9)`, `"mine:r=0.5"` works.
+
+    Returns:
+        The argument.
+
+    Raises:
+        ValueError: If the name is taken or not an identifier.
     """
     factory: Factory = (lambda: method) if isinstance(method, Method) else method
     name = factory().name
@@ -27,32 +38,38 @@ def register(method: _T) -> _T:
         raise ValueError(f"expected a new method name, got '{name}', which is registered; choose another name")
     if not name.isidentifier():
         raise ValueError(f"expected a method name of letters, digits and underscores, got '{name}'")
-    _FACTORIES[name] = factory
+    _FACTORIES[name] = cache(factory)  # so that one spec gives equal methods, even if their functions are lambdas
     return method
 
 
 def unregister(name: str) -> None:
-    """Take a method out again, so that a plug-in or a test can clean up after itself."""
+    """Remove a method from the registry, so that a plug-in or a test can clean up after itself."""
     if name not in _FACTORIES:
         raise unknown_name("method", name, _FACTORIES)
     del _FACTORIES[name]
 
 
 def names() -> list[str]:
-    """The names of all methods, in the order of the table."""
+    """Return the names of all methods, in the order of the table."""
     return list(_FACTORIES)
 
 
 def description(name: str) -> str:
-    """What the function that makes a method says of it; '' of one that was registered as a record."""
+    """Return the docstring of the function that makes a method, or '' if a record was registered."""
     return inspect.getdoc(_FACTORIES[name]) or ""
 
 
 def get(spec: str | Method) -> Method:
-    """The method that a string such as 'hanin:r=0.9' names; a record is returned as it is.
+    """Return the method for a string such as 'hanin:r=0.9'.
 
     >>> get("hanin:r=0.5").options
     {'r': 0.5}
+
+    Args:
+        spec: A registered name, with options after a colon; a `Method` is returned unchanged.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or an option's value is invalid.
     """
     if isinstance(spec, Method):
         return spec
@@ -64,21 +81,22 @@ def get(spec: str | Method) -> Method:
         raise ValueError(f"{error}; one of your own is known once its module is imported (--plugin MODULE)")
     factory = _FACTORIES[name]
     defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
-    options: dict[str, object] = {}
+    given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"expected options as 'name:key=value,…' in '{spec}', got '{pair}'")
         if key not in defaults:
             raise unknown_name(f"option of method '{name}'", key, defaults)
-        if key in options:
+        if key in given:
             raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
-        options[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
-    return replace(factory(**options), options={**defaults, **options})
+        given[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
+    options = {**defaults, **given}
+    return replace(factory(**options), options=options)
 
 
 def _convert(where: str, text: str, default: object) -> object:
-    """Read an option's text as the type of its default."""
+    """Convert an option's text to the type of its default."""
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):
             raise ValueError(f"expected true or false for {where}, got '{text}'")

@@ -1,8 +1,8 @@
-"""Sums scaled by fixed or learnable numbers: √½, a small β, Hanin's r^l, Shao's, SkipInit and ReZero."""
+"""Residual sums scaled by fixed or learnable numbers: √½, a small β, Hanin's r^l, Shao's, SkipInit and ReZero."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normfree.methods.init_context import InitContext
 from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule
@@ -48,6 +48,16 @@ def small_branch(*, beta: float = 0.2) -> Method:
     )
 
 
+@dataclass(frozen=True)
+class GeometricSeries:
+    """The law r^l of the branch's index l."""
+
+    r: float
+
+    def __call__(self, position: Position) -> float:
+        return float(self.r**position.index)
+
+
 @register
 def hanin(*, r: float = 0.9) -> Method:
     """x' = x + r^l·f(x): the sum of the factors converges, so the variance stays bounded.
@@ -62,12 +72,16 @@ def hanin(*, r: float = 0.9) -> Method:
         summary="branches weighted by a geometric series: the variance is bounded, not preserved",
         paper="normdead",
         reference="normdead, section 3.2; Hanin & Rolnick 2018",
-        rule=Rule(beta=Law(lambda p: r**p.index, text=f"{r:g}^l")),
+        rule=Rule(beta=Law(GeometricSeries(r), text=f"{r:g}^l")),
     )
 
 
 def _shao_beta(position: Position) -> float:
     return float((position.index + position.total) ** -0.5)
+
+
+def _shao_shortcut(position: Position) -> float:
+    return float((1 - _shao_beta(position) ** 2) ** 0.5)
 
 
 @register
@@ -83,15 +97,13 @@ def shao() -> Method:
         paper="normdead",
         reference="normdead, section 4.1; Shao 2020",
         h="√(1-β²)·x",
-        rule=Rule(
-            a=Law(lambda p: (1 - _shao_beta(p) ** 2) ** 0.5, text="√(1-β²)"), beta=Law(_shao_beta, text="1/√(l + L)")
-        ),
+        rule=Rule(a=Law(_shao_shortcut, text="√(1-β²)"), beta=Law(_shao_beta, text="1/√(l + L)")),
     )
 
 
 @register
 def skipinit() -> Method:
-    """x' = x + β·f(x) with β learnable and 0 at the start.
+    """x' = x + β·f(x) with β learnable, from 0.
 
     Reference: normdead, section 4.1; De & Smith 2020.
     """

@@ -1,26 +1,34 @@
 """Shortcuts that share the sum's variance: IdShort, LearnScalar and ConvShort, x' = √½ · (h(x) + f(x)).
 
-Two initializations: He by fan-out, standardized after sampling ("ours" in the paper: the gradient is preserved), and
-Brock's, per output channel γ²/fan_in (the forward signal is preserved, the gradient explodes).
+There are two initializations. He by fan-out, standardized after sampling, preserves the gradient ("ours" in the paper).
+Brock's, γ²/fan_in per output channel, preserves the forward signal, and the gradient explodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Law, Method, Rule
 from normfree.methods.registry import register
+from normfree.plan import Position
 
 
-def _fan_out_(ctx: InitContext, shortcut_gain: float | None = None) -> None:
-    shortcuts = {layer for branch in ctx.plan.branches for layer in branch.shortcut_layers}
-    for layer in ctx.plan.hidden():
-        gamma = shortcut_gain if shortcut_gain is not None and layer in shortcuts else gain(layer)
-        variance = gamma / ctx.fans(layer)[1]
-        ctx.set_(layer, standardized(ctx.normal(layer), variance))
-    ctx.default_classifier_()
+@dataclass(frozen=True)
+class StandardizedFanOut:
+    """Initializer: Var[W] = γ/fan_out, standardized after sampling; shortcuts take `shortcut_gain` for γ if given."""
+
+    shortcut_gain: float | None = None
+
+    def __call__(self, ctx: InitContext) -> None:
+        shortcuts = {layer for branch in ctx.plan.branches for layer in branch.shortcut_layers}
+        for layer in ctx.plan.hidden():
+            gamma = gain(layer)
+            if self.shortcut_gain is not None and layer in shortcuts:
+                gamma = self.shortcut_gain
+            ctx.set_(layer, standardized(ctx.normal(layer), gamma / ctx.fans(layer)[1]))
+        ctx.default_classifier_()
 
 
 def _brock_(ctx: InitContext) -> None:
@@ -45,10 +53,14 @@ def idshort() -> Method:
         h="identity",
         weights="plain; He fan-out, standardized after sampling",
         rule=Rule(c=SQRT_HALF),
-        initializer=_fan_out_,
+        initializer=StandardizedFanOut(),
         form="pre",
         shortcut="conv",
     )
+
+
+def _one_at_identities(position: Position) -> float | None:
+    return None if position.transition else 1.0
 
 
 @register
@@ -63,20 +75,20 @@ def learnscalar() -> Method:
         summary="as idshort, with a learnable scalar on the identity shortcut",
         reference="robust, section 3.3, setup 2",
         h="a·x, learnable, 1",
-        rule=Rule(c=SQRT_HALF, a=Law(lambda p: None if p.transition else 1.0, text="learnable, 1", learnable=True)),
+        rule=Rule(c=SQRT_HALF, a=Law(_one_at_identities, text="learnable, 1", learnable=True)),
     )
 
 
 @register
 def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
-    """x' = √½ · (W_s z + f(x)) with z the pre-activated input, a 1×1 convolution in every block.
+    """x' = √½ · (W_s z + f(x)) with z the pre-activated input and a 1×1 convolution W_s in every block.
 
-    The ablation `reads=raw` gives the shortcut the raw x with the printed gain of 2, and explodes; `reads=raw,gain=1`
-    is right again.
+    With the ablation `reads=raw` the shortcut reads the raw x with the printed gain of 2, and the gradient explodes;
+    with `reads=raw,gain=1` it does not.
 
     Reference: robust, section 3.3, setup 3.
-    Differs: the paper writes h(x) = W_s x, but its printed gains hold only for the pre-activated
-    input; on the raw one the gradient explodes with depth.
+    Differs: the paper writes h(x) = W_s x, but its printed gains hold for the pre-activated input only; with the raw
+    input the gradient explodes with depth.
     """
     if reads not in ("entry", "raw"):
         raise ValueError(f"expected option 'reads' of method 'convshort' to be entry or raw, got '{reads}'")
@@ -89,7 +101,7 @@ def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
         reference="robust, section 3.3, setup 3",
         h="1×1 convolution of the pre-activated input, every block",
         weights="plain; He fan-out, standardized after sampling, the shortcut too",
-        initializer=lambda ctx: _fan_out_(ctx, gain),
+        initializer=StandardizedFanOut(shortcut_gain=gain),
         shortcut="conv everywhere",
         shortcut_reads="raw" if reads == "raw" else "entry",
     )

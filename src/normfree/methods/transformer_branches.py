@@ -1,4 +1,4 @@
-"""How the branches of a Transformer divide: attention and feed-forward, encoder and decoder."""
+"""The branches of a Transformer, sorted into encoder and decoder, attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ATTENTION = 4  # the degree of an attention branch: query, key, value, output
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """The branches of an encoder and of a decoder that reads it, with the number of layers of each.
+class TransformerStacks:
+    """The branches of an encoder and of the decoder that reads it.
 
-    A model of one stack, encoder or decoder alone, is all `encoder`: its layers have no attention over a memory.
+    In a model of one stack, encoder or decoder alone, all branches are in `encoder`: no layer attends to a memory.
     """
 
     encoder: tuple[Branch, ...]
@@ -24,23 +24,24 @@ class Stacks:
 
     @property
     def encoder_layers(self) -> int:
-        """N: an encoder layer is one attention and one feed-forward branch."""
+        """N: an encoder layer has one attention and one feed-forward branch."""
         return len(self.encoder) // 2
 
     @property
     def decoder_layers(self) -> int:
-        """M: a decoder layer has an attention over the memory besides."""
+        """M: a decoder layer also has an attention over the memory."""
         return len(self.decoder) // 3
 
 
-def stacks(plan: ResidualPlan, method: str) -> Stacks:
-    """Read the stacks off a plan: a decoder's attention over itself is followed by one over the memory.
+def transformer_stacks(plan: ResidualPlan, method: str) -> TransformerStacks:
+    """Split the branches of a plan: the decoder begins where two attentions follow each other (self, then memory).
 
-    Raises `ValueError` when the branches are no sequence of such layers.
+    Raises:
+        ValueError: If the branches do not form Transformer layers; the message names `method`.
     """
     attends = [branch.depth == ATTENTION for branch in plan.branches]
     two = next((i for i in range(len(attends) - 1) if attends[i] and attends[i + 1]), len(attends))
-    found = Stacks(plan.branches[:two], plan.branches[two:])
+    found = TransformerStacks(plan.branches[:two], plan.branches[two:])
     expected = [True, False] * found.encoder_layers + [True, True, False] * found.decoder_layers
     if attends != expected:
         raise ValueError(
@@ -51,10 +52,10 @@ def stacks(plan: ResidualPlan, method: str) -> Stacks:
 
 
 def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
-    """The rows of a layer's weight that a branch is linear in: none of an attention's queries and keys.
+    """Return the rows of a layer's weight in which the branch is linear: no rows of an attention's queries and keys.
 
-    The layers of an attention are taken in the order they run, query, key, value, output; or query, key and value are
-    three parts of one.
+    An attention's layers are assumed to run in the order query, key, value, output; or one layer holds query, key and
+    value as three parts.
     """
     if branch.depth != ATTENTION or layer in branch.ends:
         return weight
@@ -65,7 +66,7 @@ def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
 
 
 def scaled_xavier_(ctx: InitContext, branch: Branch, scale: float) -> None:
-    """Xavier's weights for a branch, those of value, output and feed-forward layers times `scale`."""
+    """Set Xavier weights in a branch; those of value, output and feed-forward layers are multiplied by `scale`."""
     for layer in branch.layers:
         weight = ctx.xavier(layer)
         linear_part(branch, layer, weight).mul_(scale)

@@ -1,4 +1,4 @@
-"""Weight normalization: the initialization of `wninit`, and the three it is compared with."""
+"""Weight normalization: the initialization of wninit, and the three that the paper compares it with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from normfree.methods.registry import register
 from normfree.plan import Branch
 
 
-def _proposed_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float]) -> None:
-    """Orthogonal directions and g = √(γ·fan_in/fan_out): γ = 2 before a ReLU, 1 otherwise, `last_gain` at ends."""
+def _orthogonal_directions_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float]) -> None:
+    """Set orthogonal directions, and g = √(γ·fan_in/fan_out), γ = 2 before a ReLU, else 1; at ends, `last_gain`."""
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
@@ -28,23 +28,29 @@ def _proposed_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float])
     ctx.default_classifier_()
 
 
-def _last(branch: Branch, fan_in: int, fan_out: int) -> float:
-    return float((fan_in / fan_out / branch.position.stage_size) ** 0.5)
+def _wn_(ctx: InitContext) -> None:
+    def stage_share(branch: Branch, fan_in: int, fan_out: int) -> float:
+        return float((fan_in / fan_out / branch.position.stage_size) ** 0.5)
+
+    _orthogonal_directions_(ctx, stage_share)
 
 
-def _hanin(branch: Branch, fan_in: int, fan_out: int) -> float:
-    return float(0.9**branch.position.index_in_stage)
+def _wn_hanin_(ctx: InitContext) -> None:
+    def geometric(branch: Branch, fan_in: int, fan_out: int) -> float:
+        return float(0.9**branch.position.index_in_stage)
+
+    _orthogonal_directions_(ctx, geometric)
 
 
-def _he_(ctx: InitContext) -> None:
-    """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer, and the length they have."""
+def _wn_default_(ctx: InitContext) -> None:
+    """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer; g is their norm."""
     for layer in ctx.plan.hidden():
         ctx.set_(layer, ctx.normal(layer, 2.0 / ctx.fans(layer)[0]))
     ctx.default_classifier_()
 
 
-def _data_(ctx: InitContext) -> None:
-    """g = 1/σ, b = -μ/σ a channel, so that on the batch every pre-activation has mean 0 and variance 1."""
+def _wn_data_(ctx: InitContext) -> None:
+    """g = 1/σ and b = -μ/σ per channel, so that every pre-activation has mean 0 and variance 1 on the batch."""
     for layer, module in ctx.each(ctx.plan.hidden()):
         ctx.set_(layer, ctx.orthogonal(layer))
         module.gain.fill_(1.0)  # type: ignore[operator]
@@ -76,7 +82,7 @@ def wn() -> Method:
         h="identity",
         weights="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
         rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
-        initializer=lambda ctx: _proposed_(ctx, _last),
+        initializer=_wn_,
         form="linear",
         skips=("residual", "none"),
         shortcut="conv",
@@ -95,7 +101,7 @@ def wn_default() -> Method:
         reference="wninit, section 5.1, baseline 1",
         weights="weight norm; He v, g = ‖v‖",
         rule=Rule(beta=Law(1.0, text="1")),
-        initializer=_he_,
+        initializer=_wn_default_,
     )
 
 
@@ -109,7 +115,7 @@ def wn_data() -> Method:
         reference="wninit, section 5; Salimans & Kingma 2016",
         weights="weight norm; orthogonal, g = 1/σ and b = -μ/σ from a batch",
         rule=Rule(beta=Law(1.0, text="1")),
-        initializer=_data_,
+        initializer=_wn_data_,
         needs_example=True,
     )
 
@@ -124,6 +130,6 @@ def wn_hanin() -> Method:
         reference="wninit, section 5.1, baseline 2",
         weights="weight norm; as wn, but 0.9^b at branch ends",
         rule=Rule(beta=Law(1.0, text="in g, 0.9^b")),
-        initializer=lambda ctx: _proposed_(ctx, _hanin),
+        initializer=_wn_hanin_,
         skips=("residual",),
     )

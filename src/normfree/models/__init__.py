@@ -1,4 +1,4 @@
-"""The models that the papers were tested on, by name."""
+"""Models by name: the networks of the four papers, and third-party ones."""
 
 from normfree.models.base import BaseModel, Network
 from normfree.models.families import Family, catalog, find_family, is_model_name

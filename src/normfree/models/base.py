@@ -1,4 +1,4 @@
-"""What every model of ours has: a name, the method and block form it was built with, and a plan that it states."""
+"""Base classes of the models: `BaseModel`, and `Network` for models of images and vectors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from normfree.plan import Branch, Layer, ResidualPlan, ShortcutKind, positions
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What a model is built from besides its own shape.
+    """The settings of a model besides its shape.
 
-    `input_shape` is (C, H, W), (features,), or () where tokens come in, of which there are `vocabulary`.
+    `input_shape` is (C, H, W), (features,), or () for models of tokens. `vocabulary` is the number of tokens.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ModelConfig:
 
 
 class BaseModel(nn.Module):
-    """A model that states its plan: a function of the names, types and settings of its modules alone."""
+    """A model that knows its name, method, block form and residual plan."""
 
     skip: Skip = "residual"
 
@@ -47,20 +47,20 @@ class BaseModel(nn.Module):
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan, stated by walking the model's own modules."""
+        """The plan, a function of the names, types and settings of the model's modules."""
         raise NotImplementedError
 
     def streams(self) -> list[Stream]:
-        """Its residual streams through which a constant passes unchanged, where it has some."""
+        """Return the residual streams that pass constants through unchanged, if any; see scalar folding."""
         return []
 
     def extra_repr(self) -> str:
-        """Name, method and form."""
+        """Return name, method and form."""
         return f"{self.name}, method={self.method.spec}, form={self.form}"
 
 
 class Network(BaseModel):
-    """stem → body → head → linear classifier of `width` features; the body is stages of residual blocks."""
+    """stem → body → head → linear classifier of `width` features; the body has stages of residual blocks."""
 
     def __init__(self, stem: nn.Module, body: nn.Sequential, head: nn.Module, width: int, config: ModelConfig) -> None:
         super().__init__(config)
@@ -71,60 +71,64 @@ class Network(BaseModel):
         self.input_shape = config.input_shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of a batch of inputs."""
+        """Return the class scores of a batch."""
         return self.classifier(self.head(self.body(self.stem(x))))  # type: ignore[no-any-return]
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan, stated by walking stem, residual blocks, head and classifier in the order the signal takes.
+        """The plan, from stem, residual blocks, head and classifier in the order of the signal.
 
-        Follows one bit along the way: whether the signal comes out of an activation.
+        `activated` is whether the signal comes out of an activation.
         """
         blocks = [(f"body.{name}", m) for name, m in self.body.named_modules() if isinstance(m, Residual)]
-        placed = positions(_stages(name for name, _ in blocks), [block.transition for _, block in blocks])
+        placed = positions(_stage_sizes(name for name, _ in blocks), [block.transition for _, block in blocks])
         first = blocks[0][1]
         read_through_entry = first.shortcut_reads_entry and has_activation(first.entry)
-        stem, activated = walk("stem", self.stem, False, after=read_through_entry)
+        stem, activated = sequence_layers("stem", self.stem, False, after=read_through_entry)
         branches = []
         for (name, block), position in zip(blocks, placed, strict=True):
-            _, entered = walk(f"{name}.entry", block.entry, activated)
-            shortcut, _ = walk(f"{name}.shortcut", block.shortcut, entered if block.shortcut_reads_entry else activated)
+            _, entered = sequence_layers(f"{name}.entry", block.entry, activated)
+            source = entered if block.shortcut_reads_entry else activated
+            shortcut, _ = sequence_layers(f"{name}.shortcut", block.shortcut, source)
             layers: tuple[Layer, ...] = ()
             if block.branch is not None:
-                layers, _ = walk(f"{name}.branch", block.branch, entered)
-            branches.append(Branch(name, position, layers, _kind(block), shortcut, home=name))
+                layers, _ = sequence_layers(f"{name}.branch", block.branch, entered)
+            branches.append(Branch(name, position, layers, _shortcut_kind(block), shortcut, home=name))
             activated = has_activation(block.exit)
-        _, activated = walk("head", self.head, activated)
-        classifier, _ = walk("classifier", self.classifier, activated)
+        _, activated = sequence_layers("head", self.head, activated)
+        classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(tuple(branches), stem=stem, classifier=classifier)
 
     def _outside(self, body: tuple[Layer, ...], *, stem_activated_out: bool, activated: bool) -> ResidualPlan:
-        """A plan without branches around a body that ends (un)activated."""
-        stem, _ = walk("stem", self.stem, False, after=stem_activated_out)
-        _, activated = walk("head", self.head, activated)
-        classifier, _ = walk("classifier", self.classifier, activated)
+        """Return a plan without branches; `activated` is whether the body ends with an activation."""
+        stem, _ = sequence_layers("stem", self.stem, False, after=stem_activated_out)
+        _, activated = sequence_layers("head", self.head, activated)
+        classifier, _ = sequence_layers("classifier", self.classifier, activated)
         return ResidualPlan(stem=stem, body=body, classifier=classifier)
 
 
 def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules without children, in the order of registration, which is the order of the signal in a sequence."""
+    """Iterate over the modules without children, in the order of registration, a sequence's order of the signal."""
     for name, child in module.named_modules(prefix=prefix):
         if next(child.children(), None) is None:
             yield name, child
 
 
 def weight_layer_names(prefix: str, module: nn.Module) -> Iterator[str]:
-    """The qualified names of the weight layers inside a module."""
+    """Return the qualified names of the weight layers inside a module."""
     return (name for name, leaf in _leaves(prefix, module) if isinstance(leaf, WEIGHT_LAYERS))
 
 
-def walk(prefix: str, module: nn.Module, activated: bool, *, after: bool = False) -> tuple[tuple[Layer, ...], bool]:
-    """The weight layers of a sequence that starts with an (un)activated signal, and whether it ends activated.
+def sequence_layers(
+    prefix: str, module: nn.Module, activated: bool, *, after: bool = False
+) -> tuple[tuple[Layer, ...], bool]:
+    """Return the weight layers of a sequence, and whether it ends with an activation.
 
-    `after` says whether what follows the sequence begins with an activation.
+    `activated` is whether the sequence's input comes out of an activation, `after` whether the module that follows the
+    sequence begins with one.
     """
     found: list[Layer] = []
-    open_end = False  # the last layer has met no activation yet
+    open_end = False  # no activation has followed the last layer yet
     for name, leaf in _leaves(prefix, module):
         if isinstance(leaf, WEIGHT_LAYERS):
             found.append(Layer(name, activated_in=activated))
@@ -139,16 +143,16 @@ def walk(prefix: str, module: nn.Module, activated: bool, *, after: bool = False
 
 
 def has_activation(module: nn.Module) -> bool:
-    """Whether there is an activation inside a module."""
+    """Whether a module contains an activation."""
     return any(isinstance(leaf, ACTIVATION_TYPES) for _, leaf in _leaves("", module))
 
 
-def _kind(block: Residual) -> ShortcutKind:
+def _shortcut_kind(block: Residual) -> ShortcutKind:
     if isinstance(block.shortcut, SubsamplePad):
         return "subsample"
     return "identity" if isinstance(block.shortcut, nn.Identity) else "projection"
 
 
-def _stages(blocks: Iterable[str]) -> list[int]:
-    """The number of blocks of each stage, which is a child of the body, from their names in order."""
+def _stage_sizes(blocks: Iterable[str]) -> list[int]:
+    """Return the number of blocks of each stage, a child of the body, given the blocks' names in order."""
     return [*Counter(name.split(".")[1] for name in blocks).values()]

@@ -1,7 +1,6 @@
-"""The parts that a method builds a network from: weight layers, normalizers, activations, scalars, residual blocks.
+"""`BlockBuilder`: makes the layers, normalizers, activations, scalars and residual blocks that a method asks for.
 
-Block forms are one builder: a branch is always layer (activation, layer)…, and the form only says where the activation
-around it stands.
+A branch is always layer (activation, layer)…; the block form only sets the position of the activation around it.
 
     post     x ↦ act(h(x) + f(x))       He 2016a; Fixup's CIFAR and ImageNet networks
     pre      x ↦ h(x) + f(act(x))       He 2016b; robust, normdead
@@ -25,12 +24,12 @@ from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS
 from normfree.plan import Position
 
-Named = list[tuple[str, nn.Module]]
+NamedModules = list[tuple[str, nn.Module]]
 Padding = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-def chain(parts: Named) -> nn.Sequential:
-    """A sequence whose parts have names; a name that comes again is numbered."""
+def named_sequential(parts: NamedModules) -> nn.Sequential:
+    """Return a `Sequential` of named modules; repeated names are numbered, as in conv1, conv2."""
     out = nn.Sequential()
     totals, counts = Counter(name for name, _ in parts), Counter[str]()
     for name, module in parts:
@@ -41,7 +40,7 @@ def chain(parts: Named) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class BlockBuilder:
-    """A method's parts, for images (`spatial`), vectors or sequences (`tokens`), in one block form."""
+    """Makes modules by a method and a block form, for images (`spatial`), sequences (`tokens`) or vectors."""
 
     method: Method
     form: Form
@@ -50,7 +49,7 @@ class BlockBuilder:
     tokens: bool = False
 
     def layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> nn.Module:
-        """A weight layer of the method's kind; of vectors the kernel and stride do not matter."""
+        """Return a weight layer of the method's kind; vectors ignore kernel and stride."""
         kind, bias = self.method.weight, self.method.layer_bias
         if not self.spatial:
             return LINEARS[kind](inputs, outputs, bias=bias)
@@ -58,49 +57,49 @@ class BlockBuilder:
         mode: Padding = self.padding_mode if padding else "zeros"
         return CONVOLUTIONS[kind](inputs, outputs, kernel, stride, padding, bias=bias, padding_mode=mode)
 
-    def norm(self, channels: int) -> Named:
-        """The method's normalizer, where it has one."""
+    def norm(self, channels: int) -> NamedModules:
+        """Return the method's normalizer, or nothing."""
         if self.method.norm is None:
             return []
         return [("norm", normalizer(self.method.norm, channels, spatial=self.spatial, tokens=self.tokens))]
 
-    def bias(self) -> Named:
-        """A learnable scalar bias, where the method has them."""
+    def bias(self) -> NamedModules:
+        """Return a learnable scalar bias, or nothing if the method has none."""
         return [("bias", ScalarBias())] if self.method.scalar_biases else []
 
-    def activation(self) -> Named:
-        """An activation, after a scalar bias where the method has them."""
+    def activation(self) -> NamedModules:
+        """Return an activation, after a scalar bias if the method has them."""
         return [*self.bias(), ("act", activation(self.method.activation, dropout=self.method.dropout))]
 
     def scalar(self, law: Law, position: Position) -> ScalarMultiplier | None:
-        """The multiplier that a law asks for at a position; None where it is absent, or neutral and stays so."""
+        """Return the multiplier of a law at a position, or None if it is absent or always 1."""
         value = law.at(position)
         if value is None or (value == 1.0 and not law.learnable and not law.written):
             return None
         return ScalarMultiplier(value, learnable=law.learnable)
 
-    def named_layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> Named:
-        """A weight layer under its usual name."""
+    def named_layer(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> NamedModules:
+        """Return a weight layer with its usual name."""
         return [("conv" if self.spatial else "linear", self.layer(inputs, outputs, kernel, stride))]
 
     def stem(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, activated: bool = True, pool: bool = False
     ) -> nn.Module:
-        """The layer before the first block; its activation belongs to the first block in the pre-activation form."""
-        parts: Named = [] if self.spatial else [("flatten", nn.Flatten())]
+        """Return the layer before the first block; in the pre-activation form, the first block has its activation."""
+        parts: NamedModules = [] if self.spatial else [("flatten", nn.Flatten())]
         parts += self.named_layer(inputs, outputs, kernel, stride)
         if activated and self.form != "pre":
             parts += [*self.norm(outputs), *self.activation()]
         if pool:
             parts.append(("pool", nn.MaxPool2d(3, 2, 1)))
-        return chain(parts)
+        return named_sequential(parts)
 
     def head(self, channels: int) -> nn.Module:
-        """What stands between the last block and the classifier: the last activation, pooling, and a scalar bias."""
-        parts: Named = [*self.norm(channels), *self.activation()] if self.form == "pre" else []
+        """Return the modules between the last block and the classifier: activation, pooling and scalar bias."""
+        parts: NamedModules = [*self.norm(channels), *self.activation()] if self.form == "pre" else []
         if self.spatial:
             parts += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
-        return chain([*parts, *self.bias()])
+        return named_sequential([*parts, *self.bias()])
 
     def block(
         self,
@@ -112,15 +111,21 @@ class BlockBuilder:
         strided: int = 0,
         option_a: bool = False,
     ) -> Residual:
-        """One residual block with the branch widths[0] → … → widths[-1], whose layer number `strided` has the stride.
+        """Return a residual block.
 
-        `option_a` is the model's own choice for changes of shape: subsampling and zero channels instead of a
-        convolution.
+        Args:
+            widths: The channels of the branch, from its input to its output.
+            kernels: The kernel size of each layer.
+            position: The block's position in the network.
+            stride: The stride of the block.
+            strided: The number of the layer that has the stride, from 0.
+            option_a: Whether a shortcut that changes the shape subsamples and adds zero channels instead of a
+                convolution, if the method leaves the choice to the model.
         """
         method = self.method
-        entry: Named = [*self.norm(widths[0]), *self.activation()] if self.form == "pre" else []
+        entry: NamedModules = [*self.norm(widths[0]), *self.activation()] if self.form == "pre" else []
         entry += self.bias()
-        parts: Named = []
+        parts: NamedModules = []
         for i, ((inputs, outputs), kernel) in enumerate(zip(pairwise(widths), kernels, strict=True)):
             if i > 0:
                 parts += [*self.activation(), *self.bias()]
@@ -130,13 +135,13 @@ class BlockBuilder:
         shortcut = self._shortcut(widths[0], widths[-1], stride, position, option_a)
         reads_entry = shortcut is not None and method.shortcut_reads == "entry"
         if method.remove_branches and not reads_entry:
-            entry = []  # nothing reads it, so its parameters would never learn
+            entry = []  # no module reads it, so its parameters would never learn
         return self.sum(
-            None if method.remove_branches else chain(parts),
+            None if method.remove_branches else named_sequential(parts),
             position,
             shortcut,
             entry=entry,
-            exit=self.activation()[-1:] if self.form == "post" else [],  # its bias is the sum's own δ
+            exit=self.activation()[-1:] if self.form == "post" else [],  # the sum's δ is its bias
             shortcut_reads_entry=reads_entry,
         )
 
@@ -146,17 +151,17 @@ class BlockBuilder:
         position: Position,
         shortcut: nn.Module | None = None,
         *,
-        entry: Named,
-        exit: Named,
+        entry: NamedModules,
+        exit: NamedModules,
         shortcut_reads_entry: bool = False,
     ) -> Residual:
-        """A residual sum with the scalars that the method has at a position."""
+        """Return a residual sum with the method's scalars at a position."""
         rule = self.method.rule
         return Residual(
             branch,
             shortcut,
-            entry=chain(entry) if entry else None,
-            exit=chain(exit) if exit else None,
+            entry=named_sequential(entry) if entry else None,
+            exit=named_sequential(exit) if exit else None,
             c=self.scalar(rule.c, position),
             a=self.scalar(rule.a, position),
             alpha=self.scalar(rule.alpha, position),
@@ -167,10 +172,10 @@ class BlockBuilder:
         )
 
     def _shortcut(self, inputs: int, outputs: int, stride: int, position: Position, option_a: bool) -> nn.Module | None:
-        """None for the identity."""
+        """Return the shortcut, or None for the identity."""
         if not position.transition and self.method.shortcut != "conv everywhere":
             return None
         if position.transition and self.method.shortcut == "model" and option_a:
             return SubsamplePad(inputs, outputs, stride)
         parts = self.named_layer(inputs, outputs, 1, stride)
-        return chain(parts if self.form == "pre" else [*parts, *self.norm(outputs)])
+        return named_sequential(parts if self.form == "pre" else [*parts, *self.norm(outputs)])

@@ -1,4 +1,4 @@
-"""The families of models: how their names look, what the numbers in them mean, and how one is built."""
+"""The families of models: the pattern of their names, the meaning of the numbers in them, and their builders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,21 @@ ModelFactory = Callable[[ModelConfig], BaseModel]
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: how its names look, and `parse`, which turns a name and its numbers into a builder.
+    """A family of models.
 
-    `size` is the side of the images, or the length of the sequences, that it is meant for. Of sequences, a model reads
-    as many as it has `inputs`, and `predicts_tokens` says that its classes are the tokens themselves.
+    Attributes:
+        pattern: The pattern of the names, for people.
+        regex: The pattern as a regular expression; its groups are the numbers.
+        summary: One line about the family.
+        examples: Some names.
+        form: The default block form.
+        skip: The kind of skip connections.
+        paper: The papers that use it.
+        parse: A function of the name and its numbers that returns a model factory.
+        size: The usual side of the images, or length of the sequences.
+        spatial: Whether the models read images.
+        inputs: The number of inputs; a translator has 2.
+        predicts_tokens: Whether the classes are tokens.
     """
 
     pattern: str
@@ -38,16 +49,16 @@ class Family:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether sequences of tokens come in."""
+        """Whether the models read sequences of tokens."""
         return self.skip == "sequence"
 
     def to_json(self) -> dict[str, Any]:
-        """The family as plain data."""
+        """Return the family as plain data."""
         return {key: value for key, value in asdict(self).items() if key not in ("regex", "parse")}
 
 
 def _check_depth(name: str, depth: int, step: int, rest: int, least: int) -> None:
-    """Refuse a depth that no number of blocks gives."""
+    """Raise unless the depth is step·n + rest for some n, and at least `least`."""
     if depth < least or (depth - rest) % step:
         below = max(least, depth - (depth - rest) % step)
         allowed = f"{step}n + {rest} with at least {least}" if step > 1 else f"at least {least}"
@@ -80,11 +91,11 @@ def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> Mod
     layers = 2 if layers is None else layers
     _check_depth(name, blocks, 1, 0, 1)
     if layers < 2:
-        raise ValueError(f"model '{name}' expects at least 2 layers a branch, got {layers}")
+        raise ValueError(f"model '{name}' expects at least 2 layers per branch, got {layers}")
     return resnet.residual_mlp(blocks, width, layers).build
 
 
-def _sequences(encoder: bool, decoder: bool) -> Callable[..., ModelFactory]:
+def _sequence_model(*, encoder: bool = False, decoder: bool = False) -> Callable[..., ModelFactory]:
     def parse(name: str, *numbers: int) -> ModelFactory:
         *layers, width, inner, heads = numbers
         if width % heads:
@@ -101,7 +112,7 @@ def _sequences(encoder: bool, decoder: bool) -> Callable[..., ModelFactory]:
     return parse
 
 
-def _two_numbers(
+def _depth_and_width(
     build: Callable[..., Network], step: int, rest: int, least: int
 ) -> Callable[[str, int, int], ModelFactory]:
     def parse(name: str, depth: int, width: int) -> ModelFactory:
@@ -156,7 +167,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "resmlp-B-W[-M]",
         r"resmlp-(\d+)-(\d+)(?:-(\d+))?",
-        "residual MLP: B blocks of width W, M = 2 linear layers a branch",
+        "residual MLP: B blocks of width W, M = 2 linear layers per branch",
         ("resmlp-40-200", "resmlp-10-64-3"),
         "linear",
         "residual",
@@ -173,7 +184,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "none",
         "wninit",
-        _two_numbers(nonresidual.mlp, 1, 0, 2),
+        _depth_and_width(nonresidual.mlp, 1, 0, 2),
         size=28,
         spatial=False,
     ),
@@ -185,7 +196,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "none",
         "wninit",
-        _two_numbers(nonresidual.cnn, 1, 0, 3),
+        _depth_and_width(nonresidual.cnn, 1, 0, 3),
     ),
     Family(
         "dense-D-G, D = 3n + 4",
@@ -195,7 +206,7 @@ FAMILIES: tuple[Family, ...] = (
         "pre",
         "dense",
         "normdead",
-        _two_numbers(nonresidual.dense, 3, 4, 7),
+        _depth_and_width(nonresidual.dense, 3, 4, 7),
     ),
     Family(
         "highway-D-W",
@@ -205,7 +216,7 @@ FAMILIES: tuple[Family, ...] = (
         "post",
         "highway",
         "normdead",
-        _two_numbers(nonresidual.highway, 1, 0, 3),
+        _depth_and_width(nonresidual.highway, 1, 0, 3),
         size=28,
         spatial=False,
     ),
@@ -217,7 +228,7 @@ FAMILIES: tuple[Family, ...] = (
         "pre",
         "sequence",
         "fixup",
-        _sequences(True, True),
+        _sequence_model(encoder=True, decoder=True),
         spatial=False,
         inputs=2,
         predicts_tokens=True,
@@ -230,7 +241,7 @@ FAMILIES: tuple[Family, ...] = (
         "pre",
         "sequence",
         "fixup",
-        _sequences(True, False),
+        _sequence_model(encoder=True),
         spatial=False,
     ),
     Family(
@@ -241,7 +252,7 @@ FAMILIES: tuple[Family, ...] = (
         "pre",
         "sequence",
         "fixup",
-        _sequences(False, True),
+        _sequence_model(decoder=True),
         spatial=False,
         predicts_tokens=True,
     ),
@@ -249,12 +260,12 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def catalog() -> tuple[Family, ...]:
-    """All families of models."""
+    """Return all families of models."""
     return FAMILIES
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a name belongs to a family, whatever its numbers.
+    """Whether a name has the pattern of a family, valid numbers or not.
 
     >>> is_model_name("resnet20"), is_model_name("photos")
     (True, False)
@@ -263,7 +274,11 @@ def is_model_name(name: str) -> bool:
 
 
 def find_family(name: str) -> tuple[Family, ModelFactory]:
-    """The family that a name belongs to, and the builder of that model."""
+    """Return the family of a model and the factory that builds it.
+
+    Raises:
+        ValueError: If no family has such names, or if a number in the name is invalid.
+    """
     for family in FAMILIES:
         match = re.fullmatch(family.regex, name)
         if match:

@@ -1,4 +1,4 @@
-"""Anyone's model by a string: 'torchvision:resnet50', 'timm:convnext_atto', 'package.module:factory'."""
+"""Third-party models by name: 'torchvision:resnet50', 'timm:convnext_atto', 'package.module:factory'."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from normfree.theory.errors import unknown_name
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a name says where the model comes from."""
+    """Whether a name is of a third-party model: it has a source before a colon."""
     return ":" in name
 
 
 def create_model(name: str, *, classes: int | None = None) -> nn.Module:
-    """Build a model with random weights from torchvision, timm, or a factory without arguments of any module.
+    """Build a model with random weights from torchvision, timm, or a factory function of any module.
 
-    One of torchvision or timm has as many `classes` as are asked for, else its own number; a factory decides itself.
+    Args:
+        name: 'torchvision:' or 'timm:' and a model's name, or 'package.module:factory' with a function that takes no
+            arguments and returns a model.
+        classes: The number of classes of a torchvision or timm model; the default is the model's own.
 
-    Raises `ValueError` when the package, module or name is not found or stops, or when what it gives is no model.
+    Raises:
+        ValueError: If the package, module or name is not found, if it raises, or if the result is not a model.
     """
     source, _, target = name.partition(":")
     if not source or not target:
@@ -43,7 +47,7 @@ def create_model(name: str, *, classes: int | None = None) -> nn.Module:
             model = library.create_model(target, pretrained=False, **asked)
         else:
             taken = signature(library.get_model_builder(target)).parameters
-            none = dict.fromkeys({"weights", "weights_backbone"} & {*taken})  # else it fetches those of a backbone
+            none = dict.fromkeys({"weights", "weights_backbone"} & {*taken})  # else it downloads those of a backbone
             model = library.get_model(target, **none, **asked)
     else:
         factory = import_object(name)
@@ -54,9 +58,14 @@ def create_model(name: str, *, classes: int | None = None) -> nn.Module:
 
 
 def import_object(name: str, what: str = "model") -> Any:
-    """What 'package.module:name' names, with the module imported from the current folder or the environment.
+    """Return the object that 'package.module:name' names; modules of the current folder come first.
 
-    Raises `ValueError`, which says what it was for, when there is no such module or name, or when the module stops.
+    Args:
+        name: The module and the name in it.
+        what: What the object is for, for messages.
+
+    Raises:
+        ValueError: If there is no such module or name, or if the import raises.
     """
     source, _, target = name.partition(":")
     if not target or source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
@@ -83,7 +92,7 @@ def import_object(name: str, what: str = "model") -> Any:
 
 @contextmanager
 def _current_folder_first() -> Iterator[None]:
-    """Find modules beside the user's own files while one is imported; the path is as before afterwards."""
+    """Put the current folder first in `sys.path` for a while."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
@@ -93,9 +102,10 @@ def _current_folder_first() -> Iterator[None]:
 
 
 def call_factory(factory: Callable[[], Any], name: str) -> Any:
-    """What a function of the user gives that 'package.module:name' named.
+    """Call a user's function, which `name` names in messages.
 
-    Raises `ValueError` when it needs arguments, or stops.
+    Raises:
+        ValueError: If it needs arguments, or raises.
     """
     try:
         signature(factory).bind()
@@ -103,11 +113,11 @@ def call_factory(factory: Callable[[], Any], name: str) -> Any:
         raise ValueError(
             f"expected '{name}' to be called without arguments, but it is {error}; wrap it in a function without any"
         ) from error
-    except ValueError:  # no signature to look at
+    except ValueError:  # it has no signature
         pass
     try:
         return factory()
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         raise ValueError(
             f"expected '{name}' to run, but it stopped: {describe_error(error)}; call it in Python to see where"
         ) from error
@@ -120,7 +130,7 @@ def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
         raise ValueError(
             f"expected to import '{error.name}' for {what} '{name}', but it was not found; {remedy}"
         ) from error
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         if "torchvision::nms does not exist" in str(error) and not _DECLARED:
             _declare_torchvision_operators()
             return _import(module, name, remedy, what)
@@ -131,7 +141,7 @@ def _import(module: str, name: str, remedy: str, what: str = "model") -> Any:
 
 
 def describe_error(error: Exception) -> str:
-    """An error of somebody else's code in one line, with its kind, without which some say nothing.
+    """Return a third-party error in one line, with its type, because some have no message.
 
     >>> describe_error(KeyError("width"))
     "KeyError: 'width'"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normfree.models.base import ModelConfig, Network, has_activation, walk, weight_layer_names
-from normfree.models.builder import BlockBuilder, Named, chain
+from normfree.models.base import ModelConfig, Network, has_activation, sequence_layers, weight_layer_names
+from normfree.models.builder import BlockBuilder, NamedModules, named_sequential
 from normfree.plan import Layer, ResidualPlan
 
 
@@ -17,37 +17,37 @@ class PlainNetwork(Network):
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan: no residual sums."""
-        _, activated = walk("stem", self.stem, False)
-        body, activated = walk("body", self.body, activated, after=has_activation(self.head))
+        """The plan, without residual sums."""
+        _, activated = sequence_layers("stem", self.stem, False)
+        body, activated = sequence_layers("body", self.body, activated, after=has_activation(self.head))
         return self._outside(body, stem_activated_out=False, activated=activated)
 
 
 def mlp(depth: int, width: int, config: ModelConfig) -> Network:
-    """`depth` linear layers, the classifier counted, ReLU between them.
+    """Return a network of `depth` linear layers with ReLU between them; the classifier counts.
 
     Reference: wninit, section 5.1 and Figures 1 and 2.
     """
-    kit = BlockBuilder(config.method, "post", spatial=False)
-    body: Named = []
+    builder = BlockBuilder(config.method, "post", spatial=False)
+    body: NamedModules = []
     for _ in range(depth - 2):
-        body += [*kit.bias(), *kit.named_layer(width, width), *kit.norm(width), *kit.activation()]
-    stem = kit.stem(config.input_shape[0], width)
-    return PlainNetwork(stem, chain(body), chain(kit.bias()), width, config)
+        body += [*builder.bias(), *builder.named_layer(width, width), *builder.norm(width), *builder.activation()]
+    stem = builder.stem(config.input_shape[0], width)
+    return PlainNetwork(stem, named_sequential(body), named_sequential(builder.bias()), width, config)
 
 
 def cnn(depth: int, width: int, config: ModelConfig) -> Network:
-    """`depth` layers, the classifier counted: 3×3 convolutions of one width, the first two with stride 2.
+    """Return a network of `depth` layers, 3×3 convolutions, the first two with stride 2; the classifier counts.
 
     Reference: wninit, section 5.1 (convolutional networks) and Figure 3, left.
     """
-    kit = BlockBuilder(config.method, "post", padding_mode=config.padding_mode)
-    body: Named = []
+    builder = BlockBuilder(config.method, "post", padding_mode=config.padding_mode)
+    body: NamedModules = []
     for i in range(depth - 2):
-        layer = kit.named_layer(width, width, 3, 2 if i == 0 else 1)
-        body += [*kit.bias(), *layer, *kit.norm(width), *kit.activation()]
-    stem = kit.stem(config.input_shape[0], width, 3, 2)
-    return PlainNetwork(stem, chain(body), kit.head(width), width, config)
+        layer = builder.named_layer(width, width, 3, 2 if i == 0 else 1)
+        body += [*builder.bias(), *layer, *builder.norm(width), *builder.activation()]
+    stem = builder.stem(config.input_shape[0], width, 3, 2)
+    return PlainNetwork(stem, named_sequential(body), builder.head(width), width, config)
 
 
 class Concatenate(nn.Module):
@@ -77,20 +77,20 @@ class Highway(nn.Module):
         self.transform = transform
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the input with its transform, gate by gate."""
+        """Mix the input with its transform by the gates."""
         gate = torch.sigmoid(self.gate(x) - 1.0)
         out: Tensor = gate * self.transform(x) + (1.0 - gate) * x
         return out
 
 
 class DenseNetwork(Network):
-    """A network that concatenates: every layer but the stem reads an activation, and is read through one."""
+    """A network that concatenates: an activation precedes and follows every layer but the stem."""
 
     skip = "dense"
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan: no residual sums."""
+        """The plan, without residual sums."""
         body = tuple(
             Layer(name, activated_in=True, activated_out=True) for name in weight_layer_names("body", self.body)
         )
@@ -98,13 +98,13 @@ class DenseNetwork(Network):
 
 
 class HighwayNetwork(Network):
-    """A network that gates: only the first gate and transform read an activation, the others a gated mixture."""
+    """A network with gates: only the first gate and transform read an activation, the others a gated mixture."""
 
     skip = "highway"
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan: a gated sum is not a residual sum, since its shortcut depends on the data."""
+        """The plan, without residual sums: the shortcut of a gated sum depends on the data."""
         body = tuple(
             Layer(name, activated_in=name.startswith("body.0."), activated_out=True, gate=name.endswith(".gate"))
             for name in weight_layer_names("body", self.body)
@@ -113,36 +113,36 @@ class HighwayNetwork(Network):
 
 
 def dense(depth: int, growth: int, config: ModelConfig) -> Network:
-    """DenseNet-(3n+4) for 32×32 images: three stages of n pre-activation 3×3 layers that add `growth` channels each.
+    """Return DenseNet-(3n+4) for 32×32 images: three stages of n pre-activation 3×3 layers of `growth` channels.
 
     Reference: normdead, section 3.1; Huang 2017, section 4.2 (without bottlenecks).
     """
-    kit = BlockBuilder(config.method, "pre", padding_mode=config.padding_mode)
+    builder = BlockBuilder(config.method, "pre", padding_mode=config.padding_mode)
     channels = 2 * growth
     body = nn.Sequential()
     for stage in range(3):
-        parts: Named = []
+        parts: NamedModules = []
         for _ in range((depth - 4) // 3):
-            layer = [*kit.norm(channels), *kit.activation(), *kit.named_layer(channels, growth, 3)]
-            parts.append(("dense", Concatenate(chain(layer))))
+            layer = [*builder.norm(channels), *builder.activation(), *builder.named_layer(channels, growth, 3)]
+            parts.append(("dense", Concatenate(named_sequential(layer))))
             channels += growth
         if stage < 2:
-            layer = [*kit.norm(channels), *kit.activation(), *kit.named_layer(channels, channels)]
-            parts += [("transition", chain(layer)), ("pool", nn.AvgPool2d(2))]
-        body.append(chain(parts))
-    stem = kit.stem(config.input_shape[0], 2 * growth, 3)
-    return DenseNetwork(stem, body, kit.head(channels), channels, config)
+            layer = [*builder.norm(channels), *builder.activation(), *builder.named_layer(channels, channels)]
+            parts += [("transition", named_sequential(layer)), ("pool", nn.AvgPool2d(2))]
+        body.append(named_sequential(parts))
+    stem = builder.stem(config.input_shape[0], 2 * growth, 3)
+    return DenseNetwork(stem, body, builder.head(channels), channels, config)
 
 
 def highway(depth: int, width: int, config: ModelConfig) -> Network:
-    """`depth` layers of vectors, stem and classifier counted, the others gated.
+    """Return a network of `depth` layers of vectors, all gated but stem and classifier.
 
     Reference: normdead, section 3.1; Srivastava 2015, section 3.
     """
-    kit = BlockBuilder(config.method, "post", spatial=False)
+    builder = BlockBuilder(config.method, "post", spatial=False)
     body = nn.Sequential()
     for _ in range(depth - 2):
-        transform = [*kit.named_layer(width, width), *kit.norm(width), *kit.activation()]
-        body.append(Highway(kit.layer(width, width), chain(transform)))
-    stem = kit.stem(config.input_shape[0], width)
-    return HighwayNetwork(stem, body, chain(kit.bias()), width, config)
+        transform = [*builder.named_layer(width, width), *builder.norm(width), *builder.activation()]
+        body.append(Highway(builder.layer(width, width), named_sequential(transform)))
+    stem = builder.stem(config.input_shape[0], width)
+    return HighwayNetwork(stem, body, named_sequential(builder.bias()), width, config)

@@ -1,4 +1,4 @@
-"""`build`: the name of a model and a method become an initialized network."""
+"""`build`: make and initialize a model, given its name and a method."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network
 from normfree.models.builder import Padding
 from normfree.models.families import Family, find_family
-from normfree.models.special_tokens import VOCABULARY, Reads
+from normfree.models.special_tokens import SPECIAL, VOCABULARY
 from normfree.theory.errors import unknown_name
 
 CLASSES = 10
+DROPOUT = 0.1  # the defaults of `build`
 
 
 def build(
@@ -34,24 +36,37 @@ def build(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Network | Any:
-    """Build and initialize a model by name, with a method by name: a `Network`, or one of the Transformers.
-
-    The block form is the method's, else the model's, unless `form` is given. `size` is the side of the input images
-    (default: the family's); only networks of vectors and `isograd` depend on it. `example`, a batch of inputs, is
-    needed by data-driven methods and sets `in_channels` and `size`. On `device="meta"` nothing is initialized; call
-    `to_empty` and `initialize_` later.
-
-    Of models of sequences, `vocabulary` is the number of tokens that come in and `dropout` the probability (default:
-    0.1). A translator or language model predicts `num_classes` tokens (default: 1000), and those that come in are the
-    same, in one matrix, unless a translator's `vocabulary` is another number. Otherwise there are 10 classes.
+    """Build and initialize a model by name, with a method by name.
 
     >>> model = build("resnet20", method="fixup", num_classes=10)
     >>> len(model.plan.branches)
     9
 
-    Raises `ValueError` for an unknown model, depth, method or option, and for a method that the model does not admit.
+    Args:
+        name: The model, such as `"resnet110"` or `"transformer-6-6-512-1024-4"`; `normfree models` lists them.
+        method: A method, or its name with options, such as `"hanin:r=0.8"`; `normfree methods` lists them.
+        num_classes: The number of classes, by default 10. For a translator or language model, the number of tokens that
+            it predicts, by default 1000.
+        in_channels: The channels of the input images.
+        size: The side of the input images; the default depends on the model. Only networks of vectors and the method
+            `isograd` depend on it.
+        form: The block form; the default is the method's, else the model's.
+        padding_mode: The padding of convolutions, as in `torch.nn.Conv2d`.
+        vocabulary: The number of input tokens, for models of sequences. The default is `num_classes` if the model
+            predicts tokens, with one matrix for input and output, else 1000.
+        dropout: The dropout probability of models of sequences, by default 0.1.
+        example: A batch of inputs. Data-driven methods need it; it sets `in_channels` and `size`.
+        generator: The source of all draws; the default is torch's global generator.
+        device: The device of the model. With `"meta"` nothing is initialized; call `to_empty` and `initialize_` later.
+        dtype: The type of the parameters.
+
+    Returns:
+        A `Network`, or a `Transformer`, `Encoder` or `Decoder`.
+
+    Raises:
+        ValueError: If a name, depth, option or size is unknown or invalid, or if the method does not fit the model.
     """
-    family, builder = find_family(name)
+    family, factory = find_family(name)
     method = get(method)
     fitting = _fitting_form(family, name, method, form)
     classes = num_classes
@@ -59,8 +74,7 @@ def build(
         classes = VOCABULARY if family.predicts_tokens else CLASSES
     if classes < 1 or in_channels < 1:
         raise ValueError(f"expected positive num_classes and in_channels, got {classes} and {in_channels}")
-    reads = Reads(family.inputs if family.reads_tokens else 0, family.predicts_tokens)
-    words, dropped = reads.settings(name, classes, vocabulary, dropout, example)
+    vocabulary, dropout = _token_settings(family, name, classes, vocabulary, dropout, example)
     if size is not None and size < 1:
         raise ValueError(f"expected a positive size, got {size}; leave it out for the default, {family.size}")
     config = ModelConfig(
@@ -70,11 +84,11 @@ def build(
         input_shape=() if family.reads_tokens else _input_shape(family, in_channels, size, example),
         num_classes=classes,
         padding_mode=padding_mode,
-        vocabulary=words,
-        dropout=dropped,
+        vocabulary=vocabulary,
+        dropout=dropout,
     )
     with torch.device("meta"):  # no memory yet, and no draw from the global generator
-        model = builder(config)
+        model = factory(config)
     model.to(dtype)
     if str(device) == "meta":
         return model
@@ -84,7 +98,7 @@ def build(
 
 
 def admits(name: str, method: str | Method) -> bool:
-    """Whether a model by name can be built with a method; none can that has no such name.
+    """Whether a model can be built with a method; False for an unknown model.
 
     >>> admits("resnet20", "wn"), admits("encoder-6-512-2048-8", "wn")
     (True, False)
@@ -99,9 +113,10 @@ def admits(name: str, method: str | Method) -> bool:
 
 
 def _fitting_form(family: Family, name: str, method: Method, given: Form | None) -> Form:
-    """The form that a model has its blocks in: as given, else the method's, else the family's.
+    """Return the block form of a model: the given one, else the method's, else the family's.
 
-    Raises `ValueError`, which names what would do, for a method or a form that the model does not admit.
+    Raises:
+        ValueError: If the method or the form does not fit the model; the message names those that do.
     """
     chosen = given or method.form or family.form
     if chosen not in FORMS:
@@ -134,7 +149,7 @@ def _fitting_form(family: Family, name: str, method: Method, given: Form | None)
 
 
 def _input_shape(family: Family, in_channels: int, size: int | None, example: Batch | None) -> tuple[int, ...]:
-    """(C, H, W) of images, (features,) of vectors."""
+    """Return (C, H, W) for images, (features,) for vectors."""
     if isinstance(example, tuple):
         raise ValueError(f"expected an example of one tensor, got {len(example)}; only Transformers read two")
     side = family.size if size is None else size
@@ -147,3 +162,49 @@ def _input_shape(family: Family, in_channels: int, size: int | None, example: Ba
     if not shape:
         raise ValueError(f"expected an example of a batch of inputs (N, …), got shape {tuple(example.shape)}")  # type: ignore[union-attr]
     return shape if family.spatial else (math.prod(shape),)
+
+
+def _token_settings(
+    family: Family, name: str, classes: int, vocabulary: int | None, dropout: float | None, example: Batch | None
+) -> tuple[int, float]:
+    """Return the number of tokens and the dropout of a model, 0 and 0 if it reads no tokens.
+
+    Raises:
+        ValueError: If a number is invalid, or if the example is not a batch of such tokens.
+    """
+    if not family.reads_tokens:
+        if vocabulary is not None or dropout is not None:
+            raise ValueError(f"model '{name}' reads no tokens, so that it has no vocabulary or dropout; leave them out")
+        return 0, 0.0
+    if vocabulary is None:
+        vocabulary = classes if family.predicts_tokens else VOCABULARY
+    dropout = DROPOUT if dropout is None else dropout
+    fewest = min(vocabulary, classes) if family.predicts_tokens else vocabulary
+    if fewest <= SPECIAL:
+        raise ValueError(f"model '{name}' expects a vocabulary of more than its {SPECIAL} special tokens, got {fewest}")
+    if family.predicts_tokens and family.inputs == 1 and vocabulary != classes:
+        raise ValueError(
+            f"model '{name}' predicts the tokens that it reads: expected one vocabulary, got {vocabulary} and "
+            f"num_classes {classes}; leave vocabulary out"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"expected a dropout in [0, 1), got {dropout:g}; 0 turns it off")
+    if example is not None:
+        batches = (example,) if isinstance(example, Tensor) else example
+        _check_tokens(family, name, (vocabulary, classes), batches)
+    return vocabulary, dropout
+
+
+def _check_tokens(family: Family, name: str, limits: tuple[int, int], batches: tuple[Tensor, ...]) -> None:
+    """Raise unless the example has one batch of tokens per input, each token below its limit."""
+    if len(batches) != family.inputs or not all(t.dim() == 2 and t.dtype == torch.int64 for t in batches):
+        raise ValueError(
+            f"model '{name}' expects an example of {family.inputs} int64 tensor{'s' * (family.inputs > 1)} (N, T), got "
+            f"{', '.join(f'{t.dtype} {tuple(t.shape)}' for t in batches)}"
+        )
+    for tokens, limit in zip(batches, limits, strict=False):
+        if tokens.numel() and not (tokens.is_meta or 0 <= int(tokens.min()) <= int(tokens.max()) < limit):
+            raise ValueError(
+                f"model '{name}' expects tokens from 0 to {limit - 1}, got {int(tokens.min())} to "
+                f"{int(tokens.max())}; give it a larger vocabulary"
+            )

@@ -13,11 +13,11 @@ from normfree.plan import Position, positions
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetShape:
-    """What makes one residual network different from another.
+    """The stages, widths, kernels and stem of a residual network.
 
-    A block of a stage of width w has the branch widths in → inner… → w·expansion; the first block of every stage but
-    the first has stride 2. `option_a` shortcuts subsample and pad with zeros where the shape changes; the others are
-    convolutions.
+    A block in a stage of width w has the branch widths in → w… → w·expansion. The first block of every stage but the
+    first has stride 2. Where the shape changes, the shortcut is a convolution, or with `option_a` subsampling and zero
+    channels.
     """
 
     blocks: tuple[int, ...]
@@ -34,8 +34,8 @@ class ResNetShape:
     spatial: bool = True
 
     def build(self, config: ModelConfig) -> Network:
-        """The network, its parameters not yet initialized."""
-        kit = BlockBuilder(config.method, config.form, self.spatial, config.padding_mode)
+        """Build the network; its parameters are not initialized."""
+        builder = BlockBuilder(config.method, config.form, self.spatial, config.padding_mode)
         body = nn.Sequential()
         width = self.stem_width
         numbered = iter(self._positions())
@@ -45,7 +45,7 @@ class ResNetShape:
                 outputs = base * self.expansion
                 inner = [base] * (len(self.kernels) - 1)
                 blocks.append(
-                    kit.block(
+                    builder.block(
                         [width, *inner, outputs],
                         self.kernels,
                         next(numbered),
@@ -56,7 +56,7 @@ class ResNetShape:
                 )
                 width = outputs
             body.append(blocks)
-        stem = kit.stem(
+        stem = builder.stem(
             config.input_shape[0],
             self.stem_width,
             self.stem_kernel,
@@ -64,10 +64,10 @@ class ResNetShape:
             activated=self.stem_activated,
             pool=self.stem_pool,
         )
-        return Network(stem, body, kit.head(width), width, config)
+        return Network(stem, body, builder.head(width), width, config)
 
     def _positions(self) -> tuple[Position, ...]:
-        """The position of every block, with the changes of shape marked."""
+        """Return the position of every block, with the changes of shape marked."""
         width, changes = self.stem_width, []
         for stage, (count, base) in enumerate(zip(self.blocks, self.widths, strict=True)):
             for i in range(count):

@@ -1,7 +1,7 @@
-"""Transformers: encoder and decoder, encoder alone and decoder alone, from one description and any method.
+"""Transformers: encoder and decoder, encoder alone, and decoder alone, with any method.
 
-Forms: "pre" has the normalizer at the entry of each branch and one after the last sum, "post" one after every sum; a
-method without normalizer has none in either.
+The block form "pre" has a normalizer at the entry of each branch and one after the last sum; "post" has one after every
+sum. A method without normalizer has none in either form.
 
 Reference: Vaswani 2017, section 3; fixup, section 4.3.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.models.base import BaseModel, ModelConfig, walk
-from normfree.models.builder import BlockBuilder, chain
+from normfree.models.base import BaseModel, ModelConfig, sequence_layers
+from normfree.models.builder import BlockBuilder, named_sequential
 from normfree.models.special_tokens import real_positions
 from normfree.models.transformer_layers import DecoderCache, LayerBuilder, Memory
 from normfree.nn.attention import Attention
@@ -25,8 +25,8 @@ from normfree.nn.scalar_folding import Stream
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 
-class _Sequences(BaseModel):
-    """What the three have in common: embeddings, layers, a stated plan, and an output that may share a weight."""
+class _SequenceModel(BaseModel):
+    """The base of the three models: embeddings, layers, plan, and an output layer that may share its weight."""
 
     skip = "sequence"
     classifier: nn.Linear
@@ -36,16 +36,16 @@ class _Sequences(BaseModel):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def _tie(self, embedding: TokenEmbedding, width: int) -> None:
-        """Give the output the embedding's weight."""
+        """Make the output layer, with the embedding's weight."""
         self.classifier = nn.Linear(width, embedding.num_embeddings, bias=False)
         self.classifier.weight = embedding.weight
 
     def _logits(self, x: Tensor) -> Tensor:
-        """The output layer, whose type may be shorter than that of the stream."""
+        """Apply the output layer, whose type may be shorter than that of the stream."""
         return self.classifier(x.to(self.classifier.weight.dtype))  # type: ignore[no-any-return]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        """As torch has it; but a move from the meta device gives each of two modules a weight of its own."""
+        """Apply `fn` as torch does, then tie the weights again: a move from the meta device separates them."""
         tied = [(e, self.classifier) for e in self._embeddings() if e.weight is self.classifier.weight]
         out = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for embedding, classifier in tied:
@@ -59,18 +59,18 @@ class _Sequences(BaseModel):
         return (m for m in self.children() if isinstance(m, TokenEmbedding))
 
     def streams(self) -> list[Stream]:
-        """The residual sums of encoder and decoder in order, each with what reads their last."""
+        """Return the residual blocks of encoder and decoder, each with the modules that read the last block."""
         return [Stream(_residuals(stack), ends) for stack, ends in zip(self._stacks(), self._ends(), strict=True)]
 
     def _ends(self) -> list[list[nn.Module | None]]:
-        """What reads the output of each stack."""
+        """Return the modules that read the output of each stack."""
         raise NotImplementedError
 
     @property
     def plan(self) -> ResidualPlan:
-        """The plan: one branch a residual sum; encoder and decoder are two stages.
+        """The plan: one branch per residual sum; encoder and decoder are two stages.
 
-        Embeddings stand aside, unless the output shares their weight.
+        Embeddings are listed in `aside`, unless the output shares their weight.
         """
         residuals = [(name, m) for name, m in self.named_modules() if isinstance(m, Residual)]
         stacks = [len(_residuals(part)) for part in self._stacks()]
@@ -87,7 +87,7 @@ def _residuals(layers: nn.Module) -> list[Residual]:
 
 def _branch(name: str, residual: Residual, position: Position) -> Branch:
     assert residual.branch is not None
-    layers, _ = walk(f"{name}.branch", residual.branch, False)
+    layers, _ = sequence_layers(f"{name}.branch", residual.branch, False)
     itself = isinstance(residual.branch, Attention) and not residual.branch.cross
     return Branch(name, position, layers, home=name, entries=layers[:3] if itself else ())
 
@@ -96,23 +96,23 @@ def _attentions(layers: nn.Module) -> Iterator[Attention]:
     return (module for module in layers.modules() if isinstance(module, Attention))
 
 
-class Transformer(_Sequences):
-    """Encoder and decoder, which translate.
+class Transformer(_SequenceModel):
+    """Encoder and decoder, for translation.
 
-    Shapes: source (N, S) and target (N, T) of tokens → logits (N, T, V); position t predicts the token after it.
-    Padding stands at the end of a sequence.
+    Shapes: source (N, S) and target (N, T) of tokens → logits (N, T, V); position t predicts the next token. Padding is
+    at the end of a sequence.
     """
 
     def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
         super().__init__(config)
-        parts = shape.parts(config)
+        layers = shape.layers(config)
         if config.vocabulary != config.num_classes:
             self.source_embedding = TokenEmbedding(config.vocabulary, shape.width)
         self.embedding = TokenEmbedding(config.num_classes, shape.width)
-        self.encoder = nn.ModuleList(parts.encoder_layer() for _ in range(shape.encoder))
-        self.encoder_head = parts.head(bias=False)
-        self.decoder = nn.ModuleList(parts.decoder_layer(cross=True) for _ in range(shape.decoder))
-        self.head = parts.head()
+        self.encoder = nn.ModuleList(layers.encoder_layer() for _ in range(shape.encoder))
+        self.encoder_head = layers.head(bias=False)
+        self.decoder = nn.ModuleList(layers.decoder_layer(cross=True) for _ in range(shape.decoder))
+        self.head = layers.head()
         self._tie(self.embedding, shape.width)
 
     def _ends(self) -> list[list[nn.Module | None]]:
@@ -120,11 +120,11 @@ class Transformer(_Sequences):
         return [[*self.encoder_head] or memories, [*self.head]]
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits of the token that follows each of the target's."""
+        """Return the logits of each next token of the target."""
         return self.decode(target, self.encode(source))
 
     def encode(self, source: Tensor) -> Memory:
-        """Read the source."""
+        """Return the encoder's output for a source."""
         real = real_positions(source)
         mask = real[:, None, None, :]
         x = self.dropout(getattr(self, "source_embedding", self.embedding)(source))
@@ -133,7 +133,13 @@ class Transformer(_Sequences):
         return Memory(self.encoder_head(x), real)
 
     def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
-        """Logits of the token that follows each of the target's; with a cache, of new positions only, and it grows."""
+        """Return the logits of each next token.
+
+        Args:
+            target: The tokens (N, T) of the target; with a cache, only those after the ones in the cache.
+            memory: The encoder's output.
+            cache: The keys and values of the positions so far, which this call extends.
+        """
         x = self.dropout(self.embedding(target, 0 if cache is None else cache.used))
         if cache is None:
             mask = memory.real[:, None, None, :]
@@ -145,61 +151,61 @@ class Transformer(_Sequences):
         return self._logits(self.head(x))
 
     def start_cache(self, memory: Memory, length: int) -> DecoderCache:
-        """Room for at most `length` positions of a target a row of the memory."""
+        """Return an empty cache for targets of at most `length` positions, one per row of the memory."""
         own = [a.room(len(memory.states), length) for a in _attentions(self.decoder) if not a.cross]
         remembered = [a.remember(memory.states) for a in _attentions(self.decoder) if a.cross]
         return DecoderCache(own, remembered, memory.real[:, None, None, :])
 
 
-class Decoder(_Sequences):
-    """A decoder alone, which is a language model.
+class Decoder(_SequenceModel):
+    """A decoder alone: a language model.
 
-    Shapes: tokens (N, T) → logits (N, T, V); position t predicts the token after it. Padding stands at the end.
+    Shapes: tokens (N, T) → logits (N, T, V); position t predicts the next token. Padding is at the end.
     """
 
     def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
         super().__init__(config)
-        parts = shape.parts(config)
+        layers = shape.layers(config)
         self.embedding = TokenEmbedding(config.num_classes, shape.width)
-        self.decoder = nn.ModuleList(parts.decoder_layer(cross=False) for _ in range(shape.decoder))
-        self.head = parts.head()
+        self.decoder = nn.ModuleList(layers.decoder_layer(cross=False) for _ in range(shape.decoder))
+        self.head = layers.head()
         self._tie(self.embedding, shape.width)
 
     def _ends(self) -> list[list[nn.Module | None]]:
         return [[*self.head]]
 
     def forward(self, tokens: Tensor, cache: DecoderCache | None = None) -> Tensor:
-        """Logits of the token that follows each; with a cache, of new positions only, and it grows."""
+        """Return the logits of each next token; with a cache, pass only the tokens after those in the cache."""
         x = self.dropout(self.embedding(tokens, 0 if cache is None else cache.used))
         for i, layer in enumerate(self.decoder):
             x = layer(x) if cache is None else layer(x, None, None, *cache.layer(i))
         return self._logits(self.head(x))
 
     def start_cache(self, rows: int, length: int) -> DecoderCache:
-        """Room for at most `length` positions of `rows` sequences."""
+        """Return an empty cache for `rows` sequences of at most `length` positions."""
         return DecoderCache([attention.room(rows, length) for attention in _attentions(self.decoder)], [], None)
 
 
-class Encoder(_Sequences):
-    """An encoder alone, which classifies a sequence by the mean over its real positions.
+class Encoder(_SequenceModel):
+    """An encoder alone, which classifies a sequence by the mean over its tokens, padding excluded.
 
     Shapes: tokens (N, T) → logits (N, classes).
     """
 
     def __init__(self, shape: TransformerShape, config: ModelConfig) -> None:
         super().__init__(config)
-        parts = shape.parts(config)
+        layers = shape.layers(config)
         self.embedding = TokenEmbedding(config.vocabulary, shape.width)
-        self.encoder = nn.ModuleList(parts.encoder_layer() for _ in range(shape.encoder))
-        self.head = parts.head(bias=False)
-        self.bias = chain(parts.kit.bias())
+        self.encoder = nn.ModuleList(layers.encoder_layer() for _ in range(shape.encoder))
+        self.head = layers.head(bias=False)
+        self.bias = named_sequential(layers.blocks.bias())
         self.classifier = nn.Linear(shape.width, config.num_classes)
 
     def _ends(self) -> list[list[nn.Module | None]]:
         return [[*self.head, *self.bias]]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Class scores."""
+        """Return the class scores."""
         real = real_positions(tokens)
         mask = real[:, None, None, :]
         x = self.dropout(self.embedding(tokens))
@@ -212,7 +218,7 @@ class Encoder(_Sequences):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
-    """What makes one Transformer different from another: layers, width, inner width and heads."""
+    """The layers, width, inner width and heads of a Transformer."""
 
     width: int
     inner: int
@@ -221,7 +227,7 @@ class TransformerShape:
     decoder: int = 0
 
     def build(self, config: ModelConfig) -> BaseModel:
-        """The model, its parameters not yet initialized."""
+        """Build the model; its parameters are not initialized."""
         if config.method.weight != "plain" or config.method.remove_branches:
             raise ValueError(
                 f"model '{config.name}' expects a method with plain weight layers and branches, got "
@@ -231,9 +237,9 @@ class TransformerShape:
         kind = Transformer if self.encoder and self.decoder else Encoder if self.encoder else Decoder
         return kind(self, config)
 
-    def parts(self, config: ModelConfig) -> LayerBuilder:
-        """The layers of such a model, in order."""
+    def layers(self, config: ModelConfig) -> LayerBuilder:
+        """Return a builder of the model's layers."""
         sizes = [2 * self.encoder, (3 if self.encoder else 2) * self.decoder]
-        kit = BlockBuilder(config.method, config.form, spatial=False, tokens=True)
+        builder = BlockBuilder(config.method, config.form, spatial=False, tokens=True)
         numbered = iter(positions([size for size in sizes if size], [False] * sum(sizes)))
-        return LayerBuilder(self.width, self.inner, self.heads, kit, config.dropout, numbered)
+        return LayerBuilder(self.width, self.inner, self.heads, builder, config.dropout, numbered)

@@ -1,4 +1,4 @@
-"""The layers of a Transformer, built from a method's parts, and the cache that decoding fills."""
+"""Encoder and decoder layers of a Transformer, their builder, and the cache for decoding."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from normfree.models.builder import BlockBuilder, Named, chain
+from normfree.models.builder import BlockBuilder, NamedModules, named_sequential
 from normfree.nn.attention import Attention, KeyValueCache
 from normfree.nn.residual import Residual
 from normfree.plan import Position
 
 
 class Memory(NamedTuple):
-    """What an encoder hands to a decoder: states (N, S, width), and which positions are real (N, S)."""
+    """An encoder's output: states (N, S, width), and a mask (N, S) that is True where a token is no padding."""
 
     states: Tensor
     real: Tensor
 
 
 class DecoderCache:
-    """Keys and values of every decoder layer: its own as they come, and those of the memory, computed once."""
+    """Keys and values of every decoder layer: those of the target, which grow, and those of the memory."""
 
     def __init__(self, own: list[KeyValueCache], memory: list[KeyValueCache], mask: Tensor | None) -> None:
         self.own = own
@@ -35,17 +35,22 @@ class DecoderCache:
         return self.own[0].used
 
     def layer(self, index: int) -> tuple[KeyValueCache, KeyValueCache | None]:
-        """The caches of one decoder layer."""
+        """Return the caches of one decoder layer: its own and that of the memory."""
         return self.own[index], self.memory[index] if self.memory else None
 
     def reorder(self, index: Tensor, *, memory: bool = True) -> DecoderCache:
-        """Let row i continue what row index[i] began, in place; the number of rows may change.
+        """Let row i continue the sequence of row index[i], in place; the number of rows may change.
 
-        `memory=False` leaves the memory's part as it is, which is right, and faster, where every row stays with its
-        source, as the beams of a search do.
+        Args:
+            index: For each new row, the number of the old one.
+            memory: Whether to reorder the memory, too. Pass False if every row keeps its source, as in beam search; it
+                is faster.
+
+        Returns:
+            The cache.
         """
-        for held in (*self.own, *(self.memory if memory else ())):
-            held.reorder(index)
+        for cache in (*self.own, *(self.memory if memory else ())):
+            cache.reorder(index)
         if memory and self.mask is not None:
             self.mask = self.mask.index_select(0, index)
         return self
@@ -60,12 +65,12 @@ class EncoderLayer(nn.Module):
         self.feedforward = feedforward
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(N, T, width) → the same."""
+        """Map (N, T, width) to the same shape."""
         return self.feedforward(self.attention(x, None, mask))  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention, attention over a memory where there is one, then feed-forward."""
+    """Causal attention, attention over a memory if the model has one, then feed-forward."""
 
     def __init__(self, attention: Residual, cross: Residual | None, feedforward: Residual) -> None:
         super().__init__()
@@ -81,7 +86,7 @@ class DecoderLayer(nn.Module):
         own: KeyValueCache | None = None,
         remembered: KeyValueCache | None = None,
     ) -> Tensor:
-        """(N, T, width) → the same; `mask` says which positions of the memory are real."""
+        """Map (N, T, width) to the same shape; `mask` is True at the memory's positions that are no padding."""
         x = self.attention(x, None, None, own)
         if self.cross is not None:
             x = self.cross(x, memory, mask, remembered)
@@ -90,28 +95,28 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True)
 class LayerBuilder:
-    """Builds the layers of a model one after the other, each at its position."""
+    """Makes the layers of a Transformer one after the other, each at the next position."""
 
     width: int
     inner: int
     heads: int
-    kit: BlockBuilder
+    blocks: BlockBuilder
     dropout: float
-    numbered: Iterator[Position]
+    positions: Iterator[Position]
 
     def encoder_layer(self) -> EncoderLayer:
-        """The next layer of an encoder."""
+        """Return the next layer of an encoder."""
         return EncoderLayer(self._attention(), self._feedforward())
 
     def decoder_layer(self, *, cross: bool) -> DecoderLayer:
-        """The next layer of a decoder."""
+        """Return the next layer of a decoder."""
         attention = self._attention(causal=True)
         return DecoderLayer(attention, self._attention(cross=True) if cross else None, self._feedforward())
 
     def head(self, *, bias: bool = True) -> nn.Sequential:
-        """What stands after the last sum: a normalizer in the pre form, and a scalar bias before the next layer."""
-        norm = self.kit.norm(self.width) if self.kit.form == "pre" else []
-        return chain([*norm, *(self.kit.bias() if bias else [])])
+        """Return the modules after the last sum: a normalizer in the pre form, and a scalar bias."""
+        norm = self.blocks.norm(self.width) if self.blocks.form == "pre" else []
+        return named_sequential([*norm, *(self.blocks.bias() if bias else [])])
 
     def _attention(self, *, causal: bool = False, cross: bool = False) -> Residual:
         return self._sum(
@@ -121,21 +126,22 @@ class LayerBuilder:
                 causal=causal,
                 cross=cross,
                 dropout=self.dropout,
-                scalar_biases=self.kit.method.scalar_biases,
+                scalar_biases=self.blocks.method.scalar_biases,
             )
         )
 
     def _feedforward(self) -> Residual:
-        """Two layers with an activation between; the first one's bias is the one before the activation."""
-        parts: Named = [("linear", nn.Linear(self.width, self.inner)), self.kit.activation()[-1], *self._drop()]
-        parts += [*self.kit.bias(), ("linear", nn.Linear(self.inner, self.width)), *self._drop()]
-        return self._sum(chain(parts))
+        """Return two linear layers with an activation between; the first layer's bias is the activation's."""
+        first, second = nn.Linear(self.width, self.inner), nn.Linear(self.inner, self.width)
+        parts: NamedModules = [("linear", first), self.blocks.activation()[-1], *self._drop()]
+        parts += [*self.blocks.bias(), ("linear", second), *self._drop()]
+        return self._sum(named_sequential(parts))
 
-    def _drop(self) -> Named:
+    def _drop(self) -> NamedModules:
         return [("dropout", nn.Dropout(self.dropout))] if self.dropout else []
 
     def _sum(self, branch: nn.Module) -> Residual:
-        norm = self.kit.norm(self.width)
-        pre = self.kit.form != "post"
-        entry = [*(norm if pre else []), *self.kit.bias()]
-        return self.kit.sum(branch, next(self.numbered), entry=entry, exit=[] if pre else norm)
+        norm = self.blocks.norm(self.width)
+        pre = self.blocks.form != "post"
+        entry = [*(norm if pre else []), *self.blocks.bias()]
+        return self.blocks.sum(branch, next(self.positions), entry=entry, exit=[] if pre else norm)

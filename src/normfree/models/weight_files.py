@@ -1,4 +1,4 @@
-"""The weights of a model as one safetensors file: any reader takes it, and reading it runs no code."""
+"""Save and load the weights of a model as a safetensors file, a format that runs no code when read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from normfree.files import explained, replacing
 
 
 def save_weights(path: str | Path, model: nn.Module) -> None:
-    """Write the `state_dict` of a model into one safetensors file, which any reader of that format takes.
+    """Write the `state_dict` of a model to a safetensors file.
 
     Raises:
-        ValueError: on another suffix, or a tensor that cannot be written.
-        OSError: in one sentence, when it cannot be written; what was there before stays whole.
+        ValueError: If the suffix is not .safetensors, or if the format cannot hold a tensor.
+        OSError: If the file cannot be written. A previous file stays intact.
     """
     path = _safetensors(path)
     with explained("the weights", path, "what was there before is whole"), replacing(path) as temporary:
@@ -28,10 +28,10 @@ def save_weights(path: str | Path, model: nn.Module) -> None:
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Fill a model with the tensors of a safetensors file, by their `state_dict` names; of tied ones, one is enough.
+    """Load a safetensors file into a model, by `state_dict` names; one of several tied tensors is enough.
 
     Raises:
-        ValueError: when the file is missing, damaged, or of another model; the model is then as it was.
+        ValueError: If the file is missing or damaged, or if it is of another model. The model is then unchanged.
     """
     if not Path(path).is_file():
         raise ValueError(
@@ -74,17 +74,17 @@ def _safetensors(path: str | Path) -> Path:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two names of one tensor, and for no others."""
+    """Return a key that is equal for two names of one tensor only."""
     if tensor.device.type == "meta" or not tensor.numel():
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a safetensors file; views and shared storages become tensors of their own.
+    """Return tensors as the bytes of a safetensors file; views and shared storages are copied.
 
     Raises:
-        ValueError: on a tensor that has no values, is sparse, or of a type that the format does not know.
+        ValueError: If a tensor is sparse, has no values, or has a type that the format does not support.
     """
     copies = {}
     for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
             raise ValueError(
                 f"expected dense tensors with values, got a {kind} one under '{name}'; make it dense first"
             )
-        # A copy, because the format knows neither views nor shared storages.
+        # A copy, because the format supports neither views nor shared storages.
         copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     try:
         return render_tensors(copies)

@@ -1,4 +1,4 @@
-"""The one residual module: every residual rule of the papers is a setting of its equation."""
+"""`Residual`, the one residual module: every residual rule of the papers is a setting of its equation."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 
 NEUTRAL = {"c": 1.0, "a": 1.0, "alpha": 1.0, "beta": 1.0, "delta": 0.0}
-"""The scalars of the equation, each with the number that changes nothing."""
+"""The scalars of the equation, each with its neutral value."""
 
 
 class Residual(nn.Module):
     """One residual sum, p(c · (a · h(s) + β · f(e(α · x)) + δ)).
 
-    `branch` is f and `shortcut` h. `entry` e stands before the branch (the pre-activation, or Fixup's first bias) and
-    the shortcut reads s = e(α · x) when `shortcut_reads_entry`, else s = x. `exit` is p. A scalar that is left out is
-    neutral and costs nothing; a branch that is left out adds nothing. What else a branch reads (a memory, masks, a
-    cache) is its context.
+    A scalar that is None is neutral and costs nothing; a branch that is None adds nothing.
 
-    Shapes: x is (N, C, …) or (N, T, C); branch and shortcut must agree on theirs.
+    Shapes: x is (N, C, …) or (N, T, C); branch and shortcut have the same output shape.
 
     The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
-    is already in the weight of the branch's last layer; see `MasterWeights`.
+    is already in the weight of the branch's last layer; see `normfree.nn.scalar_folding`.
+
+    Args:
+        branch: f.
+        shortcut: h; the default is the identity.
+        entry: e, the module before the branch: the pre-activation, or Fixup's first bias.
+        exit: p, the module after the sum: an activation or a normalizer.
+        c, a, alpha, beta, delta: The scalars.
+        shortcut_reads_entry: Whether the shortcut reads s = e(α · x) instead of s = x.
+        transition: Whether the block changes the shape.
     """
 
     stream_dtype: torch.dtype | None = None
@@ -65,16 +71,16 @@ class Residual(nn.Module):
         self._shortcut_has_weights = any(True for _ in self.shortcut.parameters())
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """The sum of shortcut and branch, which is handed the context."""
-        # Rounding before the entry instead of after it leaves half as much to keep for the backward pass; but a
-        # shortcut that reads the entry is part of the stream.
+        """Return the sum; `context` is passed to the branch (a memory, masks, a cache)."""
+        # Rounding before the entry instead of after it halves the memory kept for the backward pass. But a shortcut
+        # that reads the entry is part of the stream.
         early = self.branch_dtype is not None and not self.shortcut_reads_entry
         entered = self.entry(self.alpha(x.to(self.branch_dtype) if early else x))
         source = entered if self.shortcut_reads_entry else x
         if self.branch_dtype is not None:
             entered = entered.to(self.branch_dtype)
             source = source.to(self.branch_dtype) if self._shortcut_has_weights else source
-            context = tuple(_lowered(part, self.branch_dtype) for part in context)
+            context = tuple(_cast_signal(part, self.branch_dtype) for part in context)
         total = self.a(self.shortcut(source))
         if self.stream_dtype is not None:
             total = total.to(self.stream_dtype)
@@ -85,36 +91,37 @@ class Residual(nn.Module):
         return out
 
     def set_scalars_(self, values: dict[str, float]) -> None:
-        """Write the scalars of the equation by name (c, a, alpha, beta, delta).
+        """Set the scalars of the equation by name (c, a, alpha, beta, delta).
 
-        Raises `ValueError` when a name is unknown or a value that is not neutral has no module to hold it; nothing is
-        written then.
+        Raises:
+            ValueError: If a name is unknown, or if the block has no module for a value that is not neutral. No scalar
+                is then changed.
         """
-        held = {name: getattr(self, name) for name in NEUTRAL}
+        modules = {name: getattr(self, name) for name in NEUTRAL}
         for name, value in values.items():
-            if name not in held:
-                raise ValueError(f"expected a scalar of the equation, got '{name}'; use one of {', '.join(held)}")
-            if not isinstance(held[name], ScalarBias | ScalarMultiplier) and value != NEUTRAL[name]:
+            if name not in modules:
+                raise ValueError(f"expected a scalar of the equation, got '{name}'; use one of {', '.join(modules)}")
+            if not isinstance(modules[name], ScalarBias | ScalarMultiplier) and value != NEUTRAL[name]:
                 raise ValueError(
-                    f"expected a scalar '{name}' to hold {value:g}, got {type(held[name]).__name__}; "
+                    f"expected a scalar '{name}' to hold {value:g}, got {type(modules[name]).__name__}; "
                     f"build the block with {name}="
                 )
         for name, value in values.items():
-            if isinstance(held[name], ScalarBias | ScalarMultiplier):
-                held[name].set_(value)
+            if isinstance(modules[name], ScalarBias | ScalarMultiplier):
+                modules[name].set_(value)
 
     def extra_repr(self) -> str:
-        """What the shortcut reads."""
+        """Return the block's settings."""
         return f"shortcut_reads_entry={self.shortcut_reads_entry}, transition={self.transition}"
 
 
-def _lowered(part: Any, dtype: torch.dtype) -> Any:
-    """A signal in another type; masks, caches and what is absent stay as they are."""
+def _cast_signal(part: Any, dtype: torch.dtype) -> Any:
+    """Convert a floating-point tensor; masks, caches and None stay unchanged."""
     return part.to(dtype) if isinstance(part, Tensor) and part.is_floating_point() else part
 
 
 class SubsamplePad(nn.Module):
-    """The shortcut without weights: every stride-th pixel, missing channels filled with zeros.
+    """The shortcut without weights: every stride-th pixel, with zeros for the missing channels.
 
     Reference: fixup, CIFAR models; He 2016, section 4.2, option A.
 
@@ -136,7 +143,7 @@ class SubsamplePad(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
 
     def extra_repr(self) -> str:
-        """Stride and the number of added channels."""
+        """Return the stride and the number of added channels."""
         return f"stride={self.stride}, zero_channels={self.missing}"
 
 
@@ -145,16 +152,23 @@ def set_precision_(
 ) -> nn.Module:
     """Keep the residual stream of every `Residual` in one type while the branches run in another, in place.
 
-    With `branch` given, the weight layers of branches and shortcuts are lowered to it and their inputs cast to it;
-    `branch=None` leaves the weights alone, as is right under autocast, where only the stream's type is pinned.
     Thousands of small additions lose their low bits in a bf16 stream.
+
+    Args:
+        model: The model.
+        stream: The type of the residual stream; None keeps the type of the operands.
+        branch: The type of the weight layers of branches and shortcuts, and of their inputs. None changes no weights;
+            use it under autocast.
+
+    Returns:
+        The model.
     """
     for module in model.modules():
         if isinstance(module, Residual):
             module.stream_dtype = stream
             module.branch_dtype = branch
             if branch is not None:
-                # An entry that only the branch reads runs in the branch's type, and so does a normalizer in it.
+                # An entry that only the branch reads runs in the branch's type, including its normalizer.
                 for part in (module.branch, module.shortcut, None if module.shortcut_reads_entry else module.entry):
                     if part is not None:
                         lower_precision_(part, branch)
@@ -162,11 +176,11 @@ def set_precision_(
 
 
 def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Let the weight layers inside `module` compute in `dtype`, in place, and leave everything else as it is.
+    """Let the weight layers inside `module` compute in `dtype`, in place.
 
-    A plain layer's parameters are converted, and those of our embeddings, layer, group and RMS norm and dynamic tanh. A
-    reparametrized layer keeps its own but for the bias and converts its effective weight. Batch norm, instance norm and
-    scalars keep theirs: they hold statistics and single numbers, which a short type would spoil.
+    Converts the parameters of plain weight layers, `TokenEmbedding`, layer, group and RMS norm, and dynamic tanh. Of a
+    reparametrized layer only the bias is converted; its effective weight is rounded at every use. Batch norm, instance
+    norm and scalars keep their type, because a short one would spoil statistics and single numbers.
     """
     for layer in module.modules():
         if isinstance(layer, WEIGHT_LAYERS):
@@ -175,16 +189,16 @@ def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             elif layer.bias is not None:
                 layer.bias.data = layer.bias.data.to(dtype)
         elif isinstance(layer, TokenEmbedding | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | DynamicTanh):
-            layer.to(dtype)  # torch wants their weights in the type of their input; they hold no statistics
+            layer.to(dtype)  # torch requires their weights in the type of their input; they hold no statistics
     return module
 
 
 def reset_precision_(model: nn.Module) -> nn.Module:
-    """Let every `Residual` compute in the type of its operands, with its scalars again, in place."""
+    """Undo `set_precision_` and scalar folding: compute in the type of the operands, with all scalars, in place."""
     for module in model.modules():
         if isinstance(module, Residual):
             module.stream_dtype = module.branch_dtype = None
             module.beta_in_weight = False
         elif isinstance(module, ScalarBias):
-            module.absorbed, module.carried = False, None
+            module.absorbed, module.moved = False, None
     return model

@@ -1,7 +1,14 @@
-"""Weight layers that can take in the scalars around them: a bias b before the layer, and a multiplier β behind it.
+"""Fold learnable scalars into the weight layers next to them: a bias b before the layer and a multiplier β after it.
 
-β · (W (x + b) + v) = (β W) x + β (v + b W 1): the same function, and no activation is read or kept for a scalar. The δ
-behind a residual sum can go to the biases that read the stream after it, where all that reads it has one.
+    β · (W (x + b) + v) = (β W) x + β (v + b W 1)
+
+The folded layer computes the same function, and no activation is stored or read for a scalar. With G and g the
+gradients of β W and β (v + b W 1), the gradients are
+
+    of W: β (G + b g 1ᵀ)    of v: β g    of b: β ⟨g, W 1⟩    of β: ⟨G, W⟩ + ⟨g, v + b W 1⟩
+
+A bias δ after a residual sum moves to the biases that read the stream later, if every reader has one; its gradient is
+the sum of theirs.
 """
 
 from __future__ import annotations
@@ -21,10 +28,12 @@ from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import weight_kind
 
+_ALIGNMENT = 64  # elements; tensor cores need their operands at such addresses
+
 
 @dataclass(frozen=True)
-class FoldedLayer:
-    """A layer, the scalar bias that it reads, and the block whose β multiplies what it puts out."""
+class FoldableLayer:
+    """A layer, the scalar bias that it reads, and the block whose β multiplies its output."""
 
     layer: nn.Linear | nn.Conv2d
     bias: ScalarBias | None
@@ -32,74 +41,99 @@ class FoldedLayer:
 
     @property
     def beta(self) -> ScalarMultiplier | None:
-        """The multiplier behind the layer."""
+        """The multiplier after the layer."""
         return None if self.block is None else self.block.beta  # type: ignore[return-value]
+
+    @property
+    def kind(self) -> LayerKind:
+        """The properties that layers of a group share: whether they have b, β and v, and the weight's shape."""
+        layer = self.layer
+        return self.bias is not None, self.beta is not None, layer.bias is not None, tuple(layer.weight.shape)
+
+
+LayerKind = tuple[bool, bool, bool, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Residual sums in order, each of which reads what the one before puts out, and the modules that read the last."""
+    """Residual blocks in order, each of which reads the previous one's output, and the modules that read the last."""
 
     blocks: Sequence[Residual]
     ends: Sequence[nn.Module | None]
 
 
-def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> list[FoldedLayer]:
-    """The layers of residual branches that could take in a scalar; of all, or of those with weights in `short`, by id.
+class ParameterSlot(NamedTuple):
+    """A parameter, its start in the master vector, and its start in the compute vector if its type is short."""
 
-    All that they hold learns, and nothing else uses it. A bias is taken in by linear layers that have a bias vector,
-    all that read it or none. A convolution pads with zeros, to which no bias was added, so it takes in a multiplier
-    only.
+    parameter: nn.Parameter
+    start: int
+    short_start: int | None
+
+
+def padded_size(size: int) -> int:
+    """Return the number of elements that a parameter of `size` elements occupies in a vector."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> list[FoldableLayer]:
+    """Find the layers of residual branches into which a scalar can be folded.
+
+    All their parameters are learnable, and no other module uses them. A scalar bias is folded into all layers that read
+    it or into none; they must be linear and have a bias vector. A convolution takes a multiplier only, because the
+    zeros that it pads with contain no bias.
+
+    Args:
+        model: The model.
+        short: The ids of the parameters to consider; the default is all.
     """
     owners = _owners(model)
 
     def fits(layer: nn.Module) -> bool:
-        held = layer._parameters.values()
-        here = short is None or all(id(p) in short for p in held if p is not None)
-        return here and _plain(layer) and all(_learns_alone(p, owners) for p in held if p is not None)
+        held = [p for p in layer._parameters.values() if p is not None]
+        considered = short is None or all(id(p) in short for p in held)
+        return considered and _is_plain(layer) and all(_learns_alone(p, owners) for p in held)
 
     biases: dict[nn.Module, ScalarBias] = {}
     blocks: dict[nn.Module, Residual] = {}
     for block in model.modules():
         if not isinstance(block, Residual) or block.branch is None:
             continue
-        for bias, layers in _readers(block):
-            able = all(fits(layer) and layer.bias is not None for layer in layers)
-            if able and _learns_alone(bias.value, owners):
+        for bias, layers in _bias_readers(block):
+            foldable = all(fits(layer) and layer.bias is not None for layer in layers)
+            if foldable and _learns_alone(bias.value, owners):
                 biases.update(dict.fromkeys(layers, bias))
-        last, beta = _last(block.branch), block.beta
+        last, beta = _last_layer(block.branch), block.beta
         if fits(last) and isinstance(beta, ScalarMultiplier) and _learns_alone(beta.value, owners):
             blocks[last] = block
-    return [FoldedLayer(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
+    return [FoldableLayer(layer, biases.get(layer), blocks.get(layer)) for layer in {**biases, **blocks}]  # type: ignore[arg-type]
 
 
-def carried_biases(
-    model: nn.Module, streams: Iterable[Stream], taken: Collection[ScalarBias]
+def foldable_deltas(
+    model: nn.Module, streams: Iterable[Stream], folded: Collection[ScalarBias]
 ) -> dict[ScalarBias, list[ScalarBias]]:
-    """The scalar biases that read a stream of the model, each with the δ before it that it can take over.
+    """Map each scalar bias that reads a residual stream to the δ before it, which it can take over.
 
-    In a stream all δ move or none: every block must begin with a bias that layers took in (`taken`), and its end be
-    read by scalar biases. Keys need none, as in `foldable_layers`.
+    All δ of a stream move, or none. They move if every block begins with a bias in `folded`, the biases that are folded
+    into layers, and if scalar biases read the stream's end. An attention's keys need no bias; see `_bias_readers`.
     """
     owners = _owners(model)
-    carried: dict[ScalarBias, list[ScalarBias]] = {}
+    readers: dict[ScalarBias, list[ScalarBias]] = {}
     for stream in streams:
         deltas = [block.delta for block in stream.blocks]
-        entries = [before[0] if len(before := _entries(block)) == 1 else None for block in stream.blocks]
-        moving = [*deltas, *stream.ends]
+        entries = [before[0] if len(before := _entry_modules(block)) == 1 else None for block in stream.blocks]
         if (
             stream.ends
-            and all(isinstance(bias, ScalarBias) and _learns_alone(bias.value, owners) for bias in moving)
-            and all(_passes_on(block) for block in stream.blocks)
-            and all(entry in taken for entry in entries)
+            and all(isinstance(b, ScalarBias) and _learns_alone(b.value, owners) for b in (*deltas, *stream.ends))
+            and all(_passes_constants(block) for block in stream.blocks)
+            and all(entry in folded for entry in entries)
         ):
-            readers = [*enumerate(entries), *((len(deltas), end) for end in stream.ends)]
-            carried |= {reader: deltas[:before] for before, reader in readers if before}  # type: ignore[misc]
-    return carried
+            places = [*enumerate(entries), *((len(deltas), end) for end in stream.ends)]
+            readers |= {reader: deltas[:before] for before, reader in places if before}  # type: ignore[misc]
+    return readers
 
 
 def _owners(model: nn.Module) -> Counter[int]:
-    """How often each parameter is held, by id; a module that has several names counts as often."""
+    """Count the modules that hold each parameter, by id; a module with several names counts several times."""
     named = model.named_modules(remove_duplicate=False)
     return Counter(id(p) for _, module in named for p in module._parameters.values())
 
@@ -108,24 +142,23 @@ def _learns_alone(value: Tensor, owners: Counter[int]) -> bool:
     return value.requires_grad and owners[id(value)] == 1
 
 
-def _passes_on(block: Residual) -> bool:
-    """Whether what is added to the input of a block is added to its output, but for what its branch makes of it."""
+def _passes_constants(block: Residual) -> bool:
+    """Whether the shortcut passes a constant through unchanged."""
     around = (block.shortcut, block.alpha, block.a, block.c, block.exit)
     return all(isinstance(part, nn.Identity) for part in around)
 
 
-def _entries(block: Residual) -> list[nn.Module]:
-    """What stands before the branch, in order."""
+def _entry_modules(block: Residual) -> list[nn.Module]:
     return [*block.entry] if isinstance(block.entry, nn.Sequential) else [block.entry]
 
 
-def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
-    """The scalar biases of a block, each with the linear layers that read it and nothing else.
+def _bias_readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
+    """Iterate over the scalar biases of a block, each with all the linear layers that read it.
 
-    Keys need no bias: it adds the same to every logit of a query, and leaves the attention as it is.
+    An attention's key layer is not among them: a bias adds the same to every logit of a query, so it changes nothing.
     """
     branch = block.branch
-    last = _entries(block)[-1:]
+    last = _entry_modules(block)[-1:]
     before = [] if block.shortcut_reads_entry else [bias for bias in last if isinstance(bias, ScalarBias)]
     if isinstance(branch, Attention):
         for bias in before:
@@ -140,48 +173,24 @@ def _readers(block: Residual) -> Iterator[tuple[ScalarBias, list[nn.Linear]]]:
                 yield bias, [layer]
 
 
-def _last(branch: nn.Module) -> nn.Module:
-    """The last layer of a branch; dropout behind it does not mind a multiplier."""
+def _last_layer(branch: nn.Module) -> nn.Module:
+    """Return the last layer of a branch; dropout after it commutes with a multiplier."""
     if isinstance(branch, Attention):
         return branch.out
     parts = [part for part in branch if not isinstance(part, nn.Dropout)] if isinstance(branch, nn.Sequential) else []
     return parts[-1] if parts else branch
 
 
-def _plain(layer: nn.Module) -> bool:
+def _is_plain(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d | nn.Linear) and weight_kind(layer) == "plain"
 
 
-_ALIGN = 64  # elements; the kernels of tensor cores want their operands on such addresses
-
-
-def padded(size: int) -> int:
-    """The elements that so many take in the vectors."""
-    return -(-size // _ALIGN) * _ALIGN
-
-
-class Placed(NamedTuple):
-    """A parameter, where it begins in the masters, and where in the computing vector, if its type is short."""
-
-    parameter: nn.Parameter
-    start: int
-    short: int | None
-
-
-class _Layer(NamedTuple):
-    """A layer that takes in scalars, and where its weight begins in the masters and in the computing vector."""
-
-    found: FoldedLayer
-    start: int
-    short: int
-
-
 @dataclass(frozen=True)
-class Run:
-    """Layers of one shape that take in the same scalars and whose weights W lie side by side.
+class _AdjacentLayers:
+    """Layers of one kind whose weights are adjacent in the vectors, so that one kernel handles all of them.
 
-    `masters` and `computing` are where their weights are, `layers` their numbers among all layers, and `elements` those
-    of their bias vectors v among the elements of all vectors.
+    `masters` and `computing` are the positions of their weights in the two vectors, `layers` their numbers among all
+    folded layers, and `elements` the positions of their bias vectors among the elements of all bias vectors.
     """
 
     shape: torch.Size
@@ -193,161 +202,185 @@ class Run:
     layers: slice
     elements: slice
 
-    def rows(self, vector: Tensor, stretch: slice) -> Tensor:
-        """The weights of a vector, one a row."""
-        return vector[stretch].view(-1, padded(self.shape.numel()))
+    def rows(self, vector: Tensor, part: slice) -> Tensor:
+        """View the weights in a vector as a matrix with one row per layer."""
+        return vector[part].view(-1, padded_size(self.shape.numel()))
 
     def matrices(self, vector: Tensor) -> Tensor:
-        """The weights (layers, outputs, inputs) of a vector like the masters."""
+        """View the weights in a vector with the masters' layout as (layers, outputs, inputs)."""
         return self.rows(vector, self.masters)[:, : self.shape.numel()].view(-1, *self.shape)
 
     def vectors(self, elements: Tensor) -> Tensor:
-        """The part (…, layers, outputs) of what is known of the elements of all vectors."""
+        """View this group's part of a tensor over all elements of bias vectors as (…, layers, outputs)."""
         own: Tensor = elements[..., self.elements]
         return own.view(*own.shape[:-1], -1, self.shape[0])
 
 
 class ScalarFolding:
-    """All layers that take in scalars. What many layers need is gathered at once, since a small kernel costs time, too.
+    """Computes the folded weights from the master vector, and the masters' gradient from that of the folded weights.
 
-    Between `publish_` and `finish_` it remembers β of every layer, and of every element of the bias vectors β, b, W 1
-    and v + b W 1; a layer without a scalar has 1 and 0 in its place. `values` are the masters. To a bias b belongs the
-    sum of the δ that it has `carried`; one that no layer takes in gets it as a tensor.
+    Small quantities of all layers are gathered in one tensor each, because every small kernel costs time. Between
+    `publish_` and `finish_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of the bias vectors;
+    a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes over. A bias that
+    reads the end of a stream, and is not folded into a layer, gets its δ as a tensor, `ScalarBias.moved`.
+
+    Args:
+        model: The model.
+        layers: The layers to fold into, by the id of their weight.
+        streams: The residual streams of the model, if it declares them.
+        slots: The places of all parameters that learn.
+        values: The master vector.
     """
 
     def __init__(
         self,
-        placed: Sequence[Placed],
-        absorbing: Mapping[int, FoldedLayer],
+        model: nn.Module,
+        layers: Mapping[int, FoldableLayer],
+        streams: Iterable[Stream],
+        slots: Sequence[ParameterSlot],
         values: Tensor,
-        carried: Mapping[ScalarBias, Sequence[ScalarBias]],
     ) -> None:
-        starts = {id(place.parameter): place.start for place in placed}
-        shorts = {id(place.parameter): place.short for place in placed if place.short is not None}
-        layers = [_Layer(absorbing[i], starts[i], shorts[i]) for i in starts if i in absorbing]
-        owned = [layer.found for layer in layers]
-        self.runs = list(_runs(layers))
-        self.carried = list(dict.fromkeys(delta for deltas in carried.values() for delta in deltas))
-        taken = [found.bias for found in owned if found.bias is not None]
-        self.ends = [reader for reader in carried if reader not in {*taken}]
-        self.at_ends = values.new_zeros(len(self.ends))
+        starts = {id(slot.parameter): slot.start for slot in slots}
+        short_starts = {id(slot.parameter): slot.short_start for slot in slots if slot.short_start is not None}
+        found = [layers[i] for i in starts if i in layers]
+        biases = [layer.bias for layer in found if layer.bias is not None]
+        readers = foldable_deltas(model, streams, {*biases})
+        self.deltas = list(dict.fromkeys(delta for deltas in readers.values() for delta in deltas))
+        self._blocks = [layer.block for layer in found if layer.block is not None]
+        self._left_out = [*dict.fromkeys(biases), *self.deltas]
+        self._ends = [reader for reader in readers if reader not in {*biases}]
+        self._end_sums = values.new_zeros(len(self._ends))
+        self._groups = list(_adjacent_layers(found, starts, short_starts))
 
-        def numbers(found: Iterable[int]) -> Tensor:
-            return torch.tensor([*found], device=values.device, dtype=torch.int64)
+        def indices(numbers: Iterable[int]) -> Tensor:
+            return torch.tensor([*numbers], device=values.device, dtype=torch.int64)
 
-        def at(scalars: Iterable[ScalarBias | ScalarMultiplier]) -> Tensor:
-            return numbers(starts[id(scalar.value)] for scalar in scalars)
+        def positions(scalars: Iterable[ScalarBias | ScalarMultiplier]) -> Tensor:
+            return indices(starts[id(scalar.value)] for scalar in scalars)
 
-        self._biases, self._deltas, self._ends = at(taken), at(self.carried), at(self.ends)
-        self._betas = at(found.beta for found in owned if found.beta is not None)
-        self._with_bias = numbers(i for i, found in enumerate(owned) if found.bias is not None)
-        self._with_beta = numbers(i for i, found in enumerate(owned) if found.beta is not None)
-        self._to_layers, self._to_ends = (_shares(rs, self.carried, carried).to(values) for rs in (taken, self.ends))
-        vectors = [(i, found.layer.bias) for i, found in enumerate(owned) if found.layer.bias is not None]
+        self._bias_at, self._delta_at, self._end_at = positions(biases), positions(self.deltas), positions(self._ends)
+        self._beta_at = positions(layer.beta for layer in found if layer.beta is not None)
+        self._with_bias = indices(i for i, layer in enumerate(found) if layer.bias is not None)
+        self._with_beta = indices(i for i, layer in enumerate(found) if layer.beta is not None)
+        self._deltas_of_layers = _incidence(biases, self.deltas, readers).to(values)
+        self._deltas_of_ends = _incidence(self._ends, self.deltas, readers).to(values)
+        vectors = [(i, layer.layer.bias) for i, layer in enumerate(found) if layer.layer.bias is not None]
 
-        def elements_at(where: Mapping[int, int]) -> Tensor:
-            """The places of all elements of all bias vectors, given those where the vectors begin."""
-            begins = ((where[id(vector)], len(vector)) for _, vector in vectors)
-            return numbers(i for begin, size in begins for i in range(begin, begin + size))
+        def element_positions(begins: Mapping[int, int]) -> Tensor:
+            spans = ((begins[id(vector)], len(vector)) for _, vector in vectors)
+            return indices(i for begin, size in spans for i in range(begin, begin + size))
 
-        self._vectors, self._computing = elements_at(starts), elements_at(shorts)
-        self._layer_of = numbers(i for i, vector in vectors for _ in range(len(vector)))
-        self._beta, self._bias = values.new_ones(len(owned)), values.new_zeros(len(owned))
-        self._of_scalars = values.new_zeros(2, len(owned))  # the gradients of β and b, by layer
-        elements = values.new_zeros(4, len(self._layer_of))
-        self._sums, self._shifted, self._element_beta, self._element_bias = elements
+        self._vector_at, self._computing_at = element_positions(starts), element_positions(short_starts)
+        self._layer_of_element = indices(i for i, vector in vectors for _ in range(len(vector)))
+        self._beta, self._bias = values.new_ones(len(found)), values.new_zeros(len(found))
+        self._scalar_gradients = values.new_zeros(2, len(found))  # of β and b, by layer
+        elements = values.new_zeros(4, len(self._layer_of_element))
+        self._row_sums, self._shifted, self._element_beta, self._element_bias = elements
+
+    def scalars(self) -> list[ScalarBias | ScalarMultiplier]:
+        """Return the scalars whose gradients `finish_` computes, because the model runs without them."""
+        return [*(block.beta for block in self._blocks), *self._left_out]  # type: ignore[list-item]
+
+    def enable_(self, on: bool = True) -> None:
+        """Let the model run without the scalars that are folded into its weights, or with them again."""
+        for block in self._blocks:
+            block.beta_in_weight = on
+        for bias in self._left_out:
+            bias.absorbed = on
+        for end, moved in zip(self._ends, self._end_sums, strict=True):
+            end.moved = moved if on else None
 
     def publish_(self, values: Tensor, computing: Tensor) -> None:
-        """Write β W and β (v + b W 1) where they compute, and what the ends have carried."""
-        self._beta[self._with_beta] = values[self._betas]
-        biases = values[self._biases]
-        if self.carried:
-            deltas = values[self._deltas]
-            biases += self._to_layers @ deltas
-            torch.mv(self._to_ends, deltas, out=self.at_ends)
+        """Write β W and β (v + b W 1) into the compute vector, and the sums of δ for the streams' ends."""
+        if not self._groups:
+            return
+        self._beta[self._with_beta] = values[self._beta_at]
+        biases = values[self._bias_at]
+        if self.deltas:
+            deltas = values[self._delta_at]
+            biases += self._deltas_of_layers @ deltas
+            torch.mv(self._deltas_of_ends, deltas, out=self._end_sums)
         self._bias[self._with_bias] = biases
-        for run in self.runs:
-            if run.has_beta:
-                weights = run.rows(values, run.masters)
-                torch.mul(weights, self._beta[run.layers].unsqueeze(1), out=run.rows(computing, run.computing))
-            if run.has_bias:
-                torch.sum(run.matrices(values), 2, out=run.vectors(self._sums))
-        if len(self._layer_of):
-            torch.take(self._beta, self._layer_of, out=self._element_beta)
-            torch.take(self._bias, self._layer_of, out=self._element_bias)
-            torch.addcmul(values[self._vectors], self._element_bias, self._sums, out=self._shifted)
-            computing[self._computing] = (self._shifted * self._element_beta).to(computing.dtype)
+        for group in self._groups:
+            if group.has_beta:
+                weights = group.rows(values, group.masters)
+                torch.mul(weights, self._beta[group.layers].unsqueeze(1), out=group.rows(computing, group.computing))
+            if group.has_bias:
+                torch.sum(group.matrices(values), 2, out=group.vectors(self._row_sums))
+        if len(self._layer_of_element):
+            torch.take(self._beta, self._layer_of_element, out=self._element_beta)
+            torch.take(self._bias, self._layer_of_element, out=self._element_bias)
+            torch.addcmul(values[self._vector_at], self._element_bias, self._row_sums, out=self._shifted)
+            computing[self._computing_at] = (self._shifted * self._element_beta).to(computing.dtype)
 
     def finish_(self, values: Tensor, gradient: Tensor) -> None:
-        """Turn the gradients of β W and β (v + b W 1) into those of W, v, β, b and δ."""
-        self._of_scalars.zero_()
-        of_vectors = gradient[self._vectors]
-        products = torch.stack((of_vectors * self._shifted, of_vectors * self._sums))
+        """Turn the gradients of β W and β (v + b W 1) into those of W, v, β, b and δ, in place."""
+        if not self._groups:
+            return
+        self._scalar_gradients.zero_()
+        of_vectors = gradient[self._vector_at]
+        products = torch.stack((of_vectors * self._shifted, of_vectors * self._row_sums))
         of_vectors *= self._element_beta
-        gradient[self._vectors] = of_vectors
+        gradient[self._vector_at] = of_vectors
         steps = of_vectors * self._element_bias
-        for run in self.runs:
-            of_beta, of_bias = of_both = self._of_scalars[:, run.layers]
-            beta = self._beta[run.layers]
-            if run.has_vector:
-                torch.sum(run.vectors(products), 2, out=of_both)
+        for group in self._groups:
+            of_beta, of_bias = of_both = self._scalar_gradients[:, group.layers]
+            beta = self._beta[group.layers]
+            if group.has_vector:
+                torch.sum(group.vectors(products), 2, out=of_both)
                 of_bias *= beta
-            if run.has_beta:
-                of_beta += (run.rows(gradient, run.masters) * run.rows(values, run.masters)).sum(1)
-            if run.has_bias:
-                weights, step = run.matrices(gradient), run.vectors(steps).unsqueeze(2)
+            if group.has_beta:
+                of_beta += (group.rows(gradient, group.masters) * group.rows(values, group.masters)).sum(1)
+            if group.has_bias:
+                weights, step = group.matrices(gradient), group.vectors(steps).unsqueeze(2)
                 torch.addcmul(step, weights, beta.view(-1, 1, 1), out=weights)
             else:
-                run.rows(gradient, run.masters).mul_(beta.unsqueeze(1))
-        gradient[self._betas] = self._of_scalars[0, self._with_beta]
-        gradient.index_fill_(0, self._biases, 0.0)
-        of_biases = self._of_scalars[1, self._with_bias]
-        gradient.index_add_(0, self._biases, of_biases)  # several layers may read one
-        if self.carried:
-            gradient[self._deltas] = self._to_layers.T @ of_biases + self._to_ends.T @ gradient[self._ends]
+                group.rows(gradient, group.masters).mul_(beta.unsqueeze(1))
+        gradient[self._beta_at] = self._scalar_gradients[0, self._with_beta]
+        gradient.index_fill_(0, self._bias_at, 0.0)
+        of_biases = self._scalar_gradients[1, self._with_bias]
+        gradient.index_add_(0, self._bias_at, of_biases)  # several layers may read one bias
+        if self.deltas:
+            of_ends = gradient[self._end_at]
+            gradient[self._delta_at] = self._deltas_of_layers.T @ of_biases + self._deltas_of_ends.T @ of_ends
 
 
-def _shares(
-    readers: Sequence[ScalarBias], deltas: Sequence[ScalarBias], carried: Mapping[ScalarBias, Sequence[ScalarBias]]
+def _incidence(
+    readers: Sequence[ScalarBias], deltas: Sequence[ScalarBias], deltas_of: Mapping[ScalarBias, Sequence[ScalarBias]]
 ) -> Tensor:
-    """Which of the δ each reader carries: a row a reader, of 0 and 1."""
+    """Return the matrix (readers, deltas) that is 1 where the reader takes over the δ, else 0."""
     number = {delta: i for i, delta in enumerate(deltas)}
-    shares = torch.zeros(len(readers), len(deltas))
-    for row, reader in zip(shares, readers, strict=True):
-        row[[number[delta] for delta in carried.get(reader, ())]] = 1
-    return shares
+    matrix = torch.zeros(len(readers), len(deltas))
+    for row, reader in zip(matrix, readers, strict=True):
+        row[[number[delta] for delta in deltas_of.get(reader, ())]] = 1
+    return matrix
 
 
-Kind = tuple[bool, bool, bool, tuple[int, ...]]
+def _adjacent_layers(
+    layers: Sequence[FoldableLayer], starts: Mapping[int, int], short_starts: Mapping[int, int]
+) -> Iterator[_AdjacentLayers]:
+    """Group the layers of one kind whose weights are adjacent in the vectors."""
 
-
-def kind(found: FoldedLayer) -> Kind:
-    """What layers that are treated together have in common: bias, β, vector, and the weight's shape."""
-    layer = found.layer
-    return found.bias is not None, found.beta is not None, layer.bias is not None, tuple(layer.weight.shape)
-
-
-def _runs(layers: Sequence[_Layer]) -> Iterator[Run]:
-    """The layers, those together that are alike and lie side by side."""
-
-    def run_of(numbered: tuple[int, _Layer]) -> tuple[Kind, int]:
-        """Side by side are those whose start less their number's sizes agrees; groups may lie between others."""
+    def group_of(numbered: tuple[int, FoldableLayer]) -> tuple[LayerKind, int]:
+        """Of adjacent layers of one size, the start minus the number times the size is the same."""
         number, layer = numbered
-        return kind(layer.found), layer.start - number * padded(layer.found.layer.weight.numel())
+        weight = layer.layer.weight
+        return layer.kind, starts[id(weight)] - number * padded_size(weight.numel())
 
-    before = elements = 0
-    for ((has_bias, has_beta, has_vector, shape), _), numbered in groupby(enumerate(layers), key=run_of):
-        run = [layer for _, layer in numbered]
-        length = len(run) * padded(math.prod(shape))
-        count = len(run) * shape[0] if has_vector else 0
-        yield Run(
+    layer_count = element_count = 0
+    for ((has_bias, has_beta, has_vector, shape), _), numbered in groupby(enumerate(layers), key=group_of):
+        members = [layer.layer.weight for _, layer in numbered]
+        start, short_start = starts[id(members[0])], short_starts[id(members[0])]
+        length = len(members) * padded_size(math.prod(shape))
+        elements = len(members) * shape[0] if has_vector else 0
+        yield _AdjacentLayers(
             shape=torch.Size(shape),
             has_bias=has_bias,
             has_beta=has_beta,
             has_vector=has_vector,
-            masters=slice(run[0].start, run[0].start + length),
-            computing=slice(run[0].short, run[0].short + length),
-            layers=slice(before, before + len(run)),
-            elements=slice(elements, elements + count),
+            masters=slice(start, start + length),
+            computing=slice(short_start, short_start + length),
+            layers=slice(layer_count, layer_count + len(members)),
+            elements=slice(element_count, element_count + elements),
         )
-        before, elements = before + len(run), elements + count
+        layer_count, element_count = layer_count + len(members), element_count + elements

@@ -1,7 +1,7 @@
-"""Scalars of the residual equation as modules: a bias that is added and a multiplier, fixed or learnable.
+"""Scalars of the residual equation as modules: a bias and a multiplier, fixed or learnable.
 
-They hold a tensor without dimensions: it never promotes the type of a bf16 activation, and blocks that differ only in a
-scalar's value share one compiled program.
+The scalar is a tensor without dimensions. It never promotes the type of a bf16 activation, and blocks that differ only
+in a scalar's value share one compiled program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class _Scalar(nn.Module):
-    """One number, a parameter when `learnable` and a buffer otherwise; both are part of the state dict."""
+    """One number: a parameter if `learnable`, else a buffer; the state dict contains it in both cases."""
 
     value: Tensor
 
@@ -26,11 +26,11 @@ class _Scalar(nn.Module):
 
     @torch.no_grad()
     def set_(self, value: float) -> None:
-        """Write the number."""
+        """Set the number."""
         self.value.fill_(value)
 
     def extra_repr(self) -> str:
-        """The number, where there is one, and whether it learns."""
+        """Return the number ('meta' on the meta device) and whether it is learnable."""
         number = "meta" if self.value.is_meta else f"{self.value.item():.6g}"
         return f"{number}, learnable={self.learnable}"
 
@@ -43,12 +43,12 @@ class ScalarBias(_Scalar):
     >>> ScalarBias(0.5)(torch.zeros(2))
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
-    While it is `absorbed`, the layers that read it have it in their own biases, and one that has `carried` adds that
-    number, too; see `MasterWeights`.
+    Scalar folding (`normfree.nn.scalar_folding`) sets `absorbed` and `moved`. An absorbed bias adds nothing, because
+    the layers that read it contain it. `moved` is added as well: the sum of the biases moved here.
     """
 
     absorbed: bool = False
-    carried: Tensor | None = None
+    moved: Tensor | None = None
 
     def __init__(self, value: float = 0.0, *, learnable: bool = True) -> None:
         super().__init__(value, learnable=learnable)
@@ -57,7 +57,7 @@ class ScalarBias(_Scalar):
         """Add the number."""
         if self.absorbed:
             return x
-        return x + (self.value if self.carried is None else self.value + self.carried)
+        return x + (self.value if self.moved is None else self.value + self.moved)
 
 
 class ScalarMultiplier(_Scalar):

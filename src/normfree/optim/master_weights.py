@@ -1,7 +1,7 @@
-"""The parameters of a model as one float32 vector, beside the weights that compute.
+"""Master weights: the parameters of a model as one float32 vector, next to the weights that compute.
 
-A step then costs a few kernels whatever the depth: the update, the moving average, the norm of the gradient and its
-reduction over processes are each one operation on a vector.
+A training step then costs a few kernels at any depth: the update, the moving average, the norm of the gradient and its
+reduction over processes are one operation on a vector each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from normfree.models.base import BaseModel
 from normfree.nn.scalar_folding import (
-    FoldedLayer,
-    Kind,
-    Placed,
+    FoldableLayer,
+    LayerKind,
+    ParameterSlot,
     ScalarFolding,
-    carried_biases,
     foldable_layers,
-    kind,
-    padded,
+    padded_size,
 )
 
 _SHORT = {torch.bfloat16, torch.float16}
@@ -30,7 +28,7 @@ _SHORT = {torch.bfloat16, torch.float16}
 
 @dataclass(frozen=True)
 class Group:
-    """A stretch of the vector whose parameters share a learning rate and weight decay."""
+    """A contiguous part of the vector whose parameters share a learning rate and weight decay."""
 
     name: str
     stretch: slice
@@ -41,18 +39,23 @@ class Group:
 class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
-    A parameter in float32 becomes a view of the masters themselves. One in a short type becomes a view of a second
-    vector, which `publish_` refreshes. With `channels_last` parameters of four dimensions lie in that order.
-    `named(vector)` gives a vector of the same layout by the parameters' qualified names and in their shapes. A
-    parameter that needs no gradient is none of the masters; `frozen` tells its value. What was rounded to a short type
-    begins with, or stays at, its value in `originals`, by name, where it is there.
+    A float32 parameter becomes a view of the master vector. A parameter of a short type becomes a view of a second
+    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer of a short type are folded
+    into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors; see
+    `frozen`.
 
-    A layer in a short type takes in the learnable scalars around it, a bias b before it and a β behind it: β W and
-    β (v + b W 1) are published instead of its W and v, and the scalars are left out when the model runs. With G and g
-    the gradients of these, those of v, b and W are β g, β ⟨g, W 1⟩ and β (G + b g 1ᵀ), and that of β is
-    ⟨G, W⟩ + ⟨g, v + b W 1⟩: the same function and gradients, but no activation is kept or read for a scalar. A δ of the
-    residual stream goes to the biases that read the stream after it, see `carried_biases`, and its gradient is the sum
-    of theirs.
+    A step is: backward pass, `collect_`, `finish_`, an update of `values` by `gradient`, `publish_`. At the end,
+    `release_` makes the model an ordinary one again.
+
+    Args:
+        model: The model; its parameters are replaced by views.
+        groups: The parameter groups of `param_groups`.
+        channels_last: Whether four-dimensional parameters are stored in that memory format.
+        originals: Unrounded values of parameters that were converted to a short type, by name. The masters start from
+            them.
+
+    Raises:
+        ValueError: If no parameter learns, or if the parameters have more than one type besides float32.
     """
 
     def __init__(
@@ -65,82 +68,83 @@ class MasterWeights:
     ) -> None:
         originals = originals or {}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        kinds = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
-        if not kinds:
+        dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
+        if not dtypes:
             whose = type(model).__name__
             raise ValueError(f"expected at least one parameter of {whose} that learns, got none; set requires_grad")
-        kinds -= {torch.float32}
-        if len(kinds) > 1 or not kinds <= _SHORT:
+        dtypes -= {torch.float32}
+        if len(dtypes) > 1 or not dtypes <= _SHORT:
             raise ValueError(
                 "expected parameters in float32 and at most one shorter type, got "
-                f"{', '.join(sorted(map(str, kinds)))}; convert the model first"
+                f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
-        absorbing = {id(found.layer.weight): found for found in foldable_layers(model, short)}
-        self._short: list[tuple[slice, slice]] = []  # stretches of the masters and of the computing vector
+        foldable = {id(found.layer.weight): found for found in foldable_layers(model, short)}
+        self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
-        placed = self._lay_out(groups, absorbing)
+        slots = self._lay_out(groups, foldable)
         end, short_end = self.groups[-1].stretch.stop, self._short[-1][1].stop
-        device = placed[0].parameter.device
+        device = slots[0].parameter.device
         self.values = torch.zeros(end, device=device)
         self.gradient = torch.zeros(end, device=device)
-        self._compute = torch.zeros(short_end, device=device, dtype=next(iter(kinds), torch.float32))
+        self._compute = torch.zeros(short_end, device=device, dtype=next(iter(dtypes), torch.float32))
         self._channels_last = channels_last
-        self._starts = [place.start for place in placed]
-        self.parameters = {names[id(place.parameter)]: place.parameter for place in placed}
-        for view, (parameter, start, short_start) in zip(self.named(self.values).values(), placed, strict=True):
+        self._starts = [slot.start for slot in slots]
+        self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
+        for view, (parameter, start, short_start) in zip(self.named(self.values).values(), slots, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
-            computing, at = (self.values, start) if short_start is None else (self._compute, short_start)
-            parameter.data = _view(computing, at, parameter, channels_last)
+            vector, begin = (self.values, start) if short_start is None else (self._compute, short_start)
+            parameter.data = _view(vector, begin, parameter, channels_last)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
         self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
-        self._blocks = [found.block for found in absorbing.values() if found.block is not None]
-        taken = dict.fromkeys(found.bias for found in absorbing.values() if found.bias is not None)
-        carried = carried_biases(model, model.streams() if isinstance(model, BaseModel) else (), taken)
-        self._absorption = ScalarFolding(placed, absorbing, self.values, carried) if absorbing else None
-        deltas = [] if self._absorption is None else self._absorption.carried
-        self._biases = [*taken, *deltas]
-        self._folded = {id(scalar.value) for scalar in (*(block.beta for block in self._blocks), *self._biases)}
-        self._leave_out(True)
+        streams = model.streams() if isinstance(model, BaseModel) else ()
+        self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
+        self._folded = {id(scalar.value) for scalar in self._folding.scalars()}
+        self._folding.enable_()
         self.publish_()
 
-    def _lay_out(self, groups: Sequence[Mapping[str, Any]], absorbing: Mapping[int, FoldedLayer]) -> list[Placed]:
-        """Give every parameter that learns its place, group by group, and note the stretches."""
+    def _lay_out(
+        self, groups: Sequence[Mapping[str, Any]], foldable: Mapping[int, FoldableLayer]
+    ) -> list[ParameterSlot]:
+        """Assign every parameter that learns its place in the vectors, group by group."""
 
-        def order(parameter: nn.Parameter) -> tuple[bool, bool, Kind | tuple[()]]:
-            """Short types first, layers that take in the same scalars and have the same shape together."""
-            found = absorbing.get(id(parameter))
-            return parameter.dtype == torch.float32, found is not None, kind(found) if found else ()
+        def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()]]:
+            """Sort short types first and foldable layers of one kind together."""
+            found = foldable.get(id(parameter))
+            return parameter.dtype == torch.float32, found is not None, found.kind if found else ()
 
-        placed: list[Placed] = []
+        slots: list[ParameterSlot] = []
         end = short_end = 0
         for group in groups:
             start, short_start = end, short_end
             for parameter in sorted((p for p in group["params"] if p.requires_grad), key=order):
-                size = padded(parameter.numel())
+                size = padded_size(parameter.numel())
                 is_short = parameter.dtype != torch.float32
-                placed.append(Placed(parameter, end, short_end if is_short else None))
+                slots.append(ParameterSlot(parameter, end, short_end if is_short else None))
                 end += size
                 short_end += size if is_short else 0
             length = short_end - short_start
             self._short.append((slice(start, start + length), slice(short_start, short_end)))
             self.groups.append(Group(group["name"], slice(start, end), group["lr"], group["weight_decay"]))
-        return placed
+        return slots
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of a vector laid out like the masters, as views, by the parameters' names."""
-        places = zip(self.parameters.items(), self._starts, strict=True)
-        return {name: _view(vector, start, like, self._channels_last) for (name, like), start in places}
+        """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name."""
+        starts = zip(self.parameters.items(), self._starts, strict=True)
+        return {name: _view(vector, start, like, self._channels_last) for (name, like), start in starts}
 
     @torch.no_grad()
     def collect_(self, *, add: bool = False) -> None:
-        """Move the parameters' gradients into the vector, or add them to it; a missing one counts as 0.
+        """Move the parameters' gradients into the gradient vector; a missing gradient counts as 0.
 
-        After the last of several, `finish_` is due.
+        Call `finish_` after the last of several calls.
+
+        Args:
+            add: Whether to add to the vector instead of overwriting it.
         """
-        # One kernel moves many tensors, if their types and strides agree; the others would drag all into a loop.
+        # One kernel moves many tensors if their types and strides agree; a single exception would move all in a loop.
         alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
         missing = []
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
@@ -163,22 +167,20 @@ class MasterWeights:
 
     @torch.no_grad()
     def finish_(self) -> None:
-        """Turn the gradients of what was published into those of the masters."""
-        if self._absorption is not None:
-            self._absorption.finish_(self.values, self.gradient)
+        """Turn the gradient of the published weights into that of the masters."""
+        self._folding.finish_(self.values, self.gradient)
 
     @torch.no_grad()
     def publish_(self) -> None:
-        """Round the masters into the weights that compute."""
+        """Round the masters into the compute vector, with scalars folded in."""
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        if self._absorption is not None:
-            self._absorption.publish_(self.values, self._compute)
+        self._folding.publish_(self.values, self._compute)
 
     @torch.no_grad()
     def frozen(self) -> dict[str, Tensor]:
-        """The values of the parameters that need no gradient, unrounded but where the model itself changed them."""
+        """Return the parameters that need no gradient, unrounded unless the model itself changed them."""
         for name, parameter in self._fixed.items():
             value = self._fixed_values[name]
             value.copy_(torch.where(parameter == value.to(parameter.dtype), value, parameter.to(value.dtype)))
@@ -186,33 +188,23 @@ class MasterWeights:
 
     @torch.no_grad()
     def publish_frozen_(self) -> None:
-        """Round the values that `frozen` gave out into the weights that compute, after they were written."""
+        """Round the tensors that `frozen` returned into the model, after you wrote to them."""
         for name, parameter in self._fixed.items():
             parameter.copy_(self._fixed_values[name])
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Give the parameters storages of their own, in float32, and the model its scalars; the masters are done."""
+        """Give the parameters float32 storages of their own and unfold the scalars; the masters are unusable then."""
         for name, value in self.frozen().items():
             self._fixed[name].data = value.float() if value.dtype in _SHORT else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
             parameter.data = view.clone(memory_format=torch.contiguous_format)
             parameter.grad = None
-        self._leave_out(False)
-
-    def _leave_out(self, absorbed: bool) -> None:
-        """Let the model run without the scalars that are in its weights, or with them."""
-        for block in self._blocks:
-            block.beta_in_weight = absorbed
-        for bias in self._biases:
-            bias.absorbed = absorbed
-        if self._absorption is not None:
-            for end, number in zip(self._absorption.ends, self._absorption.at_ends, strict=True):
-                end.carried = number if absorbed else None
+        self._folding.enable_(False)
 
 
 def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tensor:
-    """The stretch of `vector` from `start` on in the shape of `like`."""
+    """View the part of `vector` that begins at `start` in the shape of `like`."""
     flat = vector[start : start + like.numel()]
     if channels_last and like.dim() == 4:
         n, c, h, w = like.shape

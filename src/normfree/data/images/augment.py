@@ -127,6 +127,19 @@ def _window(images: Tensor, rows: Tensor, params: AugmentParams, augmentation: A
     return images[rows, channel, near_y, near_x].masked_fill((near_y != y) | (near_x != x), 0)
 
 
+def augment_and_normalize(
+    images: Tensor,
+    params: AugmentParams,
+    augmentation: Augmentation,
+    mean: Tensor,
+    std: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """All of the augmentation except mixup: `augment`, `normalize`, then `cutout`; float32."""
+    x = normalize(augment(images, params, augmentation, rows), mean, std)
+    return cutout(x, params, augmentation.cutout) if augmentation.cutout else x
+
+
 def normalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(images / 255 - mean) / std per channel, in float32; `mean` and `std` are (C, 1, 1)."""
     return (images.to(torch.float32) / 255 - mean) / std

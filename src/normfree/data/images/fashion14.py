@@ -15,7 +15,6 @@ from normfree.data.images.image_set import ImageSet, Split, image_set
 NAME = "fashion14"
 ABOUT = "6,000 + 1,000 pieces of clothing, 14×14, grey, 10 classes; part of the package"
 ASSET = Path(__file__).parent / "assets" / "fashion14.bin"
-NOTICE = ASSET.with_name("fashion14.LICENSE.txt")
 LINEAR_ACCURACY = 0.835  # `linear_accuracy` of the test images; a test measures it again
 _CHECKSUM = Checksum(sha256="9d2dedfd079e5603eab96591746a3ab759595eb3d517106c8a525b108ba3b947", size=7_000 * 197)
 _TRAIN, _TEST = 600, 100  # images per class

@@ -12,8 +12,7 @@ from normfree.data.counter_rng import epoch_order, sample_keys
 from normfree.data.images.augment import (
     Augmentation,
     AugmentParams,
-    augment,
-    cutout,
+    augment_and_normalize,
     draw_params,
     mixup,
     mixup_shares,
@@ -141,9 +140,7 @@ class ImageBatches:
     def _samples(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The normalized images, in float32, and the labels at slots of the epoch."""
         rows, params = self._rows[slots], AugmentParams(*(drawn[slots] for drawn in self._params))
-        x = normalize(augment(self._images, params, self.augmentation, rows), self._mean, self._std)
-        if self.augmentation.cutout:
-            x = cutout(x, params, self.augmentation.cutout)
+        x = augment_and_normalize(self._images, params, self.augmentation, self._mean, self._std, rows)
         return x, self._labels[rows]
 
 

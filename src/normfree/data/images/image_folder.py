@@ -24,8 +24,7 @@ from normfree.data.counter_rng import Purpose, below, epoch_order, extend, sampl
 from normfree.data.download.formats import require_pillow
 from normfree.data.images.augment import (
     Augmentation,
-    augment,
-    cutout,
+    augment_and_normalize,
     draw_flips,
     draw_params,
     mixup,
@@ -71,13 +70,13 @@ def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | 
         classes: the classes of the training part, which the other parts must have, too; by default those found.
 
     Raises:
-        ValueError: if a folder is missing, the classes are missing or others, a class has no images, or pillow is not
-            installed.
+        ValueError: if a folder is missing, the classes are missing or different, a class has no images, or pillow is
+            not installed.
     """
     require_pillow("an image folder")
     place = Path(root) / part
     if not Path(root).is_dir():
-        raise ValueError(f"expected a folder of images at '{root}', found none; give the path of one that is there")
+        raise ValueError(f"expected a folder of images at '{root}', found none; check the path")
     if not place.is_dir():
         raise ValueError(
             f"expected an image folder '{part}' of classes in '{root}', found none; "
@@ -96,7 +95,7 @@ def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | 
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        with os.scandir(place / name) as entries:  # tells files from folders without a stat of each
+        with os.scandir(place / name) as entries:  # distinguishes files from folders without a stat of each
             images = sorted(Path(entry.path) for entry in entries if _is_image(entry))
         if not images:
             raise ValueError(f"expected images in '{part}/{name}', found none; remove the folder or fill it")
@@ -280,7 +279,9 @@ class FolderBatches:
         check_ranks(batch_size, rank, world)
         self.augmentation = Augmentation(flip=True) if augmentation is None else augmentation
         if self.augmentation.crop:
-            raise ValueError(f"expected crop=0 for an image folder, got {self.augmentation.crop}; it is cropped anyway")
+            raise ValueError(
+                f"expected crop=0 for an image folder, got {self.augmentation.crop}; its crops are random resized ones"
+            )
         self.batch_size, self.rank, self.world, self.seed = batch_size, rank, world, seed
         self.device, self.dtype, self.channels_last = torch.device(device), dtype, channels_last
         self._labels = folder.labels
@@ -311,7 +312,10 @@ class FolderBatches:
             raise ValueError(f"expected a step of 0 to {self.steps - 1}, got {step}; start the next epoch")
         images = self._load(step).to(self.device, non_blocking=True)
         slots, files = requests.slots_and_files(step)
-        x = self._finish(images, sample_keys(self.seed, requests.epoch, slots).to(self.device))
+        keys = sample_keys(self.seed, requests.epoch, slots).to(self.device)
+        params = draw_params(keys, self.augmentation, *images.shape[-2:])
+        on_device = replace(self.augmentation, flip=False)  # the workers have flipped the images
+        x = augment_and_normalize(images, params, on_device, self._mean, self._std)
         labels = self._labels[files].to(self.device)
         other = share = None
         if self._table is not None:
@@ -341,12 +345,6 @@ class FolderBatches:
             self.close()
             raise ValueError(stack)
         return stack
-
-    def _finish(self, images: Tensor, keys: Tensor) -> Tensor:
-        """The part of the augmentation that runs on the device: RandAugment, normalization and Cutout."""
-        params = draw_params(keys, self.augmentation, *images.shape[-2:])
-        x = normalize(augment(images, params, replace(self.augmentation, flip=False)), self._mean, self._std)
-        return cutout(x, params, self.augmentation.cutout) if self.augmentation.cutout else x
 
 
 def folder_in_order(

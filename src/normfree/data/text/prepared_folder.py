@@ -103,7 +103,9 @@ class Prepared:
         for split, record in self.manifest["splits"].items():
             names = " and ".join(f"'{read['name']}'" for read in self.manifest["inputs"][split])
             bad = f"; left out {' and '.join(record['left_out'])}" if record["left_out"] else ""
-            bad += f"; kept {' and '.join(kept)}, as a score is of all lines" if (kept := record.get("kept")) else ""
+            bad += (
+                f"; kept {' and '.join(kept)}, because a score counts all lines" if (kept := record.get("kept")) else ""
+            )
             tokens = " and ".join(f"{count:,}" for count in record["tokens"])
             sentences.append(f"{split}: {record['count']:,} lines, {tokens} tokens of {names}{bad}")
         return sentences
@@ -125,13 +127,13 @@ class Prepared:
         if tuple(self.manifest["sides"]) != sides:
             kinds = {_PAIRS: "parallel text", _TEXT: "plain text"}
             raise ValueError(
-                f"expected {kinds[sides]} in '{self.folder}', got {kinds[tuple(self.manifest['sides'])]}; prepare the "
-                "other"
+                f"expected {kinds[sides]} in '{self.folder}', got {kinds[tuple(self.manifest['sides'])]}; prepare a "
+                "folder of that kind"
             )
         if split not in self.splits:
             raise ValueError(
-                f"expected a split {' or '.join(self.splits)} of '{self.folder}', got '{split}'; prepare it with the "
-                "folder"
+                f"expected a split {' or '.join(self.splits)} of '{self.folder}', got '{split}'; prepare the "
+                "folder with this split"
             )
 
     def _read(self, name: str) -> bytes:

@@ -40,7 +40,9 @@ class TokenLines:
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or bool((offsets.diff() < 0).any()):
             raise ValueError(f"expected offsets that rise from 0 to {len(ids)}, got others; use TokenLines.of")
         if bool(((ids <= PAD) | (ids == START) | (ids == END)).any()):
-            raise ValueError("expected ids of text, got PAD, START, END or less in them; batches add these themselves")
+            raise ValueError(
+                "expected ids of subwords, got PAD, START, END or a negative id; the batches add the special ones"
+            )
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[int]]) -> TokenLines:
@@ -65,10 +67,6 @@ class TokenLines:
     def lengths(self) -> Tensor:
         """The number of ids of each sentence, (n,) int64."""
         return self.offsets.diff()
-
-    def take(self, which: Sequence[int]) -> TokenLines:
-        """The sentences at these indices, in this order."""
-        return TokenLines.of(self[index] for index in which)
 
     def stream(self) -> Tensor:
         """All sentences in one row with END after each, int32 (M + n,), for a language model."""
@@ -108,10 +106,6 @@ class TokenPairs:
 
     def __getitem__(self, index: int) -> tuple[list[int], list[int]]:
         return self.source[index], self.target[index]
-
-    def take(self, which: Sequence[int]) -> TokenPairs:
-        """The pairs at these indices, in this order."""
-        return TokenPairs(self.source.take(which), self.target.take(which))
 
 
 def pack_lines(sides: dict[str, TokenLines]) -> bytes:

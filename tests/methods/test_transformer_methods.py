@@ -10,9 +10,13 @@ from torch.nn import functional as F
 
 from normfree.graph import discover
 from normfree.methods import get, initialize_
-from normfree.methods.deepnorm import decoder_scales, encoder_scales
-from normfree.methods.tfixup import decoder_scale, encoder_scale
-from normfree.methods.transformer_branches import stacks
+from normfree.methods.transformer_branches import transformer_stacks
+from normfree.methods.transformer_methods import (
+    deepnorm_decoder_scales,
+    deepnorm_encoder_scales,
+    tfixup_decoder_scale,
+    tfixup_encoder_scale,
+)
 from normfree.models import build
 from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual
@@ -123,14 +127,14 @@ def test_fixup_has_a_bias_before_every_layer_and_a_multiplier_a_branch() -> None
 
 
 def test_tfixup_constants() -> None:
-    assert encoder_scale(6) == pytest.approx(0.67 * 6 ** (-1 / 4)) == pytest.approx(0.42809, abs=1e-5)
-    assert decoder_scale(6) == pytest.approx((9 * 6) ** (-1 / 4)) == pytest.approx(0.36889, abs=1e-5)
-    assert (encoder_scale(1), decoder_scale(1)) == (0.67, pytest.approx(3**-0.5))
+    assert tfixup_encoder_scale(6) == pytest.approx(0.67 * 6 ** (-1 / 4)) == pytest.approx(0.42809, abs=1e-5)
+    assert tfixup_decoder_scale(6) == pytest.approx((9 * 6) ** (-1 / 4)) == pytest.approx(0.36889, abs=1e-5)
+    assert (tfixup_encoder_scale(1), tfixup_decoder_scale(1)) == (0.67, pytest.approx(3**-0.5))
 
 
 def test_tfixup_weights_follow_the_formula() -> None:
     model = built(TRANSFORMER, "tfixup")
-    found = stacks(model.plan, "tfixup")
+    found = transformer_stacks(model.plan, "tfixup")
     assert (found.encoder_layers, found.decoder_layers) == (N, M)
     xavier, wide = math.sqrt(2 / (2 * WIDTH)), math.sqrt(2 / (WIDTH + INNER))
     for branches, scale in ((found.encoder, 0.67 * N**-0.25), (found.decoder, (9 * M) ** -0.25)):
@@ -147,17 +151,19 @@ def test_tfixup_weights_follow_the_formula() -> None:
 
 def test_deepnorm_constants() -> None:
     """Against the table of the paper: one stack, and encoder and decoder."""
-    assert encoder_scales(6, 6) == pytest.approx((0.81 * (6**4 * 6) ** (1 / 16), 0.87 * (6**4 * 6) ** (-1 / 16)))
-    assert decoder_scales(6) == pytest.approx((18**0.25, 72**-0.25))
-    assert encoder_scales(12, 0) == pytest.approx((24**0.25, 96**-0.25))
-    assert encoder_scales(100, 100).alpha == pytest.approx(0.81 * 10**0.625)
+    assert deepnorm_encoder_scales(6, 6) == pytest.approx(
+        (0.81 * (6**4 * 6) ** (1 / 16), 0.87 * (6**4 * 6) ** (-1 / 16))
+    )
+    assert deepnorm_decoder_scales(6) == pytest.approx((18**0.25, 72**-0.25))
+    assert deepnorm_encoder_scales(12, 0) == pytest.approx((24**0.25, 96**-0.25))
+    assert deepnorm_encoder_scales(100, 100).alpha == pytest.approx(0.81 * 10**0.625)
 
 
 def test_deepnorm_shortcuts_and_weights_follow_the_formula() -> None:
     model = built(TRANSFORMER, "deepnorm")
     assert model.form == "post"
     assert get("deepnorm").kind == get("admin").kind == "normalized"
-    found = stacks(model.plan, "deepnorm")
+    found = transformer_stacks(model.plan, "deepnorm")
     xavier, wide = math.sqrt(2 / (2 * WIDTH)), math.sqrt(2 / (WIDTH + INNER))
     size = (N**4 * M) ** (1 / 16)
     expected = ((found.encoder, 0.81 * size, 0.87 / size), (found.decoder, (3 * M) ** 0.25, (12 * M) ** -0.25))
@@ -189,7 +195,7 @@ def test_admin_shortcuts_are_the_profile_of_the_branches(name: str) -> None:
             lambda _m, _a, out, key=branch.name: variances.update({key: out.double().var(unbiased=False).item()})
         )
     model(*inputs(name))
-    found = stacks(model.plan, "admin")
+    found = transformer_stacks(model.plan, "admin")
     for branches in (found.encoder, found.decoder):
         total = 1.0
         for branch in branches:
