@@ -1,4 +1,4 @@
-"""The process that a run trains in: torch's settings and generators, signals, and the queue of the GPU.
+"""The process that a run trains in: torch's settings and generators, signals, throughput, and the queue of the GPU.
 
 Everything that is changed here for a run is restored at its end.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -78,6 +79,28 @@ def _mixed(*numbers: int) -> int:
     return (state % 2**64) >> 1
 
 
+class Throughput:
+    """Counts the images or tokens per second of the steps since `start`; time inside `paused` does not count."""
+
+    def __init__(self, per_step: float) -> None:
+        self._per_step, self._first, self._began = per_step, 0, time.perf_counter()
+
+    def start(self, done: int) -> None:
+        """Begin to count, after `done` steps."""
+        self._first, self._began = done, time.perf_counter()
+
+    def rate(self, done: int) -> float:
+        """Return the throughput after `done` steps."""
+        return (done - self._first) * self._per_step / max(time.perf_counter() - self._began, 1e-9)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+
 class LaunchQueue:
     """Keeps the host from launching steps far ahead of a GPU; does nothing on a CPU."""
 
@@ -92,6 +115,10 @@ class LaunchQueue:
             self._events.append(event)
             if len(self._events) > _AHEAD:
                 self._events.popleft().synchronize()
+
+
+class StopRequestedError(Exception):
+    """A signal asked the run to stop."""
 
 
 class Stop:
@@ -126,6 +153,11 @@ class Stop:
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, Stop) and outer.requested is None:
                 outer.requested = self.requested
+
+    def raise_if_requested(self, done: int, total: int) -> None:
+        """Raise `StopRequestedError` if a signal came and work is left; can be passed as a progress callback."""
+        if self.requested is not None and done < total:
+            raise StopRequestedError
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.requested is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.nn.model_state import evaluating
+from normfree.train.engine.environment import Stop
 
 BatchSums = Callable[[nn.Module, Any], Tensor]
 """Returns three float64 sums over a batch, given the model: the losses, the hits, and the number of labels."""
@@ -29,6 +30,24 @@ def image_sums(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     loss = F.cross_entropy(logits, labels, reduction="sum").double()
     hits = (logits.argmax(1) == labels).sum().double()
     return torch.stack((loss, hits, loss.new_tensor(len(labels))))
+
+
+class UntilSignal:
+    """Batches that end early, without an error, when a signal asks the run to stop; `signal` is then its number.
+
+    It is not an error because all processes have to meet at the end of a score.
+    """
+
+    def __init__(self, batches: Iterable[Any], stop: Stop) -> None:
+        self._batches, self._stop = batches, stop
+        self.signal = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._stop.requested is not None:
+                self.signal = self._stop.requested
+                return
+            yield batch
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
-"""The training loop: steps, validation, logging, checkpoints, and the result at the end.
+"""`fit`: the training loop with validation, logging, checkpoints, and the result at the end.
 
-`Trainer.run` is the whole run and `Trainer._train` its loop. `TrainStep` is one step, `TrainSetup` builds all that the
-run trains with, and `checkpoint` writes the state that `Trainer` keeps.
+`Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep` is one step.
 """
 
 from __future__ import annotations
@@ -9,26 +8,30 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normfree.conversion.saving import PLAN, describe
-from normfree.files import explained, write_json, write_text
+from normfree.data import ImageSet
+from normfree.data.text.prepared_folder import Prepared
+from normfree.files import explained, write_text
+from normfree.nn.devices import device_of
+from normfree.plan import ResidualPlan
 from normfree.train.config import FREE, TrainConfig
 from normfree.train.data import require_same_data
-from normfree.train.engine.environment import LaunchQueue, Stop
-from normfree.train.engine.evaluation import Score, score
+from normfree.train.engine.distributed import join_processes
+from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
+from normfree.train.engine.evaluation import Score, UntilSignal, score
 from normfree.train.engine.inputs import EvalBatches
-from normfree.train.engine.setup import TrainSetup
+from normfree.train.engine.setup import TrainSetup, prepared
 from normfree.train.run import checkpoint
 from normfree.train.run.logging import EventLog, write_curves
 from normfree.train.run.result import RunResult, Snapshot
-from normfree.train.run.run_folder import RunFolder, RunStatus, require_same
+from normfree.train.run.run_folder import RunFolder, RunStatus
 from normfree.train.text.translation import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
@@ -41,19 +44,68 @@ State = tuple[dict[str, Tensor], dict[str, Any]]
 """The tensors and the plain data of a checkpoint."""
 
 
-class _InterruptedError(Exception):
-    """A signal came while the test sentences were translated."""
+def fit(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None = None,
+    data: ImageSet | Prepared | None = None,
+    plan: ResidualPlan | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Snapshot], None] | None = None,
+    command: str | None = None,
+    picture: bool = True,
+) -> RunResult:
+    """Train a model, and test it at the end.
+
+    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
+    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted by its
+    method, or stays as it is with the method 'as built'.
+
+        result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
+        print(result.test.accuracy)
+
+    Args:
+        config: All settings of the run.
+        model: A model to train in place of the one that the configuration names.
+        data: Data to train on in place of those that the configuration names.
+        plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
+        out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
+            power failure. None keeps nothing.
+        resume: Whether to resume the run in `out`.
+        progress: Called about twice a second with the state of the run.
+        command: The command line to store in the result.
+        picture: Whether to draw curves.png at the end.
+
+    Returns:
+        The scores, the trained model, and how the run ended.
+
+    Raises:
+        ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
+        OSError: If the folder cannot be written.
+    """
+    started = time.perf_counter()
+    device = device_of(config.device)
+    with ExitStack() as stack:
+        processes = stack.enter_context(join_processes(device))
+        folder = RunFolder(out) if out is not None else None
+        stop = stack.enter_context(Stop())
+        seed_generators = stack.enter_context(seeded_generators(device))
+        with processes.shared_errors():
+            if folder is not None and processes.first:
+                stack.enter_context(folder.hold(resume=resume))
+            seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
+            options: dict[str, Any] = {"resume": resume, "device": device, "processes": processes}
+            setup = stack.enter_context(prepared(config, model=model, data=data, plan=plan, **options))
+            trainer = Trainer(setup, folder if processes.first else None, stop, seed_generators, started)
+        return trainer.run(resume=resume, progress=progress, command=command, picture=picture)
 
 
 class Trainer:
-    """A run in progress: its setup, its counters, and its folder if it has one.
+    """A run in progress: its setup, its counters, and its folder.
 
-    Args:
-        setup: The model, the batches and the step.
-        folder: The folder of the run; None for a run that is not saved, and in all processes but the first.
-        stop: Tells whether a signal came.
-        seed_generators: Seeds torch's generators before a step.
-        started: When the run began, by `time.perf_counter`.
+    The folder is None for a run that is not saved, and in all processes but the first. `started` is the time by
+    `time.perf_counter` at which the run began.
     """
 
     def __init__(
@@ -71,6 +123,7 @@ class Trainer:
         self.total = setup.epoch_steps * setup.config.epochs
         self.signal: int | None = None
         self._log: EventLog | None = None
+        self._throughput = Throughput(setup.inputs.per_step)
         # The state of the run
         self.done = 0  # steps
         self.validation: Score | None = None
@@ -93,10 +146,10 @@ class Trainer:
         self._start(resume)
         status = self._train(progress)
         loss, accuracy, _ = self._poll() if self.done else (None, None, True)
-        train_seconds = time.perf_counter() - self._train_start
+        throughput = self._throughput.rate(self.done)
         if status == "interrupted" or not self.config.epochs:
             self._save()
-        test = bleu = None
+        device, test, bleu = self.setup.device, None, None
         if status == "finished":
             test = self._score(self.inputs.test)
             if self.signal is not None:
@@ -126,11 +179,11 @@ class Trainer:
             classes=self.data.num_classes,
             seconds=self._seconds,
             setup_seconds=self._setup_seconds,
-            throughput=(self.done - self._first_step) * self.inputs.per_step / max(train_seconds, 1e-9),
+            throughput=throughput,
             unit=self.inputs.unit,
             bleu=bleu,
             inputs=self.data.source_files,
-            peak_gib=self._peak_gib(),
+            peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
             signal=self.signal,
             command=command,
         )
@@ -144,7 +197,7 @@ class Trainer:
             return status
         while self.done < self.total:
             epoch, first = divmod(self.done, steps)
-            self.step.start_epoch(epoch, self._lr_factors(epoch), first)
+            self.step.start_epoch(epoch, config.lr_factors(epoch, steps), first)
             if first == 0:
                 self.step.clear_metrics()
             for _ in range(first, steps):
@@ -157,8 +210,7 @@ class Trainer:
                 if save or now - self._polled_at >= _POLL_SECONDS:
                     loss, accuracy, alive = self._poll()
                     if alive and progress is not None:
-                        epochs = self.done / steps
-                        speed = self._throughput()
+                        epochs, speed = self.done / steps, self._throughput.rate(self.done)
                         progress(Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((self._stop.requested or 0) if alive else _DIVERGED)
@@ -168,7 +220,7 @@ class Trainer:
                     self.signal = ended
                     return "interrupted" if self._poll()[2] else "diverged"
                 if save:
-                    with self._pausing_throughput():
+                    with self._throughput.paused():
                         self._save()
             if (status := self._end_epoch(epoch)) is not None:
                 return status
@@ -179,8 +231,8 @@ class Trainer:
         loss, accuracy, alive = self._poll()
         if not alive:
             return "diverged"
-        speed = self._throughput()
-        with self._pausing_throughput():
+        speed = self._throughput.rate(self.done)
+        with self._throughput.paused():
             if self.inputs.validation is not None:
                 found = self._score(self.inputs.validation)
                 if self.signal is not None:
@@ -191,7 +243,7 @@ class Trainer:
                 "epoch": epoch + 1,
                 "train_loss": loss,
                 "train_accuracy": accuracy,
-                "lr": self.config.lr * self._lr_factors(epoch)[-1],
+                "lr": self.config.lr * self.config.lr_factors(epoch, self.setup.epoch_steps)[-1],
                 "seconds": round(self._seconds, 3),
                 f"{self.inputs.unit}_per_second": round(speed, 1),
             }
@@ -211,19 +263,10 @@ class Trainer:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
         if batches is None:
             return None
-        signal = 0
-
-        def until_signal() -> Iterator[Any]:
-            nonlocal signal
-            for batch in batches():
-                if self._stop.requested is not None:
-                    signal = self._stop.requested
-                    return  # not an error, because all processes meet at the end of the score
-                yield batch
-
+        read = UntilSignal(batches(), self._stop)
         with self.step.averaged():
-            found = score(self.model, until_signal(), self.inputs.sums, reduce=self.processes.average_)
-        self.signal = self.processes.agree(signal) or None
+            found = score(self.model, read, self.inputs.sums, reduce=self.processes.average_)
+        self.signal = self.processes.agree(read.signal) or None
         return found if self.signal is None else None
 
     def _translate(self) -> Bleu | None:
@@ -231,15 +274,10 @@ class Trainer:
         if not self.data.translates_test:
             return None
         bleu, signal = None, 0
-
-        def stop_on_signal(done: int, total: int) -> None:
-            if self._stop.requested is not None and done < total:
-                raise _InterruptedError
-
         if self.processes.first:
             try:
-                lines, bleu = self.data.translate_test(self.model, self.config, stop_on_signal)
-            except _InterruptedError:
+                lines, bleu = self.data.translate_test(self.model, self.config, self._stop.raise_if_requested)
+            except StopRequestedError:
                 signal = self._stop.requested or 0
             else:
                 if self.folder is not None:
@@ -277,14 +315,8 @@ class Trainer:
 
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is another one or diverged."""
-        if folder.config_path.exists():
-            free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which a single process may have used
-            require_same(asdict(TrainConfig.from_toml(folder.config_path)), asdict(self.config), folder.path, free=free)
-        if folder.status == "diverged":
-            raise ValueError(
-                f"expected a run that can go on, but the one in '{folder.path}' diverged; "
-                "start another one with a lower learning rate, or another method"
-            )
+        free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which a single process may have used
+        folder.require_resumable(self.config, free)
         found = folder.resume()
         if found is None:
             return
@@ -329,16 +361,16 @@ class Trainer:
     def _start(self, resume: bool) -> None:
         """Capture the step, write the configuration or resume, and give all processes the same state."""
         if self.config.graph:
-            self.step.start_epoch(0, self._lr_factors(0))
+            self.step.start_epoch(0, self.config.lr_factors(0, self.setup.epoch_steps))
             self.step.capture()
         with self.processes.shared_errors():
             if self.folder is not None:
                 self._open(self.folder, resume)
         self._share_state()
         self._saved.append(self._state())
-        self._train_start = self._polled_at = self._saved_at = time.perf_counter()
-        self._setup_seconds = self._train_start - self._started
-        self._first_step = self.done
+        self._throughput.start(self.done)
+        self._polled_at = self._saved_at = time.perf_counter()
+        self._setup_seconds = self._saved_at - self._started
 
     def _open(self, folder: RunFolder, resume: bool) -> None:
         if resume:
@@ -346,13 +378,7 @@ class Trainer:
         if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
             self._log = EventLog(folder.path, done=self.done)
             self.setup.cleanup.callback(self._log.close)
-        with explained("the configuration", folder.config_path):
-            write_text(folder.config_path, self.config.to_toml())
-        plan = self.setup.plan
-        if plan is not None and plan.changes is not None:
-            with explained("the plan", folder.path / PLAN):
-                write_json(folder.path / PLAN, describe(plan, source=self.config.model))
-        self.data.write_files(folder.path)
+        self.setup.write_files(folder)
 
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that was resumed keeps those it has."""
@@ -362,36 +388,13 @@ class Trainer:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()
 
-    # Numbers
-
     def _poll(self) -> tuple[float, float, bool]:
         """Wait for the device; return the mean loss and accuracy of this epoch, and whether the run is alive."""
         self._polled_at = time.perf_counter()
         steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
         return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
 
-    def _lr_factors(self, epoch: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch."""
-        schedule, steps = self.config.lr_schedule, self.setup.epoch_steps
-        return [schedule.factor(epoch * steps + i, steps, self.config.epochs) for i in range(steps)]
-
     @property
     def _seconds(self) -> float:
         """How long the run has taken, over all processes that resumed it."""
         return self._earlier_seconds + time.perf_counter() - self._started
-
-    def _throughput(self) -> float:
-        """Return the images or tokens per second since this process began to train."""
-        seconds = time.perf_counter() - self._train_start
-        return (self.done - self._first_step) * self.inputs.per_step / max(seconds, 1e-9)
-
-    @contextmanager
-    def _pausing_throughput(self) -> Iterator[None]:
-        """Leave the time of the block out of the throughput, which is that of the steps."""
-        began = time.perf_counter()
-        yield
-        self._train_start += time.perf_counter() - began
-
-    def _peak_gib(self) -> float | None:
-        device = self.setup.device
-        return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

@@ -1,15 +1,21 @@
-"""A model made ready for training: on its device and in its precision, with its batches, masters and step."""
+"""Prepare a run: open its data, build its model, and make it ready to train with batches, master weights and step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion import Changes
+from normfree.conversion.saving import PLAN, describe
+from normfree.data import ImageSet
+from normfree.data.text.prepared_folder import Prepared
+from normfree.files import explained, write_json, write_text
 from normfree.models import BaseModel
+from normfree.models.foreign import is_foreign
 from normfree.nn.model_state import evaluating
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
@@ -18,11 +24,13 @@ from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.data import Data
+from normfree.train.data import Data, as_data, open_data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
+from normfree.train.engine.environment import torch_settings
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.image_data import AS_BUILT
+from normfree.train.run.run_folder import RunFolder
 
 
 class TrainSetup:
@@ -97,9 +105,90 @@ class TrainSetup:
             compile=bool(config.compile),
         )
 
+    def write_files(self, folder: RunFolder) -> None:
+        """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
+        with explained("the configuration", folder.config_path):
+            write_text(folder.config_path, self.config.to_toml())
+        if self.plan is not None and self.plan.changes is not None:
+            with explained("the plan", folder.path / PLAN):
+                write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
+        self.data.write_files(folder.path)
+
     def release(self) -> None:
         """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
         self.cleanup.close()
+
+
+@contextmanager
+def prepared(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None,
+    data: ImageSet | Prepared | None,
+    plan: ResidualPlan | None,
+    resume: bool,
+    device: torch.device,
+    processes: Processes,
+) -> Iterator[TrainSetup]:
+    """Open the data, build the model, check both, and yield the setup; it is released at the end of the block.
+
+    Raises `ValueError` if the configuration, the model and the data do not fit together.
+    """
+    opened = open_data(config) if data is None else as_data(data)
+    opened.require_usable()
+    if plan is not None and model is None:
+        raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
+    trained, plan = opened.build_model(config) if model is None else (model, plan)
+    if not resume:  # a run that was begun may go on
+        _require_effect(config, opened, given=model is not None)
+    if model is not None or is_foreign(config.model):
+        opened.require_scores(trained, config)
+    if model is not None:
+        config = config.with_changes(**model_settings(config, model, plan))
+    if data is not None:
+        config = config.with_changes(data=opened.name)
+    branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
+    config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
+    if config.graph and device.type != "cuda":
+        remedy = "resume the run where there is one" if resume else "use graph=false"
+        raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
+    with torch_settings(device, config):
+        setup = TrainSetup(config, trained, plan, opened, device, processes)
+        try:
+            yield setup
+        finally:
+            setup.release()
+
+
+def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | None = None) -> dict[str, Any]:
+    """Return the settings that name a given model: its own name, method and form.
+
+    The method of a converted model is that of its conversion; if the plan does not say, that of the configuration.
+    """
+    if isinstance(model, BaseModel):
+        return {"model": model.name, "method": model.method.spec, "form": model.form}
+    method = AS_BUILT
+    if plan is not None and isinstance(plan.changes, Changes):
+        method = plan.changes.method
+    elif plan is not None and plan.changes is None:
+        method = config.method
+    return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
+
+
+def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
+    """Raise `ValueError` for a setting that would change the name of the run and nothing else.
+
+    A `given` model takes the place of the one that the configuration names.
+    """
+    names, where = list(data.unused_settings), data.kind
+    if is_foreign(config.model) and not given:
+        names, where = [*names, "form"], f"{where} and a third-party model"
+    for name in names:
+        value, default = getattr(config, name), getattr(TrainConfig, name)
+        if value != default:
+            raise ValueError(
+                f"expected {name}={default} for {where}, where it changes nothing, got {value}; leave it out"
+            )
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:

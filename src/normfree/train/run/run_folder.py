@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path, PurePath
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from normfree.files import TEMPORARY, explained, plain_json, replacing, with_numbers, write_json
 from normfree.provenance import commit, hardware, versions
+from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
@@ -124,6 +126,16 @@ class RunFolder:
                 yield self
             finally:
                 self._close()
+
+    def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
+        """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
+        if self.config_path.exists():
+            require_same(asdict(TrainConfig.from_toml(self.config_path)), asdict(config), self.path, free=free)
+        if self.status == "diverged":
+            raise ValueError(
+                f"expected a run that can go on, but the one in '{self.path}' diverged; "
+                "start another one with a lower learning rate, or another method"
+            )
 
     def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the newest checkpoint, and remove the metrics of later steps.
