@@ -20,7 +20,7 @@ endif
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: $(STAMP) ## create .venv and install the package with its development tools
@@ -51,30 +51,34 @@ $(STAMP): pyproject.toml constraints-dev.txt
 FORCE:
 
 .PHONY: demo
-demo: $(STAMP) ## show what trains without normalization, on one page (two minutes)
+demo: $(STAMP) ## show on one page what trains without normalization (2 minutes)
 	@$(PY) -m normfree demo --out demo
 
 .PHONY: claims
-claims: $(STAMP) ## write docs/claims.md and draw the pictures anew from the claims and the results
+claims: $(STAMP) ## write docs/claims.md and draw all pictures from the stored results
 	@$(PY) -m normfree reproduce --draw --write docs/claims.md
 	@for kept in $$(find results -name comparison.json); do $(PY) -m normfree compare --draw "$$kept" || exit 1; done
+
+.PHONY: benchmarks-page
+benchmarks-page: $(STAMP) ## write docs/benchmarks.md from the stored results
+	@$(PY) benchmarks/page.py
 
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.
 .PHONY: test
-test: $(STAMP) ## run the tests
+test: $(STAMP) ## run the tests (8 minutes on two cores)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10
 
 .PHONY: slow
-slow: $(STAMP) ## run the slow tests that need neither a GPU nor a browser
+slow: $(STAMP) ## run the tests marked slow, without those for a GPU or a browser
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10 -m 'slow and not gpu and not browser'
 
 .PHONY: browser
-browser: $(STAMP) ## open the report in Chromium (Debian's package chromium) and use it
+browser: $(STAMP) ## test the HTML pages in Chromium (install the package chromium first)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/papers/claims/test_ledger.py
 
 .PHONY: check
-check: $(STAMP) ## lint, formatting and types
+check: $(STAMP) ## check lint, formatting and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy src

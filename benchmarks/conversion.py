@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import normfree as nf
 from normfree.conversion import convert
-from normfree.conversion.norms import norms
+from normfree.conversion.norms import find_norms
 from normfree.files import write_json
 from normfree.models.foreign import create_model
 from normfree.provenance import commit, hardware, versions
@@ -150,7 +150,7 @@ def measure(name: str, method: str) -> dict[str, Any]:
             row |= {"branches": len(plan.branches), "removed": len(plan.changes.removed)}
             groups = nf.param_groups(model, lr=subject.rate, method=method, plan=plan)
         else:
-            row |= {"branches": len(nf.discover(model, subject.inputs).branches), "norms": len(norms(model))}
+            row |= {"branches": len(nf.discover(model, subject.inputs).branches), "norms": len(find_norms(model))}
     except ValueError as error:
         return row | {"refused": str(error)}
     found = nf.diagnose(model, subject.inputs, generator=torch.Generator().manual_seed(0))

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ if torch.version.cuda is None and not _torchvision_loads():
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of progress on stderr, where many tests expect nothing, however slow the machine is."""
     monkeypatch.setattr("normfree.report.progress.EVERY", float("inf"))
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations that `normfree.comparison` has trained in this process."""
+    from normfree.comparison import sweep
+
+    original, seen = sweep.fit, []
+
+    def fit(config: Any, **options: Any) -> Any:
+        seen.append(config)
+        return original(config, **options)
+
+    monkeypatch.setattr(sweep, "fit", fit)
+    return seen
 
 
 @pytest.fixture

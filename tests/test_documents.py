@@ -1,7 +1,8 @@
-"""What the documents print must work as printed."""
+"""The code, commands, links and numbers in the documents are right."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 import types
@@ -39,25 +40,82 @@ def test_contributing_example_adds_a_method_that_works() -> None:
             unregister("tiny")
 
 
-def test_readme_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    scope: dict[str, object] = {}
-    build_block, own_block, diagnose_block, train_block = python_blocks("README.md")
-    exec(compile(build_block, "README.md", "exec"), scope)
-    loss = scope["loss"]
+def run_block(source: str, document: str, scope: dict[str, object]) -> None:
+    exec(compile(source, document, "exec"), scope)
+
+
+def require_fixup_start(loss: object) -> None:
     assert isinstance(loss, torch.Tensor)
     assert loss.item() == pytest.approx(2.302585, abs=1e-5)  # ln 10: Fixup starts with zero logits
 
-    exec(compile(own_block, "README.md", "exec"), scope)
+
+def test_readme_example_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    (block,) = python_blocks("README.md")
+    run_block(block, "README.md", scope)
+    require_fixup_start(scope["loss"])
+
+
+def test_guide_examples_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    build_block, own_block, diagnose_block, train_block = python_blocks("docs/guide.md")
+    run_block(build_block, "docs/guide.md", scope)
+    require_fixup_start(scope["loss"])
+
+    run_block(own_block, "docs/guide.md", scope)
     assert len(scope["plan"].branches) == 16  # type: ignore[attr-defined]
     converted = scope["converted"]
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in converted.modules())  # type: ignore[attr-defined]
-    exec(compile(diagnose_block, "README.md", "exec"), scope)
+    run_block(diagnose_block, "docs/guide.md", scope)
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert len((tmp_path / "signal.jsonl").read_text(encoding="utf-8").splitlines()) == 1
-    exec(compile(train_block, "README.md", "exec"), scope)
+    run_block(train_block, "docs/guide.md", scope)
     assert scope["result"].status == "finished"  # type: ignore[attr-defined]
     assert isinstance(scope["model"], torch.nn.Module)
+
+
+def test_benchmarks_page_is_made_from_the_stored_results() -> None:
+    spec = importlib.util.spec_from_file_location("benchmarks_page", ROOT / "benchmarks" / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    stored = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert stored == module.page(), "docs/benchmarks.md differs from results/; run: make benchmarks-page"
+
+
+DOCUMENTS = [
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
+    "docs/findings.md", "docs/models.md", "benchmarks/README.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / document).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
+def test_commands_name_verbs_and_options_that_exist(document: str) -> None:
+    import typer
+
+    from normfree.cli.verbs import app
+
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = re.findall(r"\bnormfree ([a-z]+)((?: +[^`#\n&|]+)?)", text)
+    commands = [(verb, words) for verb, words in found if verb in verbs]
+    assert len(commands) >= 8
+    for verb, words in commands:
+        command = verbs[verb]
+        options = {name for parameter in command.params for name in parameter.opts}
+        if verb != "data":
+            assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", words)) <= options, (verb, words)
 
 
 def test_documents_name_only_methods_that_exist() -> None:

@@ -1,9 +1,14 @@
-"""The order of the rooms, read from the source."""
+"""Rules on the source of both packages: import order, names that stand once, and sizes.
+
+A "room" is a folder or a file right below `src/normfree`.
+"""
 
 import ast
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,16 +23,25 @@ ORDER = (
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share one place: neither imports the other
 FILES = sorted(PACKAGE.rglob("*.py"))
+PAPERS = PACKAGE.parent / "normfree_papers"
+PAPER_ROOMS = ("claims", "fixup", "wninit", "robust", "normdead")
+ALL_FILES = [*FILES, *sorted(PAPERS.rglob("*.py"))]
+VERBS = PACKAGE / "cli"
+BEING_SHORTENED = {
+    "normfree.diagnostics.updates",
+    *(f"normfree_papers.normdead.{name}" for name in ("moments", "pieces", "regression", "rules", "skips")),
+}
+LONGEST_FUNCTION, LONGEST_FILE = 125, 400  # lines, with docstrings
 
 
 def dotted(path: Path) -> str:
-    """The name under which a file of the package is imported."""
-    parts = ["normfree", *path.relative_to(PACKAGE).with_suffix("").parts]
+    """The name under which a file of either package is imported."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported(source: str, module: str, is_package: bool) -> list[str]:
-    """Every module of the package that a source imports, relative imports resolved, function bodies included."""
+    """Every module of both packages that a source imports, relative imports resolved, function bodies included."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -41,7 +55,7 @@ def imported(source: str, module: str, is_package: bool) -> list[str]:
                 found += [normfree._PUBLIC.get(alias.name, f"normfree.{alias.name}") for alias in node.names]
             else:
                 found.append(base)
-    return [name for name in found if name.split(".")[0] == "normfree"]
+    return [name for name in found if name.split(".")[0] in ("normfree", "normfree_papers")]
 
 
 def room_of(module: str) -> str:
@@ -50,14 +64,20 @@ def room_of(module: str) -> str:
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
-    """What a module imports against the order of the rooms."""
+    """The imports of a module of the library that are against the order of the rooms, and those of the papers."""
     room = room_of(module)
-    if room in ("", "__main__"):  # the package's face and its entry may see everything
+    names = imported(source, module, is_package)
+    papers = [name for name in names if name.split(".")[0] == "normfree_papers"]
+    if papers and not module.startswith("normfree.cli.reproduce"):
+        return [f"{module} imports {name}, but the library does not know the papers" for name in papers]
+    if room in ("", "__main__"):  # the package itself and `python -m normfree` may import every room
         return []
     if room not in ORDER:
         return [f"{module} is in no room"]
     wrong = []
-    for name in imported(source, module, is_package):
+    for name in names:
+        if name in papers:
+            continue
         target = room_of(name)
         if target in (room, "__version__"):
             continue
@@ -88,6 +108,9 @@ def test_room_imports_only_rooms_to_its_left(path: Path) -> None:
         ("from normfree.theory import gain", "normfree.report.tables", False),
         ("from normfree.report import Table", "normfree.theory", False),
         ("", "normfree.helpers", False),
+        ("import normfree_papers", "normfree.comparison.demo", False),
+        ("def f():\n    from normfree_papers.claims import get", "normfree.train.config", False),
+        ("from normfree_papers.claims import get", "normfree", True),
     ],
 )
 def test_order_catches_a_violation(source: str, module: str, is_package: bool) -> None:
@@ -108,6 +131,106 @@ def test_order_catches_a_violation(source: str, module: str, is_package: bool) -
 )
 def test_order_allows_what_is_to_the_left(source: str, module: str, is_package: bool) -> None:
     assert not violations(source, module, is_package)
+
+
+@pytest.mark.parametrize("path", sorted(PAPERS.iterdir()), ids=lambda path: path.name)
+def test_papers_have_one_folder_per_paper_and_one_for_claims(path: Path) -> None:
+    if path.name != "__pycache__":
+        assert path.name in (*PAPER_ROOMS, "__init__.py")
+
+
+def paper_imports(path: Path) -> Iterator[str]:
+    """The other papers whose modules a module of one paper imports."""
+    own = path.relative_to(PAPERS).parts[0]
+    for name in imported(path.read_text(encoding="utf-8"), dotted(path), path.name == "__init__.py"):
+        parts = name.split(".")
+        if parts[0] == "normfree_papers" and len(parts) > 1 and parts[1] not in (own, "claims"):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PAPERS.rglob("*.py")) if path.parent not in (PAPERS, PAPERS / "claims")],
+    ids=dotted,
+)
+def test_paper_imports_no_other_paper(path: Path) -> None:
+    assert not list(paper_imports(path))
+
+
+# Names that stand once
+
+
+def repeated(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that stand in more than one place, each with its places."""
+    places = defaultdict(list)
+    for name, place in names:
+        places[name].append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def module_names(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """The names of modules with their files; `__init__`, `registry` and the verbs of the command line aside."""
+    for path in files:
+        if path.stem not in ("__init__", "registry") and path.parent != VERBS:
+            yield path.stem, str(path)
+
+
+def class_names(source: str, place: str) -> Iterator[tuple[str, str]]:
+    """The names of all classes in a source, private ones and those inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"{place}:{node.lineno}"
+
+
+def test_no_module_name_stands_twice_in_the_library() -> None:
+    assert not repeated(module_names(FILES))
+
+
+def test_no_class_name_stands_twice_in_the_library() -> None:
+    found = [named for path in FILES for named in class_names(path.read_text(encoding="utf-8"), dotted(path))]
+    assert len(found) > 50
+    assert not repeated(found)
+
+
+def test_repeated_names_are_caught() -> None:
+    files = [PACKAGE / "data" / "runs.py", PACKAGE / "train" / "run" / "runs.py", PACKAGE / "train" / "fit.py"]
+    assert list(repeated(module_names(files))) == ["runs"]
+    files = [PACKAGE / "nn" / "__init__.py", PACKAGE / "data" / "__init__.py", VERBS / "convert.py"]
+    assert not repeated(module_names(files))
+    source = "class Step:\n    pass\n\ndef f():\n    class _Run:\n        pass"
+    found = [*class_names(source, "a"), *class_names("class _Run:\n    pass", "b")]
+    assert repeated(found) == {"_Run": ["a:5", "b:1"]}
+
+
+# Sizes
+
+
+def too_long(source: str) -> list[str]:
+    """The functions of a source that are longer than allowed, and 'the file' where that is."""
+    lines = source.count("\n")
+    found = [f"the file: {lines} lines"] if lines > LONGEST_FILE else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            length = node.end_lineno - min([node.lineno, *(d.lineno for d in node.decorator_list)]) + 1
+            if length > LONGEST_FUNCTION:
+                found.append(f"{node.name}: {length} lines")
+    return found
+
+
+@pytest.mark.parametrize("path", ALL_FILES, ids=dotted)
+def test_files_and_functions_are_short(path: Path) -> None:
+    if dotted(path) not in BEING_SHORTENED:
+        assert not too_long(path.read_text(encoding="utf-8"))
+
+
+def test_long_files_and_functions_are_caught() -> None:
+    body = "def f():\n" + "    pass\n" * 124
+    assert not too_long(body)
+    assert too_long(body + "    pass\n") == ["f: 126 lines"]
+    assert too_long("x = 1\n" * 401) == ["the file: 401 lines"]
+
+
+# The public names
 
 
 @pytest.mark.parametrize("module", ["normfree", "normfree.cli", "normfree.report"])

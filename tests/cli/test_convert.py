@@ -178,7 +178,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
     status, out, _ = run("my_zoo:plain", "--input", "1x8x8", "-m", "wn", "-o", "folder")
     assert status == 0
     assert "no residual branches" in out
-    assert "no verdict: there is no residual sum" in out
+    assert "no verdict: the model has no residual sum" in out
     assert not (tmp_path / "folder" / "report.html").exists()
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file, save_model
 
 import normfree
 from normfree.cli import main
-from normfree.cli.plugins import load_plugins
+from normfree.cli.options import load_plugins
 from normfree.diagnostics import diagnose
 from normfree.methods import unregister
 from normfree.models import build
@@ -553,4 +553,4 @@ def test_shape_of_the_noise_is_told(run: Run, folder: Path) -> None:
 
 
 def test_help_says_which_shape_is_used(run: Run) -> None:
-    assert "3x224x224 for others" in " ".join(run("--help")[1].replace("│", " ").split())
+    assert "3x224x224 for other models" in " ".join(run("--help")[1].replace("│", " ").split())

@@ -15,7 +15,7 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.plugins import load_plugins
+from normfree.cli.options import load_plugins
 from normfree.data.text.prepared_folder import MANIFEST, open_prepared
 from normfree.data.text.text_files import decode_lines
 from normfree.methods import unregister
@@ -514,7 +514,7 @@ def test_evaluate_needs_a_test_split(altered: Run) -> None:
 
 
 def test_compare_gives_depths_as_layers(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("normfree.comparison.comparison.save", lambda *_, **__: ())  # pictures take seconds
+    monkeypatch.setattr("normfree.comparison.comparison_report.save", lambda *_, **__: ())  # pictures take seconds
     models = [part for n in (1, 2) for part in ("--model", f"transformer-{n}-{n}-16-32-2")]
     settings = ("--recipe", "translation", "--set", f"data=pairs:.data/made-{SIZE}", "--set", "epochs=1")
     options = (*settings, "--set", "batch_size=400", "--set", "device=cpu", "--set", "beam=1")

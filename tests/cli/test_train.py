@@ -257,7 +257,7 @@ def test_signal_is_the_exit_status_and_the_run_goes_on(
         stop_at(patch, 3, number)
         found, out, _ = run("train", *SMALL, "--out", "run")
     assert found == status
-    assert f"stopped by {signal.Signals(number).name}; go on with: normfree train --resume run" in out
+    assert f"stopped by {signal.Signals(number).name}; continue with: normfree train --resume run" in out
     assert (result()["status"], result()["signal"], result()["steps"]) == ("interrupted", number, 3)
     assert run("train", "--resume", "run")[0] == 0
     assert result()["test"] == result("whole")["test"]
@@ -286,7 +286,7 @@ def test_divergence_has_its_own_exit_status(run: Run) -> None:
     status, out, err = run("train", *SMALL, "--set", "lr=1e6", "--out", "run")
     assert (status, err) == (3, "")
     assert "diverged: the loss is no longer finite" in out
-    assert out.endswith("or look with: normfree diagnose run\n")
+    assert out.endswith("or see where the signal goes with: normfree diagnose run\n")
     assert "Traceback" not in out
     assert result()["status"] == "diverged"
     status, out, err = run("train", "--resume", "run")

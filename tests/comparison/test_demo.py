@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from normfree.comparison import demo as room
-from normfree.comparison import scheduling as runs
+from normfree.comparison import sweep as runs
 from normfree.comparison.demo import Demo, DemoSettings, page, picture, run_demo, save
 from normfree.train.engine import loop as engine
 

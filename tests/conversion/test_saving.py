@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import normfree as nf
 from foreign_models import CASES
 from normfree.conversion import convert, fold_batchnorm
-from normfree.conversion.saving import load_converted, read_plan, save_converted
-from normfree.conversion.serialization import pack_example, plan_from_json, unpack_example
+from normfree.conversion.changes import plan_from_json
+from normfree.conversion.saving import load_converted, pack_example, read_plan, save_converted, unpack_example
 from normfree.plan import ResidualPlan
 from thin_resnet import ThinResNet, thin_resnet
 

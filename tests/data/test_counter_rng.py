@@ -1,4 +1,4 @@
-"""Draws are random as far as tests of their size can see, the same everywhere, and a permutation where one is asked."""
+"""Draws pass tests of randomness, equal known values, and orders are permutations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy import stats
 from normfree.data.counter_rng import Purpose, below, epoch_order, extend, key, sample_keys, uniform
 
 COUNT = 1 << 15
-CHANCE = 1e-6  # of a false alarm a check, seeds being fixed all the same
+CHANCE = 1e-6  # of a false alarm per check; the seeds are fixed
 
 KNOWN_KEY = 6768782832058643234
 KNOWN_UNIFORM = [0.9798413515090942, 0.880789577960968, 0.14158421754837036]
@@ -29,7 +29,7 @@ RUNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def looks_uniform(values: torch.Tensor, bins: int = 64) -> bool:
-    """Pearson's statistic of equal bins between its two tails; too even is as wrong as too uneven."""
+    """Whether Pearson's statistic of equal bins is in neither tail; too even is as wrong as too uneven."""
     counts = torch.histc(values.double(), bins=bins, min=0, max=1)
     statistic = float(((counts - len(values) / bins) ** 2).sum() / (len(values) / bins))
     low, high = stats.chi2.ppf([CHANCE, 1 - CHANCE], bins - 1)
@@ -37,7 +37,7 @@ def looks_uniform(values: torch.Tensor, bins: int = 64) -> bool:
 
 
 def looks_independent(values: torch.Tensor) -> bool:
-    """Neighbours at distances 1 to 8: a correlation of n pairs has a standard deviation of 1/√n."""
+    """Whether values 1 to 8 apart are uncorrelated; the correlation of n pairs has a standard deviation of 1/√n."""
     centred = values.double() - 0.5
     limit = stats.norm.isf(CHANCE / 2)
     return all(

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from normfree.cli import main
-from normfree.comparison import scheduling as runs
 from normfree.report.panels import Curve, Panel
-from normfree.train import TrainConfig, fit
 from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
@@ -83,16 +81,3 @@ def make() -> Iterator[Make]:
     yield add
     for claim in made:
         claims._CLAIMS.pop(claim.id)
-
-
-@pytest.fixture
-def fitted(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
-    """The configurations that were trained in this process."""
-    seen: list[TrainConfig] = []
-
-    def noted(config: TrainConfig, **options: Any) -> Any:
-        seen.append(config)
-        return fit(config, **options)
-
-    monkeypatch.setattr(runs, "fit", noted)
-    return seen

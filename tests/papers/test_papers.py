@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import MadeUpRuns
-from normfree.comparison.scheduling import folder_name
+from normfree.comparison.sweep import folder_name
 from normfree.train import RunFolder, TrainConfig
 from normfree_papers.claims.claim import SCALES, Claim, Settings, judge
 from normfree_papers.claims.registry import PAPERS, all_claims

@@ -1,4 +1,4 @@
-"""`normfree compare`: methods against depths, as a table, a picture and a page."""
+"""`normfree compare`: train methods at several depths; print a table, draw a plot and write a page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import require_alone
-from normfree.cli.plugins import Plugins, load_plugins
-from normfree.cli.typed import typed
+from normfree.cli.options import Plugins, command_line, load_plugins, require_alone
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -18,47 +16,47 @@ if TYPE_CHECKING:
 def compare_methods(
     context: typer.Context,
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="A method; may come again (default: fixup, batchnorm).")
+        list[str] | None, typer.Option("--method", "-m", help="A method; may be repeated (default: fixup, batchnorm).")
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
-            help="A model of ours, best one a depth, or torchvision:resnet18, … (default: resnet8, resnet20).",
+            help="A model, one per depth, or torchvision:resnet18, …; may be repeated (default: resnet8, resnet20).",
         ),
     ] = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="The rest of a run; see normfree train --list.")] = "fashion",
+    recipe: Annotated[str, typer.Option("--recipe", help="All other settings; see normfree train --list.")] = "fashion",
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may come again.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option("--lr", help="A learning rate to choose from, by validation accuracy; may come again."),
+        typer.Option("--lr", help="A learning rate to choose from by validation accuracy; may be repeated."),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = 1,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and the files.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and results.")] = Path(
         "runs/compare"
     ),
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     draw: Annotated[
         Path | None,
-        typer.Option("--draw", metavar="JSON", help="Draw a stored comparison.json anew; nothing is trained."),
+        typer.Option("--draw", metavar="JSON", help="Draw a stored comparison.json again; train nothing."),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Train methods at several depths, and draw accuracy against depth.
+    """Train methods at several depths, and plot accuracy against depth.
 
-    Finished runs are read and not run again, so that a comparison can be stopped, gone on with, and extended. Writes
-    comparison.html, .png, .svg and .json.
+    Finished runs are not trained again, so you can stop, continue and extend a comparison. Writes comparison.html,
+    .png, .svg and .json.
 
     For example: normfree compare -m fixup -m batchnorm --model resnet8 --model resnet20 --set epochs=1
     """
     import json
 
-    from normfree.comparison.comparison import redraw, save, table
+    from normfree.comparison.comparison_report import redraw, save, table
     from normfree.report import open_console, print_table
 
     messages = open_console(stderr=True)
@@ -73,7 +71,7 @@ def compare_methods(
         )
     load_plugins(plugin)
     base = _base(recipe, changes or [])
-    from normfree.comparison.running import compare
+    from normfree.comparison import compare
     from normfree.files import plain_json
     from normfree.report.progress import progress
 
@@ -95,7 +93,7 @@ def compare_methods(
     if found.signal is not None:
         messages.print("stopped; what is done is kept, and the same command goes on", markup=False, style="yellow")
         raise typer.Exit(128 + found.signal)
-    given: dict[str, object] = {
+    typed: dict[str, object] = {
         "-m": method,
         "--model": model,
         "--recipe": recipe,
@@ -103,24 +101,25 @@ def compare_methods(
         "--lr": lr,
         "--seeds": seeds,
     }
-    given |= {"--out": out, "--jobs": jobs, "--plugin": plugin}
-    for path in save(found, out, command=typed("compare", options=given)):
+    typed |= {"--out": out, "--jobs": jobs, "--plugin": plugin}
+    for path in save(found, out, command=command_line("compare", options=typed)):
         messages.print(f"wrote {path}", markup=False)
 
 
 def _base(recipe: str, changes: list[str]) -> TrainConfig:
+    """Return the settings that all runs share; refuse those that a comparison varies."""
     from normfree.train.config import TrainConfig
     from normfree.train.recipes import recipe as named
 
     changed = TrainConfig.parse_changes(changes)
     for name, option in (("method", "--method"), ("model", "--model"), ("seed", "--seeds"), ("lr", "--lr")):
         if name in changed:
-            raise ValueError(f"expected what is compared as {option}, got --set {name}=…; use {option}")
+            raise ValueError(f"expected the setting that is compared as {option}, got --set {name}=…; use {option}")
     return named(recipe, **changed)
 
 
 def default_jobs(device: str) -> int:
-    """One run a core that this process may use; on a GPU one at a time, since it is shared."""
+    """Return one run per CPU core that this process may use; on a GPU one run at a time."""
     import torch
 
     from normfree.provenance import available_cores

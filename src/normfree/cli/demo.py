@@ -1,4 +1,4 @@
-"""`normfree demo`: three short experiments on one page."""
+"""`normfree demo`: run three short experiments, and write one page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import typer
 def make_demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one a CPU core).")
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
     ] = None,
 ) -> None:
-    """Show in about two minutes what trains without normalization and what does not, on one page.
+    """Show on one page what trains without normalization and what does not, in about two minutes.
 
-    A signal through a thousand layers, accuracy against depth, and a batch of two. What is done is not run again.
+    Three experiments: a signal through a thousand layers, accuracy against depth, and a batch of two. Finished
+    experiments are not run again.
     """
     from normfree.cli.compare import default_jobs
-    from normfree.comparison.comparison import table
-    from normfree.comparison.demo import SAYS, run_demo, save
+    from normfree.comparison.comparison_report import table
+    from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
     from normfree.report.terminal import line_plot
@@ -31,7 +32,7 @@ def make_demo(
     if demo is None:
         open_console(stderr=True).print("stopped; what is done is kept, and the same command goes on", style="yellow")
         raise typer.Exit(130)
-    named = {f"{method}: {SAYS.get(method, '')}": values for method, values in demo.forward.items()}
+    named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
     console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
     console.print()
     print_table(table(demo.depth), console)

@@ -1,25 +1,30 @@
-"""`normfree diagnose`: how the signal travels through a model, and what that means."""
+"""`normfree diagnose`: how the signal travels through a model, and whether that is healthy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import DEVICE, require_either
-from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.options import (
+    DEVICE,
+    Example,
+    Plugins,
+    example_inputs,
+    load_plugins,
+    require_model,
+    require_one_input,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from normfree.diagnostics.diagnosis import Diagnosis
 
 STATUSES = ("growing", "vanishing", "exploding", "dead branch")
-
-Example = Annotated[
-    str, typer.Option("--example", metavar="MODULE:FUNCTION", help="Gives the input: a tensor, tuple or dict.")
-]
+FORMATS = (".html", ".png", ".svg", ".json")
 
 
 def diagnose_model(
@@ -28,7 +33,7 @@ def diagnose_model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME or package.module:factory, or the folder of a run or a "
+            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
             "converted model.",
         ),
     ],
@@ -40,11 +45,11 @@ def diagnose_model(
         str,
         typer.Option(
             "--input",
-            help="Shape of one input, such as 3x224x224, or the length of a sequence. If not given: what a model by "
-            "name is for, what a run was trained on, and 3x224x224 for others.",
+            help="Shape of one input, such as 3x224x224, or the length of a sequence. Default: the shape that a model "
+            "by name is made for or a run was trained on, and 3x224x224 for other models.",
         ),
     ] = "",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise or random words.")] = 8,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs: N(0, 1) noise or random tokens.")] = 8,
     example: Example = "",
     data: Annotated[
         Path | None,
@@ -59,50 +64,57 @@ def diagnose_model(
         typer.Option(
             "--fail-on",
             help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single block "
-            "that stands out counts as growing, and as vanishing where it does so tenfold.",
+            "that stands out counts as growing; if it does so tenfold, as vanishing.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
     device: Annotated[str, DEVICE] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of weights, noise and injected gradient.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Show how the signal travels through a model, forward and backward, and say what to do.
+    """Measure how the signal travels through a model, forward and backward, and suggest a remedy.
 
     For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
     """
-    import json
-
-    import torch
-
-    from normfree.diagnostics import diagnosis as room
-    from normfree.diagnostics.named_models import (
-        build_by_name,
-        read_batch,
-        reads_tokens,
-        sequence_length,
-        shape_options,
-        to_device,
-    )
     from normfree.models.foreign import is_foreign
     from normfree.nn.devices import device_of
-    from normfree.report.progress import progress
-    from normfree.report.tables import print_table
-    from normfree.report.terminal import open_console
 
     load_plugins(plugin)
+    _require_outputs(fail_on, out or [])
+    folder = _model_folder(model)
+    _require_weights(model, folder, method, checkpoint)
+    place = device_of(device)
+    require_one_input(context)
+    inputs, targets = _inputs(model, folder, data, example, shape, batch, seed)
+    single = is_foreign(model) or folder is not None  # such a model has its method already
+    found = [
+        _diagnose(model, spec, folder, inputs, targets, checkpoint=checkpoint, seed=seed, train=not evaluate, to=place)
+        for spec in ([""] if single else dict.fromkeys(method or ["fixup"]))
+    ]
+    _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
+    if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
+        raise typer.Exit(1)
+
+
+def _require_outputs(fail_on: str, out: Sequence[Path]) -> None:
+    """Refuse an unknown verdict, and files that could not be written, before anything is measured."""
     if fail_on and fail_on not in STATUSES:
         raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
-    for path in out or []:
-        if path.suffix.lower() not in (".html", ".png", ".svg", ".json"):
+    for path in out:
+        if path.suffix.lower() not in FORMATS:
             raise ValueError(f"expected --out to end in .html, .png, .svg or .json, got '{path.name}'")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
-    folder = folder_of(model)
+
+
+def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:
+    """Refuse a method or a checkpoint that the model does not take."""
+    from normfree.models.foreign import is_foreign
+
     if folder is None:
         require_model(model, "diagnose")
-    if folder is not None and (method or checkpoint is not None):
+    elif method or checkpoint is not None:
         raise ValueError(
             f"expected the folder '{model}' alone, got {'--method' if method else '--checkpoint'} too; the model in it "
             "has its method and weights, so leave that out"
@@ -114,61 +126,86 @@ def diagnose_model(
         )
     if is_foreign(model) and method:
         raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
-    place = device_of(device)
-    require_one_input(context)
-    targets: Tensor | None = None
+
+
+def _inputs(
+    model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, seed: int
+) -> tuple[Any, Tensor | None]:
+    """Read or draw the inputs, and the targets if a file has them."""
+    from normfree.diagnostics.named_models import read_batch, reads_tokens, sequence_length
+
     name = model if folder is None else _name_in(folder)
     if data is not None:
-        inputs, targets = read_batch(data, name)
-    elif folder is not None and not example and (not shape or reads_tokens(name)):
+        return read_batch(data, name)
+    if folder is not None and not example and (not shape or reads_tokens(name)):
         from normfree.train.run.loading import noise_for
 
-        inputs = noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed)
-    else:
-        inputs = example_inputs(name, example, shape, batch, seed)
-    found: list[Diagnosis] = []
-    for spec in [""] if is_foreign(model) or folder is not None else dict.fromkeys(method or ["fixup"]):
-        label = spec or model
-        with progress(f"diagnosing {label}"):
-            try:
-                built = (
-                    build_by_name(model, spec, inputs=inputs, checkpoint=checkpoint, seed=seed)
-                    if folder is None
-                    else _loaded(folder)
-                )
-                built.train(not evaluate)
-                built.to(place)
-                generator = torch.Generator().manual_seed(seed)
-                moved = to_device(inputs, place), None if targets is None else targets.to(place)
-                found.append(room.diagnose(built, *moved, name=label, generator=generator))
-            except (RuntimeError, IndexError, TypeError) as error:  # as torch says that shapes or labels do not fit
-                raise ValueError(
-                    f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input, "
-                    "--example or --data"
-                ) from error
+        return noise_for(folder, batch=batch, length=sequence_length(shape) if shape else None, seed=seed), None
+    return example_inputs(name, example, shape, batch, seed), None
+
+
+def _diagnose(
+    model: str,
+    method: str,
+    folder: Path | None,
+    inputs: Any,
+    targets: Tensor | None,
+    *,
+    checkpoint: Path | None,
+    seed: int,
+    train: bool,
+    to: Any,
+) -> Diagnosis:
+    """Build or load one model, and diagnose it on a device."""
+    import torch
+
+    from normfree.diagnostics import diagnose
+    from normfree.diagnostics.named_models import build_by_name, to_device
+    from normfree.report.progress import progress
+
+    label = method or model
+    with progress(f"diagnosing {label}"):
+        try:
+            if folder is None:
+                built = build_by_name(model, method, inputs=inputs, checkpoint=checkpoint, seed=seed)
+            else:
+                from normfree.train.run.loading import load
+
+                built = load(folder)
+            built.train(train).to(to)
+            moved = to_device(inputs, to), None if targets is None else targets.to(to)
+            return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))
+        except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit
+            raise ValueError(
+                f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input, "
+                "--example or --data"
+            ) from error
+
+
+def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool, noise: Any) -> None:
+    """Print the diagnoses, and write them to the files; `noise` is the input if it was drawn."""
+    import json
+
+    from normfree.diagnostics import diagnosis
+    from normfree.diagnostics.named_models import shape_options
+    from normfree.report.tables import print_table
+    from normfree.report.terminal import open_console
+
     if as_json:
-        typer.echo(json.dumps(room.json_data(found), indent=1))
+        typer.echo(json.dumps(diagnosis.json_data(found), indent=1))
     else:
         console = open_console()
-        print_table(room.table(found), console)
-        console.print(room.summary(*found), highlight=False, markup=False)
-        if data is None and not example:
-            console.print(f"(the input was noise: {shape_options(inputs)})", highlight=False, markup=False)
-    for path in out or []:
-        room.save(found, path, title=f"Signal propagation in {model}")
+        print_table(diagnosis.table(found), console)
+        console.print(diagnosis.summary(*found), highlight=False, markup=False)
+        if noise is not None:
+            console.print(f"(the input was noise: {shape_options(noise)})", highlight=False, markup=False)
+    for path in out:
+        diagnosis.save(found, path, title=f"Signal propagation in {model}")
         open_console(stderr=True).print(f"wrote {path}")
-    if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
-        raise typer.Exit(1)
 
 
-def require_one_input(context: typer.Context) -> None:
-    """Refuse noise of a shape beside an input that is whole."""
-    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
-    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
-
-
-def folder_of(model: str) -> Path | None:
-    """The folder of a run or a converted model, where an argument names one."""
+def _model_folder(model: str) -> Path | None:
+    """Return the folder of a run or a converted model if the argument names one."""
     path = Path(model)
     if not path.is_dir():
         return None
@@ -178,21 +215,11 @@ def folder_of(model: str) -> Path | None:
     return path if holds_model(path) or not is_model_name(model) else None
 
 
-def require_model(model: str, verb: str) -> None:
-    """Refuse a file of the user's own where a model in it, or one that has its weights, is meant."""
-    name = model.removesuffix(".py")
-    if name.isidentifier() and Path(f"{name}.py").is_file():
-        raise ValueError(
-            f"expected a model, got the file {name}.py; name what makes one in it: normfree {verb} {name}:FACTORY"
-        )
-    if Path(model).is_file():
-        raise ValueError(
-            f"expected a model, got the file '{model}'; name what makes the model, and give its weights by --checkpoint"
-        )
-
-
 def _folder_around(weights: Path) -> Path | None:
-    """The folder of a run or a converted model that a file is part of: one that merely lies near is none's."""
+    """Return the folder of the run or converted model that a weights file is part of, if any.
+
+    A file that only lies near a run does not belong to it.
+    """
     from normfree.conversion.saving import is_converted
     from normfree.train.run import checkpoint
     from normfree.train.run.loading import holds_model
@@ -204,26 +231,8 @@ def _folder_around(weights: Path) -> Path | None:
 
 
 def _name_in(folder: Path) -> str:
-    """The name of the model in a folder; of a converted one, that it is somebody else's."""
+    """Return the name of the model in a folder; a converted model counts as one of another package."""
     from normfree.conversion.saving import is_converted
     from normfree.train.run.loading import read_config
 
     return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model
-
-
-def _loaded(folder: Path) -> nn.Module:
-    from normfree.train.run.loading import load
-
-    return load(folder)
-
-
-def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
-    """Noise in the shape of what the model reads, or what a function of the user gives."""
-    from normfree.diagnostics.named_models import inputs_from_function, random_inputs
-    from normfree.models.foreign import is_foreign
-
-    if not example:
-        return random_inputs(model, shape, batch=batch, seed=seed)
-    if not is_foreign(model):
-        raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
-    return inputs_from_function(example, seed=seed)

@@ -1,4 +1,4 @@
-"""`normfree methods`: the registry as a table, and methods explained."""
+"""`normfree methods`: list the methods, or explain some of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.options import Plugins, load_plugins
 from normfree.report import Column, Table, print_table
 
 
 def list_methods(
     methods: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME…", help="Explain these, with their options and source.")
+        list[str] | None, typer.Argument(metavar="NAME…", help="Explain these methods, with their options and papers.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
     plugin: Plugins = None,

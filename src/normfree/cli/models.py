@@ -1,4 +1,4 @@
-"""`normfree models`: the names that `build` understands."""
+"""`normfree models`: list the model families, and how their names are formed."""
 
 from __future__ import annotations
 

@@ -1,21 +1,82 @@
-"""The option that means the same to every verb, and the refusal of options that would be ignored."""
+"""Options that several verbs share: device, plugins, example inputs; and checks on what was typed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best there is.")
+DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
+
+Example = Annotated[
+    str,
+    typer.Option(
+        "--example", metavar="MODULE:FUNCTION", help="A function that returns the input: a tensor, tuple or dict."
+    ),
+]
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="MODULE", help="Import a module that registers methods; may be repeated."),
+]
+
+
+def load_plugins(modules: Sequence[str] | None) -> None:
+    """Import modules by name, from the current folder or the environment.
+
+    Raises:
+        ValueError: if a name is not a module name, or a module or one of its imports is not found or fails.
+    """
+    if not modules:
+        return
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the installed script does not search the current folder
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(
+                f"--plugin: expected the name of a module such as 'my_methods', got {module!r}; "
+                "leave out folders and the ending .py"
+            )
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if module == missing or module.startswith(f"{missing}."):
+                raise ValueError(
+                    f"--plugin: expected a module that can be imported, got {module!r}, which was not found; "
+                    "run in its folder or install it"
+                ) from error
+            raise ValueError(f"--plugin: {module!r} imports {missing!r}, which was not found; install it") from error
+        except ValueError:
+            raise  # the library's own message about a bad method
+        except Exception as error:  # the user's code may raise anything
+            from normfree.models.foreign import describe_error
+
+            raise ValueError(
+                f"--plugin: expected a module that can be imported, but {module!r} stopped: {describe_error(error)}; "
+                "import it in Python to see where"
+            ) from error
 
 
 class Verb(TyperCommand):
-    """A command that takes each option once, but for those that may come again: of two the last alone would count."""
+    """A command that refuses an option given twice, unless the option may be repeated.
+
+    Without this the last one would count, and the first would be ignored without a word.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As for any command; raises `ValueError` for an option that comes again."""
+        """Parse the arguments.
+
+        Raises:
+            ValueError: if an option that may not be repeated is given twice.
+        """
         found: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
         for option in found:
             if found.count(option) > 1 and not (option.multiple or option.is_flag):
@@ -25,7 +86,7 @@ class Verb(TyperCommand):
 
 
 def given(context: typer.Context) -> list[str]:
-    """What was typed: the arguments, and the options by their first names."""
+    """Return the arguments that were typed, and the options by their first names."""
     typed: list[str] = []
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
@@ -38,14 +99,62 @@ def given(context: typer.Context) -> list[str]:
 
 
 def require_alone(context: typer.Context, option: str, beside: Sequence[str] = ()) -> None:
-    """Refuse all but `beside` where `option` was typed, which would leave it without effect."""
+    """Refuse arguments and options beside `option` that it would ignore; those in `beside` are allowed."""
     typed = given(context)
     if option in typed and (others := [name for name in typed if name not in (option, *beside)]):
         raise ValueError(f"expected {option} alone, got also {', '.join(others)}; leave one of them out")
 
 
 def require_either(context: typer.Context, option: str, others: Sequence[str], why: str) -> None:
-    """Refuse `others` where `option` was typed, too; `why` says which of them would be left without effect."""
+    """Refuse `option` together with one of `others`; `why` names the one that would be ignored."""
     for name in others:
         if {option, name} <= set(given(context)):
             raise ValueError(f"expected {option} or {name}, got both; {why}")
+
+
+def require_one_input(context: typer.Context) -> None:
+    """Refuse two sources of the input: an example function, a data file, or a shape for noise."""
+    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
+    require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
+
+
+def require_model(model: str, verb: str) -> None:
+    """Refuse the name of a file in place of a model's, and name the remedy."""
+    name = model.removesuffix(".py")
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise ValueError(
+            f"expected a model, got the file {name}.py; name what makes one in it: normfree {verb} {name}:FACTORY"
+        )
+    if Path(model).is_file():
+        raise ValueError(
+            f"expected a model, got the file '{model}'; name what makes the model, and give its weights by --checkpoint"
+        )
+
+
+def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
+    """Call the function of --example, or draw noise in the shape that the model reads."""
+    from normfree.diagnostics.named_models import inputs_from_function, random_inputs
+    from normfree.models.foreign import is_foreign
+
+    if not example:
+        return random_inputs(model, shape, batch=batch, seed=seed)
+    if not is_foreign(model):
+        raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
+    return inputs_from_function(example, seed=seed)
+
+
+def command_line(verb: str, *words: str, options: Mapping[str, object]) -> str:
+    """Write a command in a fixed order, for results that record it.
+
+    Options without a value are left out; an option with several values is repeated.
+
+    >>> command_line("train", "fashion", options={"--set": ["lr=0.1", "epochs=2"], "--out": None, "--device": "cpu"})
+    'normfree train fashion --set lr=0.1 --set epochs=2 --device cpu'
+    """
+    typed = [
+        word
+        for name, value in options.items()
+        for one in (value if isinstance(value, list) else [] if value is None else [value])
+        for word in (name, str(one))
+    ]
+    return shlex.join(["normfree", verb, *words, *typed])

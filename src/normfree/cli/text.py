@@ -1,6 +1,4 @@
-"""`normfree data prepare`: text files become tokens; `normfree translate` and `normfree continue`: standard input in
-another language, or written on.
-"""
+"""Verbs on text: `data prepare` turns files into tokens; `translate` and `continue` read standard input."""
 
 from __future__ import annotations
 
@@ -12,22 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normfree.cli.options import DEVICE
-from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.options import DEVICE, Plugins, load_plugins
 
 if TYPE_CHECKING:
     from normfree.data.text.vocabulary import Vocabulary
     from normfree.train import TrainConfig
 
-SOURCE = typer.Option("--source", metavar="FILE", help="Training sentences to translate; valid and test lie beside.")
+SOURCE = typer.Option(
+    "--source", metavar="FILE", help="Training sentences to translate; valid and test files lie in the same folder."
+)
 TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
 TEXT = typer.Option(
     "--text",
     metavar="FILE",
-    help="Training text of a language model, in the place of both; book.train.txt has book.test.txt beside.",
+    help="Training text of a language model, instead of both; book.test.txt lies beside book.train.txt.",
 )
 SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
-_AT_ONCE = 512  # lines that are translated together
+_CHUNK = 512  # lines that are translated together
 
 
 def prepare_text_files(
@@ -35,11 +34,13 @@ def prepare_text_files(
     target: Annotated[Path | None, TARGET] = None,
     text: Annotated[Path | None, TEXT] = None,
     vocabulary: Annotated[int, SIZE] = 8000,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder; made up if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder; default: a folder in .data/.")
+    ] = None,
 ) -> None:
-    """Turn text files into tokens, from which a machine without sentencepiece can train, too.
+    """Turn text files into tokens. A machine without sentencepiece can train on them.
 
-    The files of validation and test are found by their names: train.de has valid.de and test.de beside it.
+    Validation and test files are found by their names: valid.de and test.de beside train.de.
 
     For example: normfree data prepare --source multi30k.train.de --target multi30k.train.en
     """
@@ -55,7 +56,10 @@ def prepared_name(
     *,
     prepare: bool = True,
 ) -> str:
-    """The name of data that these files become, after preparing them unless they are, or not to be."""
+    """Prepare text files unless that is done, and return the name of the data for --data.
+
+    With `prepare=False` nothing is written.
+    """
     from normfree.data.text.prepared_folder import prepare_pairs, prepare_text
     from normfree.data.text.text_files import find_parallel, find_splits
     from normfree.report import open_console
@@ -71,8 +75,8 @@ def prepared_name(
         )
     console = open_console(stderr=True)
 
-    def say(what: str) -> None:
-        console.print(what, markup=False, style="dim")
+    def say(text: str) -> None:
+        console.print(text, markup=False, style="dim")
 
     first = source or text
     assert first is not None
@@ -90,7 +94,7 @@ def prepared_name(
 
 
 def _stem(path: Path) -> str:
-    """What a training file is called without its split, language and compression.
+    """Return the name of a training file without its split, language and compression.
 
     >>> _stem(Path("a/multi30k.train.de.xz")), _stem(Path("b/train.txt")), _stem(Path("notes.txt"))
     ('multi30k', 'b', 'notes')
@@ -101,9 +105,11 @@ def _stem(path: Path) -> str:
 
 def translate_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on pairs.")],
-    beam: Annotated[int | None, typer.Option("--beam", min=1, help="Hypotheses a sentence; the run's own.")] = None,
+    beam: Annotated[
+        int | None, typer.Option("--beam", min=1, help="Hypotheses per sentence (default: the run's).")
+    ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="0 favours short translations; the run's own.")
+        float | None, typer.Option("--length-penalty", help="0 favours short translations (default: the run's).")
     ] = None,
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
@@ -117,10 +123,10 @@ def translate_lines(
     from normfree.train.text.translation import translate
 
     load_plugins(plugin)
-    config, vocabulary, model = _opened(run, PAIRS, "a run on pairs of sentences", "translation", device)
+    config, vocabulary, model = _open_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
     lines = decode_lines(sys.stdin.buffer, "on standard input")
-    # One by one for whoever types, many at once for a file.
-    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _AT_ONCE)):
+    # One line at a time from a keyboard, many from a file.
+    while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _CHUNK)):
         found = translate(
             model,
             vocabulary,
@@ -134,18 +140,18 @@ def translate_lines(
 
 def continue_lines(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on text.")],
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="The most subwords to add to a line.")] = 100,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Largest number of subwords to add to a line.")] = 100,
     temperature: Annotated[
         float,
         typer.Option(
-            "--temperature", min=0.0, help="1 draws as the model says, less what is likelier; 0 the likeliest."
+            "--temperature", min=0.0, help="1 samples from the model; less prefers likely words; 0 takes the likeliest."
         ),
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the samples.")] = 0,
     device: Annotated[str, DEVICE] = "auto",
     plugin: Plugins = None,
 ) -> None:
-    """Write on every line of standard input with the language model of a run; an empty one is written from nothing.
+    """Continue every line of standard input with the language model of a run; an empty line starts a new text.
 
     For example: echo "Once upon a time" | normfree continue runs/book
     """
@@ -157,7 +163,7 @@ def continue_lines(
 
     load_plugins(plugin)
     what = "a language model, which is a run on text,"
-    config, vocabulary, model = _opened(run, TEXT, what, "language_model", device)
+    config, vocabulary, model = _open_run(run, TEXT, what, "language_model", device)
     draws = torch.Generator().manual_seed(seed)
     for line in decode_lines(sys.stdin.buffer, "on standard input"):
         written = continue_line(
@@ -166,8 +172,8 @@ def continue_lines(
         typer.echo(written)
 
 
-def _opened(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
-    """The configuration, vocabulary and model of a run on one kind of `data`; refuses one on another."""
+def _open_run(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
+    """Load the configuration, vocabulary and model of a run; refuse a run on another kind of data."""
     from normfree.nn.devices import device_of
     from normfree.train import load, read_config
     from normfree.train.run.loading import load_vocabulary

@@ -1,4 +1,4 @@
-"""`normfree train`: a recipe or a configuration becomes a trained model; `normfree evaluate`: its test score again."""
+"""`normfree train`: train a model by a recipe or a configuration; `normfree evaluate`: score it on the test data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normfree.cli.options import DEVICE, given, require_alone, require_either
-from normfree.cli.plugins import Plugins, load_plugins
+from normfree.cli.options import (
+    DEVICE,
+    Plugins,
+    command_line,
+    given,
+    load_plugins,
+    require_alone,
+    require_either,
+)
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
-from normfree.cli.typed import typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from normfree.train import RunResult, TrainConfig
     from normfree.train.run.result import Snapshot
 
-DIVERGED = 3  # exit status; a signal gives 128 + its number, as a shell does
+DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
 
 
 def train_model(
@@ -41,14 +47,14 @@ def train_model(
     device: Annotated[str | None, DEVICE] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change this or any other setting (--show); may come again."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Change any setting (see --show); may be repeated."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings from a TOML file.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; made up if not given.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; default: a new folder in runs/.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder, bit for bit.")
+        Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this folder, bit for bit.")
     ] = None,
     source: Annotated[Path | None, SOURCE] = None,
     target: Annotated[Path | None, TARGET] = None,
@@ -56,15 +62,15 @@ def train_model(
     vocabulary: Annotated[int, SIZE] = 8000,
     listing: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Print all settings and what they mean, as TOML; do not train.")
+        bool, typer.Option("--show", help="Print all settings with explanations, as TOML; do not train.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Train a network on images or text, without normalization layers or with them, and test it at the end.
+    """Train a network on images or text, and test it at the end.
 
-    The exit status is 0 for a finished run, 3 for one that diverged, 130 after ctrl-C and 143 after SIGTERM; an
-    interrupted run goes on with --resume.
+    The exit status is 0 for a finished run, 3 for a diverged one, 130 after ctrl-C and 143 after SIGTERM. Continue an
+    interrupted run with --resume.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
@@ -76,7 +82,7 @@ def train_model(
     if "--vocabulary" in given(context) and not is_text:
         raise ValueError(
             "expected --vocabulary beside --source and --target, or --text, got none of them; leave it out, since "
-            "data that is prepared has its vocabulary"
+            "prepared data has its vocabulary"
         )
     load_plugins(plugin)
     named = {"--model": model, "--method": method, "--data": data, "--data-dir": data_dir, "--epochs": epochs}
@@ -88,52 +94,55 @@ def train_model(
     settings += changes
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
-        raise typer.Exit(0 if listing else 2)  # as for normfree alone
-    chosen = _configuration(recipe, settings, config, resume)
+        raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
+    from normfree.train.config import configuration
+
+    chosen = configuration(recipe, file=config, changes=settings, resume=resume)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
-    from normfree.train import fit
-    from normfree.train.engine.distributed import SharedError
-
     folder = resume or out or _new_folder(chosen)
-    from normfree.report import open_console
-    from normfree.report.progress import metrics_text, progress
-
-    first = int(os.environ.get("RANK", "0")) == 0
-    typed_in = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
-    told = not first
-    try:
-        with progress(chosen.model, done=_steps_done(resume), show=first) as update:
-
-            def tell(s: Snapshot) -> None:
-                nonlocal told
-                if not told:
-                    _print_doubts(chosen, s.total, s.unit, open_console(stderr=True))
-                told = True
-                update(
-                    s.done,
-                    s.total,
-                    metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit),
-                )
-
-            result = fit(
-                chosen,
-                out=folder,
-                resume=resume is not None,
-                progress=tell,
-                command=typed("train", *([recipe] if recipe else []), options=typed_in),
-            )
-    except SharedError:
-        if first:
-            raise
-        raise typer.Exit(2) from None  # the first process tells it
-    if first:
+    typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
+    command = command_line("train", *([recipe] if recipe else []), options=typed)
+    result = _fit(chosen, folder, resume=resume is not None, command=command)
+    if _is_first_process():
         _print(result, folder, as_json, plugin)
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
+
+
+def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> RunResult:
+    """Train with a line of progress, preceded by the warnings about the configuration."""
+    from normfree.report import open_console
+    from normfree.report.progress import metrics_text, progress
+    from normfree.train import fit
+    from normfree.train.engine.distributed import SharedError
+
+    first = _is_first_process()
+    warned = not first
+    try:
+        with progress(config.model, done=_steps_done(folder) if resume else 0, show=first) as update:
+
+            def show_progress(s: Snapshot) -> None:
+                nonlocal warned
+                if not warned:
+                    _print_warnings(config, s.total, open_console(stderr=True))
+                warned = True
+                text = metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
+                update(s.done, s.total, text)
+
+            return fit(config, out=folder, resume=resume, progress=show_progress, command=command)
+    except SharedError:
+        if first:
+            raise
+        raise typer.Exit(2) from None  # the first process prints the error
+
+
+def _is_first_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def evaluate_run(
@@ -145,11 +154,12 @@ def evaluate_run(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Score the model of a run on the test images or sentences.
+    """Score the model of a run on its test data.
 
     For example: normfree evaluate runs/fashion
     """
     load_plugins(plugin)
+    from normfree.report.formatting import percent
     from normfree.report.progress import progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
@@ -167,50 +177,20 @@ def evaluate_run(
         typer.echo(json.dumps(plain_json(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
-    typer.echo(f"{what}: {_percent(found.accuracy)} right, loss {found.loss:.4g}")
+    typer.echo(f"{what}: {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}")
     if translated is not None:
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
 
-def _configuration(recipe: str | None, changes: list[str], file: Path | None, resume: Path | None) -> TrainConfig:
-    """Recipe, then file, then single changes, each over the one before; a run to resume is its own recipe."""
-    from normfree.train.config import TrainConfig
-    from normfree.train.recipes import recipe as named
-
-    if resume is not None and recipe is None and file is None:
-        from normfree.train import read_config
-
-        chosen = read_config(resume)
-    else:
-        _require_recipe(recipe)
-        chosen = TrainConfig() if recipe is None else named(recipe)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    return chosen.with_changes(**TrainConfig.parse_changes(changes))
-
-
-def _require_recipe(name: str | None) -> None:
-    """Refuse the name of a model in the place of a recipe's, and say where it belongs."""
-    from normfree.train.recipes import recipes
-
-    if name is None or name in recipes():
-        return
-    from normfree.models import is_model_name
-    from normfree.models.foreign import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
-
-
-def _steps_done(run: Path | None) -> int:
-    """The steps that earlier processes did, by the name of the last checkpoint."""
+def _steps_done(run: Path) -> int:
+    """Return the step of the last checkpoint in a folder."""
     from normfree.train.run.run_folder import RunFolder
 
-    return 0 if run is None else RunFolder(run).saved_step or 0
+    return RunFolder(run).saved_step or 0
 
 
 def _new_folder(config: TrainConfig) -> Path:
-    """A folder below runs/ that no run has taken."""
+    """Return a folder in runs/ that does not exist yet, named after the main settings."""
     method = config.method.replace(":", "-").replace("/", "over").replace("=", "").replace(",", "-").replace(" ", "-")
     model = config.model.replace(":", "-")
     base = Path("runs") / f"{model}-{method}-{config.data.partition(':')[0]}-seed{config.seed}"
@@ -221,13 +201,14 @@ def _new_folder(config: TrainConfig) -> Path:
 
 
 def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str] | None = None) -> None:
+    """Print how a run ended, and the command for the next step."""
     if as_json:
         from normfree.files import plain_json
 
         typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
-    from normfree.report.formatting import duration
+    from normfree.report.formatting import duration, percent
 
     console = open_console()
     config = result.config
@@ -238,14 +219,17 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     )
     if result.train_loss is not None:
         console.print(
-            f"training    {_percent(result.train_accuracy)} right, loss {result.train_loss:.4g}", markup=False
+            f"training    {percent(result.train_accuracy, digits=2)} right, loss {result.train_loss:.4g}", markup=False
         )
     for name, found in (("validation", result.validation), ("test", result.test)):
         if found is not None:
-            surprise = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
-            console.print(f"{name:11s} {_percent(found.accuracy)} right, loss {found.loss:.4g}{surprise}", markup=False)
+            perplexity = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
+            line = f"{name:11s} {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}{perplexity}"
+            console.print(line, markup=False)
     if result.linear_accuracy is not None:
-        console.print(f"for comparison: a linear classifier gets {_percent(result.linear_accuracy)}", markup=False)
+        console.print(
+            f"for comparison: a linear classifier gets {percent(result.linear_accuracy, digits=2)}", markup=False
+        )
     if result.bleu is not None:
         console.print(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})", markup=False)
     took = f"{result.throughput:,.0f} {result.unit}/s" if result.throughput else "nothing was left to train"
@@ -253,15 +237,17 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     console.print(f"{speed}, {folder}", markup=False, style="dim")
     if result.status == "diverged":
         console.print(
-            "diverged: the loss is no longer finite, or above the limit; kept is the model of the last checkpoint "
-            f"before that, or of the start. Try a lower lr, or look with: {look}",
+            "diverged: the loss is no longer finite, or above the limit. The folder keeps the model of the last "
+            f"checkpoint before that, or of the start. Try a lower lr, or see where the signal goes with: {look}",
             markup=False,
             style="red",
         )
         return
     if result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
-        console.print(f"stopped by {name}; go on with: normfree train --resume {folder}", markup=False, style="yellow")
+        console.print(
+            f"stopped by {name}; continue with: normfree train --resume {folder}", markup=False, style="yellow"
+        )
         return
     if result.guesses and result.judged is not None:
         name, (loss, _) = result.judged
@@ -274,27 +260,13 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
             markup=False,
             style="yellow",
         )
-    _print_doubts(config, result.steps, result.unit, console)
+    _print_warnings(config, result.steps, console)
 
 
-def _print_doubts(config: TrainConfig, steps: int, unit: str, console: Console) -> None:
-    """What spoils a run of so many steps, although it can be made."""
-    if config.warmup > (steps if config.warmup_in == "steps" else config.epochs) > 0:
-        doubt = (
-            f"the warm-up of {config.warmup:g} {config.warmup_in} is longer than the run of {steps:,} steps, which "
-            "does not come to its learning rate; make it shorter with --set warmup=…"
-        )
-        console.print(doubt, markup=False, style="yellow")
-    if steps == config.epochs > 0:
-        kinds = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}
-        what = kinds.get(config.data.partition(":")[0], " takes all training images")
-        twice = ", and some twice if they are fewer" if unit == "images" else ""
-        doubt = f"a batch of {config.batch_size:,}{what} at once{twice}; make it smaller with --set batch_size=…"
-        console.print(doubt, markup=False, style="yellow")
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f} %"
+def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
+    """Print the settings that spoil a run of so many steps."""
+    for warning in config.warnings(steps):
+        console.print(warning, markup=False, style="yellow")
 
 
 def _list_recipes(as_json: bool) -> None:

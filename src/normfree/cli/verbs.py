@@ -1,4 +1,4 @@
-"""The verbs of the command line put together, and their errors in one line."""
+"""The command line: all verbs in one app, and each error in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ app = typer.Typer(
 
 
 def _add(verbs: typer.Typer, name: str, function: Callable[..., None], *, alone_is_help: bool = False) -> None:
-    """A verb, its help with paragraphs as long as the terminal is wide, not as the docstring's lines are."""
+    """Add a verb; its help is the docstring, with paragraphs wrapped to the width of the terminal."""
     text = "\n\n".join(" ".join(part.split()) for part in cleandoc(function.__doc__ or "").split("\n\n"))
     verbs.command(name, cls=Verb, help=text, no_args_is_help=alone_is_help)(function)
 
@@ -52,7 +52,7 @@ _add(app, "continue", continue_lines)
 _add(app, "compare", compare_methods, alone_is_help=True)
 _add(app, "reproduce", reproduce_claims)
 _add(app, "demo", make_demo)
-data_app = typer.Typer(help="Fetch the data sets, and see which are there.", no_args_is_help=True)
+data_app = typer.Typer(help="Fetch data sets, list them, and prepare text.", no_args_is_help=True)
 _add(data_app, "get", get_data)
 _add(data_app, "list", list_data)
 _add(data_app, "prepare", prepare_text_files)
@@ -75,19 +75,19 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb; an error, of the library or of what was typed, is one line on stderr and exit status 2."""
+    """Run a verb; an error of the library or of usage is one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="replace")  # √ and α on a terminal that lacks them
+            reconfigure(errors="replace")  # for terminals without √ and α
     try:
         sys.exit(app(arguments, prog_name="normfree", standalone_mode=False))
     except _UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was typed, so that the help is the answer
+        if type(error).__name__ == "NoArgsIsHelpError":  # without arguments the help is the answer
             if error.format_message():  # not shown yet
                 error.show()
             sys.exit(error.exit_code)
-        sentence = _usage(error)
-    except typer.Abort as error:  # what typer makes of a file that ends too early and, in older versions, of ctrl-C
+        sentence = _usage_sentence(error)
+    except typer.Abort as error:  # typer raises it at the end of a file and, in older versions, at ctrl-C
         if isinstance(error.__cause__, KeyboardInterrupt):
             raise error.__cause__ from None
         sentence = str(error.__cause__ or "stopped")
@@ -99,11 +99,11 @@ def run(arguments: Sequence[str] | None = None) -> None:
     sys.exit(2)
 
 
-_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's own copy of it
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of typer's copy of click
 
 
-def _usage(error: Any) -> str:
-    """What is wrong with what was typed, and where to read on."""
+def _usage_sentence(error: Any) -> str:
+    """Describe a usage error in one sentence, with the remedy."""
     sentence = str(error.format_message()).rstrip(".")
     if error.ctx is None:
         return sentence

@@ -1,5 +1,5 @@
-"""Methods compared over depths, learning rates and seeds; and the demo."""
+"""Compare methods over depths, learning rates and seeds; and the demo."""
 
-from normfree.comparison.running import compare
+from normfree.comparison.sweep import compare
 
 __all__ = ["compare"]

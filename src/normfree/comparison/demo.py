@@ -1,6 +1,6 @@
-"""The demo: three short experiments on the embedded images, told on one page.
+"""The demo: three short experiments on the embedded images, and one page about them.
 
-What is seen stands in the text of the page, made from the numbers, so that it cannot say more than they do.
+The text of the page is made from the measured numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from normfree.comparison.comparison import Comparison, Point, curve, levels, panel, table
-from normfree.comparison.running import compare, layers
-from normfree.comparison.workers import run_tasks
+from normfree.comparison.comparison import Comparison, Point
+from normfree.comparison.comparison_report import curve, levels, panel, table
+from normfree.comparison.process_pool import run_tasks
+from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
 from normfree.files import explained, replacing, with_numbers, write_json
 from normfree.models import build
@@ -27,26 +28,27 @@ from normfree.report.plots import write_plot
 from normfree.train import TrainConfig
 from normfree.train.engine.environment import Stop
 
-SAYS = {
+DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",
     "batchnorm": "batch normalization",
     "sqrt_half": "no normalization, sums scaled by √½",
     "he_in": "no normalization, plain He",
 }
-_NO_LIMIT = 1e30  # a large loss alone shall not end a run: it has diverged when the loss is no longer a number
-_FADED = 1e-3
+_NO_LIMIT = 1e30  # a large loss does not end a run, only one that is not a number
+_FADED = 1e-3  # a signal that shrinks below this share has faded
 _IMAGES = 6_000
-_SIGNAL = 16_000.0  # what one costs: as long as so many layers of a training step take
-# Of its steps a method makes before it diverges, over the rates; and batch norm at a batch of two.
-_SHARE, _FIRST = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
+# Estimates for the progress bar. Measuring a signal takes as long as a training step through so many layers. A method
+# that diverges does only a share of its steps: here over all depths, and at a batch of two.
+_SIGNAL_COST = 16_000.0
+_SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
 Update = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """What the demo trains; the defaults take about two minutes on two CPU cores."""
+    """The experiments of the demo; the defaults take about two minutes on two CPU cores."""
 
-    methods: tuple[str, ...] = tuple(SAYS)
+    methods: tuple[str, ...] = tuple(DESCRIPTIONS)
     signal_model: str = "wrn-1000-1"
     models: tuple[str, ...] = ("resmlp-4-64", "resmlp-14-64", "resmlp-49-64", "resmlp-149-64")
     epochs: int = 4
@@ -54,14 +56,14 @@ class DemoSettings:
     twins: tuple[str, str] = ("batchnorm", "fixup")
     batch_model: str = "resmlp-149-64"
     batch_sizes: tuple[int, ...] = (2, 8, 32)
-    batch_rates: tuple[float, ...] = (0.3, 0.1)  # at a batch of 128, and in proportion at others
-    batch_held_out: float = 0.9  # a tenth of the images is enough for the point, and ten times as fast
+    batch_rates: tuple[float, ...] = (0.3, 0.1)  # at a batch of 128; in proportion at other sizes
+    batch_held_out: float = 0.9  # training on a tenth of the images is enough, and ten times as fast
     seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What the demo measured."""
+    """The measurements of the demo."""
 
     settings: DemoSettings
     forward: dict[str, list[float]]
@@ -73,37 +75,44 @@ class Demo:
 def run_demo(
     out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: Update | None = None
 ) -> Demo | None:
-    """Run the three experiments, or read what is below `out` already; None after a signal, with what is done kept.
+    """Run the three experiments, and read those that are in `out` already.
 
-    `progress` is told how many hundredths of the work are done, since a deep run takes thirty times as long as a
-    shallow one.
+    Args:
+        out: Folder of the runs.
+        settings: The experiments.
+        jobs: Number of processes.
+        progress: Called with the percentage of the work that is done, 100, and a text. It counts work and not runs,
+            because a deep run takes thirty times as long as a shallow one.
+
+    Returns:
+        The measurements; None after a signal, with finished runs kept.
 
     Raises:
-        ValueError: where a run cannot be trained.
-        OSError: where a folder cannot be written.
+        ValueError: if a run cannot be trained.
+        OSError: if a folder cannot be written.
     """
     settings = settings or DemoSettings()
     out = Path(out)
-    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # seconds, soon run again
+    base = TrainConfig(epochs=settings.epochs, loss_limit=_NO_LIMIT, checkpoint_epochs=0)  # runs take seconds
     quick = base.with_changes(epochs=1, validation=settings.batch_held_out)
     share = len(settings.methods) * len(settings.models) * len(settings.lrs)
     each = len(settings.twins) * len(settings.batch_rates)
-    work = _work(settings, base, quick)
+    costs = _costs(settings, base, quick)
 
-    def tell(done: int, now: str) -> None:
+    def show(done: int, text: str) -> None:
         if progress is not None:
-            progress(int(100 * sum(work[:done]) / sum(work)), 100, now)
+            progress(int(100 * sum(costs[:done]) / sum(costs)), 100, text)
 
-    tell(0, f"signal through {settings.signal_model}")
+    show(0, f"signal through {settings.signal_model}")
     signals = _signals(settings, out / "signal.json", jobs)
     if signals is None:
         return None
     before = len(settings.methods)
 
-    def counted(done: int, _: int, now: str) -> None:
-        tell(before + done, now)
+    def show_runs(done: int, _: int, text: str) -> None:
+        show(before + done, text)
 
-    common: dict[str, Any] = {"seeds": (settings.seed,), "out": out / "runs", "jobs": jobs, "progress": counted}
+    common: dict[str, Any] = {"seeds": (settings.seed,), "out": out / "runs", "jobs": jobs, "progress": show_runs}
     depth = compare(base, methods=settings.methods, models=settings.models, lrs=settings.lrs, **common)
     if depth.signal is not None:
         return None
@@ -121,29 +130,29 @@ def run_demo(
     )
 
 
-def _work(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list[float]:
-    """About what each signal and run costs, in the order in which `compare` begins them, the deepest first.
+def _costs(settings: DemoSettings, base: TrainConfig, quick: TrainConfig) -> list[float]:
+    """Estimate the cost of each signal and run, in the order of `compare`, which begins with the deepest.
 
-    Networks this narrow take as long as they have layers, however many images are in a batch.
+    The time of networks this narrow depends on the number of layers, and not on the batch size.
     """
 
     def cost(model: str, config: TrainConfig) -> float:
         steps = config.epochs * math.ceil(_IMAGES * (1 - config.validation) / config.batch_size)
         return float(layers(build(model, "he_in", device="meta").plan) * steps)
 
-    shares = [_SHARE.get(method, 1.0) for method in settings.methods for _ in settings.lrs]
+    shares = [_SHARE_OF_STEPS.get(method, 1.0) for method in settings.methods for _ in settings.lrs]
     depths = sorted((cost(model, base) for model in settings.models), reverse=True)
     sizes = {size: cost(settings.batch_model, quick.with_changes(batch_size=size)) for size in settings.batch_sizes}
-    first = [_FIRST.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
+    first = [_SHARE_AT_BATCH_TWO.get(method, 1.0) for method in settings.twins for _ in settings.batch_rates]
     return [
-        *[_SIGNAL] * len(settings.methods),
+        *[_SIGNAL_COST] * len(settings.methods),
         *(one * share for one in depths for share in shares),
         *(one * (share if size == 2 else 1.0) for size, one in sizes.items() for share in first),
     ]
 
 
 def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | None:
-    """The variance after every residual sum, and of its gradient, by method; None after a signal."""
+    """Measure the variance after every residual sum, and of its gradient, by method; None after a stop."""
     wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
@@ -167,7 +176,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
 
 
 def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]]:
-    """One forward and one backward pass at initialization, on noise; NaN where a gradient would mean nothing."""
+    """Measure one forward and one backward pass of noise at initialization; NaN where no gradient can be measured."""
     model, method, seed = task
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
     network = build(model, method, example=images, generator=torch.Generator().manual_seed(seed))
@@ -179,10 +188,10 @@ def measure_signal(task: tuple[str, str, int]) -> tuple[list[float], list[float]
 
 
 def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
-    """Write index.html and demo.png, each whole or not at all.
+    """Write index.html and demo.png, and return their paths; a file is complete or absent.
 
     Raises:
-        OSError: in one sentence, when one cannot be written.
+        OSError: in one sentence, if a file cannot be written.
     """
     out = Path(out)
     shown = page(demo)
@@ -196,7 +205,7 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
 
 
 def picture(demo: Demo) -> tuple[Panel, ...]:
-    """The panels of demo.png, which say all that a reader needs who has not seen the page."""
+    """Return the panels of demo.png, with titles and notes that need no page around them."""
     forward, _, accuracy, batches = page(demo).all_panels
     deepest = max(run.depth for run in demo.depth.runs)
     twins = " and ".join(demo.settings.twins)
@@ -218,18 +227,18 @@ def picture(demo: Demo) -> tuple[Panel, ...]:
 
 
 def _named(method: str) -> str:
-    """A method with what it is, for a legend."""
-    return f"{method} ({SAYS[method]})" if method in SAYS else method
+    """Write a method with its description, for a legend."""
+    return f"{method} ({DESCRIPTIONS[method]})" if method in DESCRIPTIONS else method
 
 
 def _cross(shown: Panel) -> str:
-    """What × means, where there is one."""
+    """Explain the sign × if a curve has one."""
     there = any(curve.crossed for curve in shown.curves)
     return "× diverged, which counts as chance. One seed." if there else "One seed."
 
 
 def page(demo: Demo) -> Page:
-    """Three sections, each with what is seen and how it was measured."""
+    """Make the page: three sections, each with its observation and how it was measured."""
     s = demo.settings
     deepest = max(demo.depth.runs, key=lambda run: run.depth)
     return Page(
@@ -255,7 +264,7 @@ def page(demo: Demo) -> Page:
 def _card(demo: Demo, method: str) -> Card:
     points = sorted((p for p in demo.depth.points if p.method == method), key=lambda p: p.depth)
     alive = [p for p in points if (p.test or 0.0) >= 2 * demo.depth.chance]
-    text = SAYS.get(method, "")
+    text = DESCRIPTIONS.get(method, "")
     end = f"{text[:1].upper()}{text[1:]}." if text else ""
     last = points[-1]
     if not alive:
@@ -271,7 +280,7 @@ def _card(demo: Demo, method: str) -> Card:
 def _signal_section(demo: Demo) -> Section:
     s = demo.settings
     blocks = max(map(len, demo.forward.values()))
-    texts = [_way(method, values) for method, values in demo.forward.items()]
+    texts = [_fate(method, values) for method, values in demo.forward.items()]
     lost = [method for method, values in demo.backward.items() if all(map(math.isnan, values))]
     measured = {method: values for method, values in demo.backward.items() if method not in lost} or demo.backward
     note = f"Not measured where the forward signal is not a number to the end: {', '.join(lost)}." if lost else ""
@@ -293,10 +302,10 @@ def _signal_section(demo: Demo) -> Section:
     )
 
 
-def _way(method: str, values: list[float]) -> str:
-    """What becomes of a signal, in words.
+def _fate(method: str, values: list[float]) -> str:
+    """Describe what becomes of a signal.
 
-    >>> _way("he_in", [1.0, 1e20, float("inf")]), _way("fixup", [1.0, 2.5])
+    >>> _fate("he_in", [1.0, 1e20, float("inf")]), _fate("fixup", [1.0, 2.5])
     ('he_in leaves the range of float32 at block 3', 'fixup keeps it between 1 and 2.5')
     """
     lost = next((place for place, value in enumerate(values, 1) if not math.isfinite(value)), None)
@@ -324,7 +333,7 @@ def _depth_section(demo: Demo) -> Section:
             f"At {most:,} layers: {', '.join(ends)}. For comparison, a linear classifier gets {percent(linear)}, and "
             f"guessing {percent(demo.depth.chance)}.",
         ),
-        panels=(replace(panel(demo.depth), note=""),),  # it stands in the text
+        panels=(replace(panel(demo.depth), note=""),),  # the text above has it
         tables=(replace(table(demo.depth), caption=None),),
     )
 

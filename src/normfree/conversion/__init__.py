@@ -1,6 +1,6 @@
-"""Conversion: any model with normalization → one without, and folding of what is left into the weights."""
+"""Conversion: remove the normalization of any model, and fold batch norms and scalars into the weights."""
 
-from normfree.conversion.changes import Added, Changes, Removed, Scaled
+from normfree.conversion.changes import Added, Changes, Folding, Removed, Rescaled
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.folding.inference import fold_
 from normfree.conversion.pipeline import convert, convert_
@@ -9,8 +9,9 @@ from normfree.conversion.saving import load_converted, read_plan, save_converted
 __all__ = [
     "Added",
     "Changes",
+    "Folding",
     "Removed",
-    "Scaled",
+    "Rescaled",
     "convert",
     "convert_",
     "fold_",

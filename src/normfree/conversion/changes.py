@@ -1,16 +1,26 @@
-"""What a conversion did to a model: plain records, kept with its plan."""
+"""The records of a conversion or a folding, which a plan carries in `changes`, and plans as plain data."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from normfree.plan import Branch, Layer, Position, ResidualPlan
+
+_SHOWN = 3  # rescaled parameters that are printed by name
 
 
 @dataclass(frozen=True)
 class Removed:
-    """A normalizer that is gone: its qualified name, its class, and what stands in its place."""
+    """A removed normalizer.
+
+    Attributes:
+        name: Its qualified name.
+        kind: Its class.
+        left: The classes of the modules in its place, 'nothing' if there are none.
+    """
 
     name: str
     kind: str
@@ -19,7 +29,14 @@ class Removed:
 
 @dataclass(frozen=True)
 class Added:
-    """Something new at a module: a scalar with its initial value, or a reparametrized weight."""
+    """A scalar or a reparametrized weight that a module was given.
+
+    Attributes:
+        name: The qualified name of the scalar's parameter, or of the layer.
+        kind: What it is, in words.
+        value: The scalar's initial value, None for anything but a scalar.
+        learnable: Whether the scalar is trained.
+    """
 
     name: str
     kind: str
@@ -28,24 +45,36 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A part that stayed and starts at another scale: `factor` times what it was, or anew where it was 0."""
+class Rescaled:
+    """A parameter that the conversion rescaled or drew again.
+
+    Attributes:
+        name: Its qualified name.
+        factor: Its scale over its scale before, or 0 if it was 0 before.
+    """
 
     name: str
-    factor: float  # 0 where it was 0
+    factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Everything that a conversion removed, added and scaled; parameters are counted before and after.
+    """Everything that a conversion did to a model; `print` it for a summary.
 
-    `notes` say in a sentence each what a reader would not expect.
+    Attributes:
+        method: The method with its options.
+        removed: The normalizers that were removed.
+        added: The scalars and reparametrized weights that were added.
+        scaled: The parameters that were rescaled.
+        parameters_before: The number of parameters of the original.
+        parameters_after: The number of parameters of the converted model.
+        notes: What a reader would not expect, one sentence each.
     """
 
     method: str
     removed: tuple[Removed, ...] = ()
     added: tuple[Added, ...] = ()
-    scaled: tuple[Scaled, ...] = ()
+    scaled: tuple[Rescaled, ...] = ()
     parameters_before: int = 0
     parameters_after: int = 0
     notes: tuple[str, ...] = ()
@@ -55,16 +84,16 @@ class Changes:
         return asdict(self)
 
     def __str__(self) -> str:
-        """A few lines: kinds with their numbers, not names."""
+        """A few lines, with the number of changes of each kind."""
         lines = [f"converted by {self.method}: {self.parameters_before:,} → {self.parameters_after:,} parameters"]
         lines += _line("removed", (record.kind for record in self.removed))
         lines += _line("added", (_added(record) for record in self.added))
         if self.scaled:
             names = ", ".join(
-                f"{record.name} × {record.factor:.3g}" if record.factor else f"{record.name} anew (it was 0)"
-                for record in self.scaled[:3]
+                f"{record.name} × {record.factor:.3g}" if record.factor else f"{record.name} (it was 0)"
+                for record in self.scaled[:_SHOWN]
             )
-            more = f" and {len(self.scaled) - 3} more" if len(self.scaled) > 3 else ""
+            more = f" and {len(self.scaled) - _SHOWN} more" if len(self.scaled) > _SHOWN else ""
             lines.append(f"  scaled   {names}{more}")
         return "\n".join([*lines, *[f"  note     {note}" for note in self.notes]])
 
@@ -76,6 +105,107 @@ def _line(title: str, kinds: Iterable[str]) -> list[str]:
 
 
 def _added(record: Added) -> str:
-    return (
-        f"{record.kind} ({'learnable' if record.learnable else 'fixed'})" if record.value is not None else record.kind
-    )
+    if record.value is None:
+        return record.kind
+    return f"{record.kind} ({'learnable' if record.learnable else 'fixed'})"
+
+
+@dataclass(frozen=True)
+class FoldedModule:
+    """A module that was folded away.
+
+    Attributes:
+        name: Its qualified name.
+        kind: Its class.
+        into: The layers that took over what it computed.
+    """
+
+    name: str
+    kind: str
+    into: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemainingModule:
+    """A module that could not be folded away, or not fully.
+
+    Attributes:
+        name: Its qualified name.
+        kind: Its class.
+        reason: Why it remains.
+    """
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folding:
+    """Everything that `fold_` or `fold_batchnorm` did to a model; `print` it for a summary.
+
+    Attributes:
+        folded: The modules that were folded away.
+        kept: The modules that remain, with the reason.
+        padded: The layers whose zero padding became padding with another constant.
+        plain: The reparametrized layers that became plain ones with the same weight.
+    """
+
+    folded: tuple[FoldedModule, ...] = ()
+    kept: tuple[RemainingModule, ...] = ()
+    padded: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The number of folded modules, and each module that remains."""
+        lines = [f"{len(self.folded)} of {len(self.folded) + len(self.kept)} folded"]
+        if self.padded:
+            lines.append(f"{len(self.padded)} layers padded with a constant")
+        if self.plain:
+            lines.append(f"{len(self.plain)} reparametrized layers made plain")
+        lines += [f"kept {module.name} ({module.kind}): {module.reason}" for module in self.kept]
+        return "\n".join(lines)
+
+
+_NESTED: dict[type, dict[str, type]] = {  # the fields of a record that hold records themselves
+    Branch: {"position": Position, "layers": Layer, "shortcut_layers": Layer, "entries": Layer, "ends": Layer},
+    ResidualPlan: {"branches": Branch, "stem": Layer, "body": Layer, "classifier": Layer},
+    Changes: {"removed": Removed, "added": Added, "scaled": Rescaled},
+    Folding: {"folded": FoldedModule, "kept": RemainingModule},
+}
+
+
+def plan_from_json(data: Mapping[str, Any]) -> ResidualPlan:
+    """Read a plan and its changes from the plain data that `ResidualPlan.to_json` returned.
+
+    Raises:
+        ValueError: If the data is no plan.
+    """
+    try:
+        rest = dict(data)
+        changes = rest.pop("changes", None)
+        if changes is not None:
+            rest["changes"] = _record(Changes if "method" in changes else Folding, changes)
+        plan: ResidualPlan = _record(ResidualPlan, rest)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"expected a plan as plain data, got something else ({error})") from error
+    return plan
+
+
+def _record(kind: type, data: Mapping[str, Any]) -> Any:
+    """Build a record, and the records inside it, from plain data; lists become tuples again."""
+    nested = _NESTED.get(kind, {})
+    unknown = set(data) - {field.name for field in fields(kind)}
+    if unknown:
+        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    values = {}
+    for name, value in data.items():
+        if isinstance(value, list):
+            values[name] = tuple(_record(nested[name], item) if name in nested else item for item in value)
+        else:
+            values[name] = _record(nested[name], value) if name in nested else value
+    return kind(**values)

@@ -1,134 +1,177 @@
-"""What a model does in one forward pass on the example: which modules it calls, what its own code does with norms."""
+"""Inspect a model in one forward pass on the example, before it is converted."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from normfree.conversion.norms import may_normalize, normalizes, weight_readers
+from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import leave_no_trace
+from normfree.nn.normalizers import is_norm
 
 _NORMALIZING = frozenset(
     {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
 )
 
 
-@dataclass
-class Watched:
-    """What was seen: the calls of each module; `read`, normalizers whose weight is read from outside; normalization
-    that is in no module, by home and function; `overwritten`, normalizers whose output is written to in place;
-    `like_norms`, modules of a class we do not know that do what a normalizer does.
+@dataclass(frozen=True)
+class Inspection:
+    """How a model behaves in a forward pass.
+
+    Attributes:
+        calls: The number of calls of each module.
+        weight_read: The normalizers whose weight other code reads.
+        overwritten: The normalizers whose output is written to in place.
+        functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
+        norm_like: The modules of unknown classes that behave like a normalizer.
     """
 
-    called: Counter[str] = field(default_factory=Counter)
-    read: set[str] = field(default_factory=set)
-    normalizing: list[tuple[str, str]] = field(default_factory=list)
-    overwritten: set[str] = field(default_factory=set)
-    like_norms: list[str] = field(default_factory=list)
+    calls: Counter[str]
+    weight_read: set[str]
+    overwritten: set[str]
+    functional_norms: list[tuple[str, str]]
+    norm_like: list[str]
 
 
-class _Functions(TorchFunctionMode):
-    """Notes every normalizing function with the module in whose forward pass it stands, and every write in place."""
+def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: Any) -> Inspection:
+    """Run a model once on an example and leave no trace.
 
-    def __init__(self, homes: list[str], seen: Callable[[str, str], None], written: Callable[[Any], None]) -> None:
-        super().__init__()
-        self.homes = homes
-        self.seen = seen
-        self.written = written
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _NORMALIZING and not isinstance(next(iter(args), None), nn.Parameter):  # a weight is another matter
-            self.seen(self.homes[-1] if self.homes else "", name)
-        in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
-        if args and (in_place or name == "__setitem__" or (kwargs or {}).get("inplace")):
-            self.written(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def watch(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: Any) -> Watched:
-    """Run the model once and leave no trace.
-
-    Raises `ValueError` when it does not run.
+    Raises:
+        ValueError: If the model does not run on the example.
     """
-    watched = Watched()
-    homes: list[str] = []
-
-    def seen(home: str, name: str) -> None:
-        if home not in norms and (home, name) not in watched.normalizing:
-            watched.normalizing.append((home, name))
-
-    given: dict[str, Tensor] = {}
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            watched.called[name] += 1
-            homes.append(name)
-            alone = len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point()
-            if alone and name not in given and may_normalize(module):
-                given[name] = args[0].detach().clone()
-
-        return hook
-
-    put_out: dict[int, tuple[str, weakref.ref[Tensor]]] = {}
     modules = dict(model.named_modules())
-
-    def leave(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, out: Any) -> None:
-            homes.pop()
-            if name in norms and isinstance(out, Tensor):
-                put_out[id(out)] = (name, weakref.ref(out))
-
-        return hook
-
-    def written(tensor: Any) -> None:
-        name, reference = put_out.get(id(tensor), ("", None))
-        # A module that can be told not to write into its input will be.
-        told = homes and getattr(modules[homes[-1]], "inplace", False) is True
-        if reference is not None and reference() is tensor and not told:
-            watched.overwritten.add(name)
-
-    handles = []
-    for name, module in model.named_modules():
-        handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave(name))]
+    inspector = _Inspector(modules, norms)
     try:
-        with trial(model), weight_readers(norms) as watched.read, _Functions(homes, seen, written):
+        with trial_run(model, attributes=True), _weight_readers(norms) as weight_read, inspector.following(modules):
             run(model, args, kwargs)
-        with trial(model):
-            watched.like_norms = [name for name, x in given.items() if normalizes(modules[name], x)]
+        with trial_run(model, attributes=True):
+            norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} stopped: {error}; "
             "pass an example that it accepts"
         ) from error
+    return Inspection(inspector.calls, weight_read, inspector.overwritten, list(inspector.functional_norms), norm_like)
+
+
+class _Inspector(Observer):
+    """Notes normalizing functions, writes into the outputs of normalizers, and inputs of possible normalizers."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], norms: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.modules = modules
+        self.norms = norms
+        self.inputs: dict[str, Tensor] = {}
+        self.overwritten: set[str] = set()
+        self.functional_norms: dict[tuple[str, str], None] = {}
+        self._outputs: dict[int, tuple[str, weakref.ref[Tensor]]] = {}
+
+    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep the first input of a module that may be a normalizer."""
+        single = len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        if single and name not in self.inputs and _may_normalize(module):
+            self.inputs[name] = args[0].detach().clone()
+
+    def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Remember the output of a normalizer."""
+        if name in self.norms and isinstance(out, Tensor):
+            self._outputs[id(out)] = (name, weakref.ref(out))
+
+    def on_function(self, call: FunctionCall) -> Any:
+        """Note a normalizing function, or a write in place."""
+        name = call.name
+        on_parameter = bool(call.args) and isinstance(call.args[0], nn.Parameter)  # a weight may be normalized
+        if name in _NORMALIZING and not on_parameter and self.home not in self.norms:
+            self.functional_norms[self.home, name] = None
+        in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
+        if call.args and (in_place or name == "__setitem__" or call.kwargs.get("inplace")):
+            self._note_write(call.args[0])
+        return call.run()
+
+    def _note_write(self, tensor: Any) -> None:
+        name, reference = self._outputs.get(id(tensor), ("", None))
+        # The conversion sets `inplace` of modules to False.
+        has_switch = self.running and getattr(self.modules[self.home], "inplace", False) is True
+        if reference is not None and reference() is tensor and not has_switch:
+            self.overwritten.add(name)
+
+
+def _may_normalize(module: nn.Module) -> bool:
+    """Whether a module is third-party code without matrices or children, and of no class of normalizers."""
+    third_party = not type(module).__module__.startswith(("torch.", "normfree."))
+    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
+    return third_party and leaf and not is_norm(module)
+
+
+def _normalizes(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module returns the same for an input four times as large, but not for one of opposite sign."""
+    module.train()  # to use the statistics of the batch
+    try:
+        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
+    except Exception:  # whatever its own code raises, on input that the model did not give it
+        return False
+    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
+        return False
+    near = 0.02 * out.std(unbiased=False)
+    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
+@contextmanager
+def _weight_readers(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
+    """Collect the normalizers whose weight the model's own code reads, that is, while the normalizer does not run."""
+    read: set[str] = set()
+    plain = {name: type(norm) for name, norm in norms.items()}
+    for name, norm in norms.items():
+        norm.__class__ = _reporting_class(plain[name], name, read)
+    try:
+        yield read
     finally:
-        for handle in handles:
-            handle.remove()
-    return watched
+        for name, norm in norms.items():
+            norm.__class__ = plain[name]
+
+
+def _reporting_class(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
+    """A subclass that adds `name` to `read` when its weight is read from outside."""
+    depth = [0]
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        depth[0] += 1
+        try:
+            return plain.__call__(self, *args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    def attribute(self: nn.Module, key: str) -> Any:
+        if key == "weight" and not depth[0]:
+            read.add(name)
+        return plain.__getattr__(self, key)
+
+    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})
 
 
 def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """What the model puts out on copies of its inputs, which it may write into."""
+    """Run a model on copies of its inputs, which it may write into."""
     args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
     return model(*args, **kwargs)
 
 
 @contextmanager
-def trial(model: nn.Module) -> Iterator[None]:
-    """Run the model in inference mode and leave no trace; attention calls its parts one by one."""
+def trial_run(model: nn.Module, *, attributes: bool = False) -> Iterator[None]:
+    """Run a model inside, in evaluation mode and without gradients, and leave no trace.
+
+    Attention runs without its fast path, so that it calls its parts one by one. `attributes` is as for
+    `leave_no_trace`.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
-    with leave_no_trace(model), torch.no_grad():
+    with leave_no_trace(model, attributes=attributes), torch.no_grad():
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         try:

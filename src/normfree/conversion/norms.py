@@ -1,15 +1,16 @@
-"""Which modules are normalizers, whoever wrote them, and what stands in their place when they are gone."""
+"""Find the normalizers of any model, and remove them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion.changes import Removed
+from normfree.conversion.inspection import Inspection
 from normfree.nn.normalizers import FUSED, DynamicTanh, is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
@@ -17,7 +18,7 @@ _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
 
 class RemovedNorm(nn.Module):
-    """Passes the signal on, and holds the weight that the model's own code reads of a normalizer (its type, mostly)."""
+    """Returns its input, and holds the weight that the model's own code reads from a normalizer, mostly its type."""
 
     weight: Tensor
 
@@ -26,57 +27,37 @@ class RemovedNorm(nn.Module):
         self.register_buffer("weight", weight.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Nothing happens to the signal."""
+        """Return the signal."""
         return x
 
 
 class Copied(nn.Module):
-    """Passes a copy of the signal on, where the model's own code writes into what a normalizer put out."""
+    """Returns a copy of its input, where the model's own code writes into the output of a normalizer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same numbers in memory of their own."""
+        """Return the same values in new memory."""
         return x.clone()
 
 
-def norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The normalizers of a model by name, a shared one under its first."""
+def find_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The normalizers of a model by name, a shared one under its first name."""
     return {name: module for name, module in model.named_modules() if is_norm(module)}
 
 
 def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that their class's name calls a normalizer, but that are none we know how to remove.
+    """The modules whose class has the name of a normalizer, but none that can be removed.
 
-    Torch's parametrizations of weights (`_WeightNorm`) are none of the signal.
+    Torch's parametrizations of weights (`_WeightNorm`) do not normalize the signal.
     """
     for name, module in model.named_modules():
-        called = _UNKNOWN.search(type(module).__name__) and ".parametrizations." not in f".{name}"
+        named_so = _UNKNOWN.search(type(module).__name__) and ".parametrizations." not in f".{name}"
         leaf = next(module.children(), None) is None
-        if called and leaf and not is_norm(module) and not isinstance(module, (*WEIGHT_LAYERS, RemovedNorm)):
+        if named_so and leaf and not is_norm(module) and not isinstance(module, (*WEIGHT_LAYERS, RemovedNorm)):
             yield name, module
 
 
-def may_normalize(module: nn.Module) -> bool:
-    """Whether a module is somebody's own, without weights or children, and no normalizer by its class."""
-    own = not type(module).__module__.startswith(("torch.", "normfree."))
-    leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-    return own and leaf and not is_norm(module)
-
-
-def normalizes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module puts out the same when its input is four times as large, but not when its sign is turned."""
-    module.train()  # statistics of the batch, where it has any
-    try:
-        out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))
-    except Exception:  # whatever its own code raises, on input that the model did not give it
-        return False
-    if not isinstance(out, Tensor) or out.shape != x.shape or not out.isfinite().all():
-        return False
-    near = 0.02 * out.std(unbiased=False)
-    return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
-
-
 def channels_of(norm: nn.Module) -> tuple[int, int] | None:
-    """The number of channels of a normalizer and their dimension in its input; None when it does not say."""
+    """The number of channels of a normalizer and their dimension in its input; None if it has no such attribute."""
     weight = getattr(norm, "weight", None)
     sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
     size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
@@ -89,15 +70,46 @@ def channels_of(norm: nn.Module) -> tuple[int, int] | None:
     return size, 1 if by_channel else -1
 
 
-def replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
-    """What stands where `norm` stood: dynamic tanh with that α when `tanh` is given, else nothing; then what was fused.
+def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
+    """Replace every normalizer, by dynamic tanh of initial α = `tanh` if that is given.
 
-    `keep_weight` leaves an attribute `weight` to read; `copied` hands on a copy that may be written to.
+    No activation writes into its input any more, since that is the residual stream now.
+    """
+    names = {id(norm): name for name, norm in find_norms(model).items()}
+    replacements: dict[int, nn.Module] = {}
+    removed: dict[int, Removed] = {}
+    for parent in list(model.modules()):
+        for key, child in list(parent._modules.items()):
+            if child is None or not is_norm(child):
+                continue
+            if id(child) not in replacements:
+                name = names[id(child)]
+                new = _replacement(
+                    child,
+                    tanh=tanh,
+                    keep_weight=name in inspection.weight_read,
+                    copied=name in inspection.overwritten,
+                )
+                replacements[id(child)] = new
+                removed[id(child)] = Removed(name, type(child).__name__, _classes(new))
+            parent._modules[key] = replacements[id(child)]
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010  (no type declares the attribute)
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
+    return [removed[key] for key in names if key in removed]
+
+
+def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
+    """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
+
+    `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may be written to.
     """
     parts: list[nn.Module] = []
     if tanh is not None:
         size, dim = channels_of(norm) or (1, -1)
-        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_like(norm)))
+        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_tensor_of(norm)))
     elif keep_weight:
         parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
     elif copied:
@@ -108,38 +120,13 @@ def replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copie
     return out.train(norm.training)
 
 
-def _like(norm: nn.Module) -> Tensor:
+def _tensor_of(norm: nn.Module) -> Tensor:
     """A tensor whose device and type the replacement takes."""
     return next((t for t in [*norm.parameters(), *norm.buffers()] if t.is_floating_point()), torch.empty(0))
 
 
-@contextmanager
-def weight_readers(found: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Collect the normalizers whose weight somebody reads while none of them runs: the model's own code."""
-    read: set[str] = set()
-    plain = {name: type(norm) for name, norm in found.items()}
-    for name, norm in found.items():
-        norm.__class__ = _watched(plain[name], name, read)
-    try:
-        yield read
-    finally:
-        for name, norm in found.items():
-            norm.__class__ = plain[name]
-
-
-def _watched(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
-    inside = [0]
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        inside[0] += 1
-        try:
-            return plain.__call__(self, *args, **kwargs)
-        finally:
-            inside[0] -= 1
-
-    def attribute(self: nn.Module, key: str) -> Any:
-        if key == "weight" and not inside[0]:
-            read.add(name)
-        return plain.__getattr__(self, key)
-
-    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})
+def _classes(module: nn.Module) -> str:
+    """The classes of a replacement, in words."""
+    if isinstance(module, nn.Identity):
+        return "nothing"
+    return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))

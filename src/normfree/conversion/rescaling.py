@@ -1,15 +1,17 @@
-"""The level of the signal where a normalizer kept it: layer scales, embeddings, tokens, layers outside branches."""
+"""Keep the signal at unit variance where a normalizer did: embeddings, tokens, layer scales, other layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Scaled
+from normfree.conversion.changes import Added, Rescaled
 from normfree.graph.flow import Flow
 from normfree.nn.normalizers import is_norm
 from normfree.nn.scalar_wrapping import add_scalar_
@@ -20,9 +22,9 @@ _LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_?\d)?$|^lambda_?\d?$|^ls_?\d$")
 
 
 @torch.no_grad()
-def restart_layer_scales_(model: nn.Module) -> list[Scaled]:
-    """Let layer scales (ConvNeXt's and CaiT's factor a channel, 1e-6 at the start) begin at 1: β is the scale now."""
-    scaled = []
+def reset_layer_scales_(model: nn.Module) -> list[Rescaled]:
+    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
+    rescaled = []
     for prefix, module in model.named_modules():
         if isinstance(module, (*WEIGHT_LAYERS, nn.Embedding)) or is_norm(module):
             continue
@@ -31,16 +33,18 @@ def restart_layer_scales_(model: nn.Module) -> list[Scaled]:
                 before = parameter.mean().item()
                 parameter.fill_(1.0)
                 if before != 1.0:
-                    scaled.append(Scaled(f"{prefix}.{name}" if prefix else name, 1 / before if before else 0.0))
-    return scaled
+                    rescaled.append(Rescaled(f"{prefix}.{name}" if prefix else name, 1 / before if before else 0.0))
+    return rescaled
 
 
 @torch.no_grad()
-def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) -> tuple[list[Scaled], list[Added]]:
-    """Bring the embeddings that start the residual stream to unit variance, which a normalizer did until now.
+def scale_embeddings_(
+    model: nn.Module, plan: ResidualPlan, called: Container[str]
+) -> tuple[list[Rescaled], list[Added]]:
+    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
 
-    Those with one parent are added, so that together they have it. The weight itself is scaled, or what comes out of
-    the embedding where the weight is the classifier's, too.
+    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
+    output of the embedding if the classifier shares the weight.
     """
     modules = dict(model.named_modules())
     width = _width(modules, plan)
@@ -49,7 +53,7 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
         if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
             groups.setdefault(name.rpartition(".")[0], []).append((name, module))
     tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in plan.layers()}
-    scaled: list[Scaled] = []
+    rescaled: list[Rescaled] = []
     added: list[Added] = []
     done: set[int] = set()
     for group in groups.values():
@@ -62,18 +66,18 @@ def scale_embeddings_(model: nn.Module, plan: ResidualPlan, called: set[str]) ->
                 added.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
             elif id(embedding.weight) not in done:
                 embedding.weight.mul_(factor)
-                scaled.append(Scaled(f"{name}.weight", factor))
+                rescaled.append(Rescaled(f"{name}.weight", factor))
             done.add(id(embedding.weight))
-    return scaled, added
+    return rescaled, added
 
 
 def _scale(embedding: nn.Embedding) -> float:
-    """What an embedding multiplies its rows by, as ours and many others call it."""
+    """The factor of an embedding's rows, under the name that we and many libraries use."""
     return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
 
 
 def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
-    """The number of channels of the residual stream where it begins."""
+    """The number of channels at the start of the residual stream."""
     for branch in plan.branches[:1]:
         for layer in branch.entries[:1]:
             weight = getattr(modules[layer.name], layer.parameter)
@@ -83,7 +87,7 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
 
 
 def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
-    """The parameters that are one vector of the stream and are put into it, rather than added or multiplied."""
+    """The parameters that become one vector of the residual stream, and are not added to it or multiplied."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
 
@@ -95,36 +99,49 @@ def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow])
 
 
 @torch.no_grad()
-def start_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Scaled]:
-    """Draw class tokens from N(0, 1): they start near 0 in all libraries, and a normalizer made that unit variance."""
+def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
+    """Draw class tokens from N(0, 1): libraries start them near 0, and a normalizer made that unit variance."""
     parameters = dict(model.named_parameters())
-    scaled = []
+    rescaled = []
     for name in names:
         token = parameters[name]
         before = token.square().mean().sqrt().item()
         draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
         token.copy_(draw.normal_(generator=generator))
-        scaled.append(Scaled(name, 1 / before if before else 0.0))
-    return scaled
+        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
 
 
-@torch.no_grad()
-def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) -> tuple[list[Scaled], list[str]]:
-    """Scale the layers outside the branches to unit variance on the example, which `run` sends through the model.
+@dataclass
+class Rescaling:
+    """What became of the layers outside the branches.
 
-    Also gives the names of the weights that no module of their own puts a signal out for: they stay as they are.
+    Attributes:
+        rescaled: A record of each rescaled weight.
+        skipped: The weights that were not rescaled, since no module returns just their product with the signal.
+    """
 
-    A network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at each gate and
-    each activation that is no ReLU. The first layer and the classifier stay. So do gates, as in branches: the next
-    layer makes up for what they take. What they read is pooled and hardly varies; magnified to unit variance, it makes
-    them learn so fast that EfficientNet diverges at rates at which it trains otherwise.
+    rescaled: list[Rescaled] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescaling]:
+    """Scale the layers outside the branches to unit variance while the model runs on an example inside.
+
+    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
+    each gate and each activation that is no ReLU. The first layer and the classifier stay as they are. So do gates, as
+    in branches: the next layer makes up for their factor. The input of a gate is pooled and hardly varies. Scaled to
+    unit variance, it makes gates learn so fast that EfficientNet diverges at rates at which it trains otherwise.
     """
     modules = dict(model.named_modules())
-    scaled: dict[str, Scaled] = {}
+    done: set[str] = set()
+    found = Rescaling()
 
     def hook(layer: Layer) -> Callable[..., Tensor | None]:
+        @torch.no_grad()
         def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
-            if not isinstance(out, Tensor) or layer.path in scaled:
+            if not isinstance(out, Tensor) or layer.path in done:
                 return None
             std = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
@@ -133,23 +150,24 @@ def level_layers_(model: nn.Module, plan: ResidualPlan, run: Callable[[], Any]) 
                 module.gain.div_(std)  # type: ignore[operator]
             else:
                 set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
-            scaled[layer.path] = Scaled(layer.path, 1 / std)
-            return out / std  # what follows sees the signal at its new level already
+            done.add(layer.path)
+            found.rescaled.append(Rescaled(layer.path, 1 / std))
+            return out / std  # the layers that follow read the signal at its new scale already
 
         return rescale
 
     outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied and not layer.gate]
-    called = [layer for layer in outside if _is_a_module(layer, modules[layer.name])]
-    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in called]
+    own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
+    found.skipped = [layer.path for layer in outside if layer not in own]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
     try:
-        run()
+        yield found
     finally:
         for handle in handles:
             handle.remove()
-    return list(scaled.values()), [layer.path for layer in outside if layer not in called]
 
 
-def _is_a_module(layer: Layer, module: nn.Module) -> bool:
-    """Whether what a module puts out is what the layer does, and no more than that."""
-    alone = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
-    return alone and bool(layer.name) and layer.parameter == "weight"
+def _is_whole_module(layer: Layer, module: nn.Module) -> bool:
+    """Whether the module's output is exactly this layer's output."""
+    single = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
+    return single and bool(layer.name) and layer.parameter == "weight"

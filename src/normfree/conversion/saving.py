@@ -1,11 +1,11 @@
-"""A converted model in a folder, and from it again.
+"""Save a converted model to a folder, and load it again.
 
     weights.safetensors     every tensor of its `state_dict`
-    plan.json               where the original comes from, the method, the plan and what was changed
-    example.safetensors     the example that it was converted with, two images of it
-    load.py                 the lines that load it
+    plan.json               the source of the original, the method, the plan and the changes
+    example.safetensors     the example of the conversion; of images, the first two
+    load.py                 a script that loads it
 
-A folder holds no code of the model: the original is built again, converted again, and filled with the weights.
+A folder holds no code of the model. Loading builds the original, converts it again and fills in the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Changes
+from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
-from normfree.conversion.folding.summary import Folding
 from normfree.conversion.pipeline import Example, convert_
-from normfree.conversion.serialization import pack_example, plan_from_json, unpack_example
 from normfree.files import TEMPORARY, explained, sync, write_json
 from normfree.models.foreign import create_model
 from normfree.models.weight_files import load_weights, render_weights
@@ -42,9 +40,10 @@ WEIGHTS, PLAN, EXAMPLE, LINES, REPORT = (
     "load.py",
     "report.html",
 )
-FOLD = "fold_batchnorm"  # stands in the place of a method
+FOLD = "fold_batchnorm"  # written in place of a method
 Factory = Callable[[], nn.Module] | nn.Module | str
 _FORMAT = 1
+_NO_CHANGES = "expected a plan with the changes of a conversion, got one without; pass the plan that convert returned"
 
 _LOAD = '''"""Load the converted model in this folder."""
 
@@ -54,7 +53,7 @@ import normfree as nf
 
 
 def load(factory={factory}):
-    """The model; `factory` gives its original, {kind}, as it was before the conversion."""
+    """The model; `factory` returns its original, {kind}, as it was before the conversion."""
     return nf.load(Path(__file__).parent, factory)
 '''
 
@@ -62,18 +61,27 @@ def load(factory={factory}):
 def save_converted(
     folder: str | Path, model: nn.Module, plan: ResidualPlan, *, example: Example, source: str | None = None
 ) -> Path:
-    """Write a converted model into a folder of its own, whole or not at all, and return where it lies.
+    """Save a converted model to a folder of its own, completely or not at all.
 
-    `plan` and `example` are those of the conversion; a model from `fold_batchnorm` has its record as `plan.changes`.
-    `source` names the original as `create` does ('torchvision:resnet50'), so that loading needs no factory. A converted
-    model that is there already is replaced.
+    Args:
+        folder: The folder to write. A converted model in it is replaced.
+        model: The converted model.
+        plan: The plan that the conversion returned. For a model from `fold_batchnorm`, a plan with that record as
+            `plan.changes`.
+        example: The example of the conversion.
+        source: The name of the original for `create`, such as 'torchvision:resnet50', so that loading needs no factory.
 
-    Raises `ValueError` when the plan says nothing of a conversion, the folder holds something else, or a tensor cannot
-    be written, and `OSError` in one sentence when the folder cannot.
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If the plan has no record of a conversion, the folder holds something else, or a tensor cannot be
+            written.
+        OSError: If the folder cannot be written.
     """
     folder = Path(folder)
-    few = example[:2] if isinstance(example, Tensor) and example.dim() == 4 else example  # of images two are enough
-    tensors, packed = pack_example(few)
+    small = example[:2] if isinstance(example, Tensor) and example.dim() == 4 else example  # two images are enough
+    tensors, packed = pack_example(small)
     record = {**describe(plan, source=source), "model": type(model).__name__, "example": packed}
     weights = render_weights(model.state_dict())
     require_free(folder)
@@ -89,7 +97,7 @@ def save_converted(
             for name in (WEIGHTS, EXAMPLE, LINES):
                 sync(new / name)
             write_json(new / PLAN, record)
-            _take_place(new, folder)
+            _move_into_place(new, folder)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
@@ -97,12 +105,17 @@ def save_converted(
 
 
 def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[nn.Module, ResidualPlan]:
-    """The model of a folder in evaluation mode, and its plan: the original, converted again, with the stored weights.
+    """Load a converted model from its folder.
 
-    `factory` is a function that gives the original, a model like it, or its name; without one the name that was stored
-    is used.
+    Args:
+        folder: The folder that the model was saved to.
+        factory: A function that returns the original, a model like it, or its name. Default: the stored name.
 
-    Raises `ValueError` when a file is missing or damaged, or the original is not the one that was converted.
+    Returns:
+        The model in evaluation mode, and its plan.
+
+    Raises:
+        ValueError: If a file is missing or damaged, or the original is not the one that was converted.
     """
     folder = Path(folder)
     record = _read_record(folder)
@@ -112,41 +125,49 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     if factory is None and record["source"] is None:
         raise ValueError(
             f"expected a factory for the model in '{folder}', whose original has no name there; pass a function that "
-            f"gives a {record['model']}, as in nf.load('{folder.name}', factory)"
+            f"returns a {record['model']}, as in nf.load('{folder.name}', factory)"
         )
     model = convert_again(original(factory if factory is not None else record["source"]), plan, example, tensors)
     try:
         load_weights(folder / WEIGHTS, model)
     except ValueError as error:
-        raise ValueError(_another(record["model"], model, str(error))) from error
+        raise ValueError(_wrong_original(record["model"], model, str(error))) from error
     return model.eval(), plan
 
 
 def original(factory: Factory, classes: int | None = None) -> nn.Module:
-    """The model that a factory gives, or `create` by name; its draws come from a generator of its own."""
+    """Build the original of a conversion; random draws do not change the global random state."""
     if isinstance(factory, nn.Module):
         return copy.deepcopy(factory)
     with torch.random.fork_rng(devices=[]):  # constructors draw from the global generator
         torch.manual_seed(0)
         model = create_model(factory, classes=classes) if isinstance(factory, str) else factory()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"expected the factory to give a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"expected the factory to return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
 def convert_again(
     model: nn.Module, plan: ResidualPlan, example: Example, tensors: dict[str, Tensor] | None = None
 ) -> nn.Module:
-    """The structure that the conversion behind `plan` gave, from an original that is used up; weights do not matter.
+    """Repeat the conversion that a plan records, for its structure; the weights do not matter.
 
-    `tensors` are those that will be filled in, for their types and for which layers have a bias.
+    Args:
+        model: The original, which may be changed in place.
+        plan: The plan of the conversion.
+        example: Its example.
+        tensors: The stored tensors, which determine types and which layers have a bias.
 
-    Raises `ValueError` for another model than the one that the plan is of.
+    Returns:
+        The converted model.
+
+    Raises:
+        ValueError: If the plan is of another model, or has no record of a conversion.
     """
     modules = dict(model.named_modules())
     strange = [layer.name for layer in plan.layers() if layer.name not in modules]
     if strange:
-        raise ValueError(_another("model that was converted", model, f"it has no '{strange[0]}'"))
+        raise ValueError(_wrong_original("model that was converted", model, f"it has no '{strange[0]}'"))
     held = tensors or {}
     types = {held[name].dtype for name, _ in model.named_parameters() if name in held}
     if len(types) == 1:
@@ -157,35 +178,38 @@ def convert_again(
     elif isinstance(plan.changes, Folding):
         model = _fold_again(model, example, held)
     else:
-        raise ValueError("expected a plan with the changes of a conversion, got one without; pass what convert gave")
+        raise ValueError(_NO_CHANGES)
     _match_types_(model, held)
     return model
 
 
 def describe(plan: ResidualPlan, *, source: str | None = None) -> dict[str, Any]:
-    """What plan.json holds.
+    """The content of plan.json.
 
-    Raises `ValueError` when the plan says nothing of a conversion.
+    Raises:
+        ValueError: If the plan has no record of a conversion.
     """
     if not isinstance(plan.changes, Changes | Folding):
-        raise ValueError("expected a plan with the changes of a conversion, got one without; pass what convert gave")
+        raise ValueError(_NO_CHANGES)
     method = plan.changes.method if isinstance(plan.changes, Changes) else FOLD
     origin = {"commit": commit(), "versions": versions()}
     return {"format": _FORMAT, "source": source, "method": method, **origin, "plan": plan.to_json()}
 
 
 def read_plan(folder: str | Path) -> ResidualPlan:
-    """The plan in the folder of a converted model, or of a run that trained one.
+    """Read the plan from the folder of a converted model, or of a run that trained one.
 
-    Raises `ValueError` when it is missing or damaged.
+    Raises:
+        ValueError: If it is missing or damaged.
     """
     return plan_from_json(_read_record(Path(folder))["plan"])
 
 
 def read_example(folder: str | Path) -> Example:
-    """The example that a converted model lies with.
+    """Read the example from the folder of a converted model.
 
-    Raises `ValueError` when it is missing or damaged.
+    Raises:
+        ValueError: If it is missing or damaged.
     """
     folder = Path(folder)
     example: Example = unpack_example(_read_tensors(folder / EXAMPLE), _read_record(folder).get("example"))
@@ -193,12 +217,12 @@ def read_example(folder: str | Path) -> Example:
 
 
 def is_converted(folder: str | Path) -> bool:
-    """Whether a folder looks like one of a converted model."""
+    """Whether a folder holds a converted model, by its files."""
     return (Path(folder) / PLAN).is_file() and not (Path(folder) / "config.toml").exists()
 
 
 def require_free(folder: str | Path) -> None:
-    """Raise `ValueError` when a folder holds anything but a converted model."""
+    """Raise `ValueError` if a folder holds anything but a converted model."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"expected a folder for the converted model, got the file '{folder}'; choose another name")
@@ -211,8 +235,64 @@ def require_free(folder: str | Path) -> None:
         )
 
 
-def _take_place(new: Path, folder: Path) -> None:
-    """Let a folder stand where another one did."""
+def pack_example(example: Any) -> tuple[dict[str, Tensor], Any]:
+    """Split an example into named tensors and plain data that tells where each tensor belongs.
+
+    >>> import torch
+    >>> pack_example({"ids": torch.zeros(1), "cached": False})[1]
+    {'dict': {'ids': {'tensor': 'ids'}, 'cached': {'value': False}}}
+
+    Raises:
+        ValueError: If it holds anything but tensors, plain values, and tuples, lists and dicts of them.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def pack(value: Any, name: str) -> dict[str, Any]:
+        if isinstance(value, Tensor):
+            tensors[name] = value.detach()
+            return {"tensor": name}
+        if isinstance(value, Mapping):
+            return {"dict": {str(key): pack(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()}}
+        if isinstance(value, tuple | list):
+            packed = [pack(item, f"{name}.{i}".lstrip(".")) for i, item in enumerate(value)]
+            return {"tuple" if isinstance(value, tuple) else "list": packed}
+        if isinstance(value, str | int | float | bool | None):
+            return {"value": value}
+        raise ValueError(
+            f"expected an example of tensors and plain values, got {type(value).__name__}"
+            f"{f' at {name!r}' if name else ''}; leave it out or turn it into tensors"
+        )
+
+    packed = pack(example, "")
+    if "" in tensors:
+        return {"input": tensors[""]}, {"tensor": "input"}
+    return tensors, packed
+
+
+def unpack_example(tensors: Mapping[str, Tensor], packed: Any) -> Any:
+    """Put together an example that `pack_example` split.
+
+    Raises:
+        ValueError: If the tensors and the plain data do not belong together.
+    """
+    try:
+        ((kind, value),) = packed.items()
+        if kind == "tensor":
+            return tensors[value]
+        if kind == "dict":
+            return {key: unpack_example(tensors, item) for key, item in value.items()}
+        if kind in ("tuple", "list"):
+            items = [unpack_example(tensors, item) for item in value]
+            return tuple(items) if kind == "tuple" else items
+        if kind == "value":
+            return value
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"expected an example as it was stored, got another ({error})") from error
+    raise ValueError(f"expected an example as it was stored, got '{kind}' in it")
+
+
+def _move_into_place(new: Path, folder: Path) -> None:
+    """Move a new folder to its final place; an old one there is replaced."""
     old = None
     if folder.exists():
         away = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.absolute().parent))
@@ -231,17 +311,17 @@ def _take_place(new: Path, folder: Path) -> None:
 
 @torch.no_grad()
 def _fold_again(model: nn.Module, example: Example, tensors: dict[str, Tensor]) -> nn.Module:
-    """A model with its batch norms folded and a bias wherever `tensors` have one."""
-    twin, _ = fold_batchnorm(_shifted(model), example)
+    """Fold the batch norms of a model, and leave a bias only where `tensors` have one."""
+    twin, _ = fold_batchnorm(_with_running_means(model), example)
     for name, module in twin.named_modules():
         has = isinstance(getattr(module, "bias", None), nn.Parameter)
         if tensors and has and f"{name}.bias" not in tensors:
-            module.bias = None  # its statistics had shifted nothing
+            module.bias = None  # the stored statistics caused no shift
     return twin
 
 
-def _shifted(model: nn.Module) -> nn.Module:
-    """A copy whose running means are not 0, so that each batch norm leaves a bias behind."""
+def _with_running_means(model: nn.Module) -> nn.Module:
+    """A copy with running means other than 0, so that folding each batch norm leaves a bias."""
     twin = copy.deepcopy(model)
     for name, buffer in twin.named_buffers():
         if name.rpartition(".")[2] == "running_mean":
@@ -250,7 +330,7 @@ def _shifted(model: nn.Module) -> nn.Module:
 
 
 def _match_types_(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give the tensors of a model the types of those that will be filled in."""
+    """Give the tensors of a model the types of the stored ones."""
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in tensors and tensors[name].dtype != tensor.dtype:
             tensor.data = tensor.data.to(tensors[name].dtype)
@@ -281,8 +361,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"expected a whole converted model, but '{path}' is damaged: {error}") from error
 
 
-def _another(expected: str, model: nn.Module, why: str) -> str:
+def _wrong_original(expected: str, model: nn.Module, why: str) -> str:
     return (
         f"expected the original of the {expected}, got a {type(model).__name__} that differs: {why}; "
-        "pass a factory that gives the model as it was before the conversion"
+        "pass a factory that returns the model as it was before the conversion"
     )

@@ -1,152 +1,214 @@
-"""Where a method's scalars stand in a foreign model: around its weight layers, or around a block that puts out a sum.
+"""Give any model the scalars and weight layers of a method.
+
+Scalars stand around weight layers, or around a block that returns a sum:
 
     x' = c · (a · h(x) + β · f(α · x) + δ)
 
-α and the entry's bias stand before the layers that read the branch's input, β and δ behind those whose output is added;
-a fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so that only whole blocks need scaling.
+α and the entry's bias come before the layers that read the branch's input, β and δ after those whose output is added.
+A fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so that only whole blocks need scaling.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import nn
 
+from normfree.conversion.changes import Added
 from normfree.graph.flow import Flow, Node
 from normfree.graph.functions import ADDITIONS
 from normfree.methods import Law, Method
-from normfree.nn.scalar_wrapping import ScalarName, signals_of, unscalable
+from normfree.nn.reparametrized import reparametrize_
+from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan
-
-Refused = dict[str, str]
-"""Why a model cannot be converted, and what can be done about it."""
 
 _WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv'"
 
-Wanted = dict[tuple[str, ScalarName], tuple[float, bool]]
-"""(module, scalar) → (initial value, learnable)."""
+_IN_WORDS: dict[ScalarName, str] = {
+    "alpha": "multiplier α",
+    "shift": "bias before a layer",
+    "beta": "multiplier β",
+    "delta": "bias after a layer",
+    "skip": "multiplier a of a shortcut",
+}
+
+Obstacles = dict[str, str]
+"""The reasons why a model cannot be converted, each with its remedy."""
 
 
-@dataclass
-class Places:
-    """Collects the scalars that a plan's branches ask for, and every reason why one has no place.
+class ScalarStart(NamedTuple):
+    """The initial value of a scalar, and whether it is trained."""
 
-    `called` counts the calls of every module in a forward pass: a layer whose weight is used without a call of its own
-    (the projections of an attention) is scaled through the module that uses it. Only a method that scales whole sums
-    needs the `flow`.
+    value: float
+    learnable: bool
+
+
+Scalars = dict[tuple[str, ScalarName], ScalarStart]
+"""The scalars to add, by module and scalar."""
+
+
+def place_scalars(
+    model: nn.Module, plan: ResidualPlan, method: Method, calls: Counter[str], flow: Flow | None
+) -> tuple[Scalars, Obstacles]:
+    """Find a module for every scalar that a method wants.
+
+    Args:
+        model: The model to convert.
+        plan: Its residual plan.
+        method: The method.
+        calls: The number of calls of each module in a forward pass. A layer whose weight is used without a call (the
+            projections of an attention) is scaled through the module that uses it.
+        flow: The recorded flow of the model; needed only by a method that scales whole sums.
+
+    Returns:
+        The scalars by module, and the reasons why others have no place.
     """
+    placement = _Placement(model, plan, method, calls, flow)
+    placement.place()
+    return placement.scalars, placement.obstacles
 
-    model: nn.Module
-    plan: ResidualPlan
-    method: Method
-    called: Counter[str]
-    flow: Flow | None
-    wanted: Wanted = field(default_factory=dict)
-    refused: Refused = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.modules = dict(self.model.named_modules())
-        places = {branch.place for branch in self.plan.branches}
-        self.around_sums = places.union(*map(_above, places), ("",))
+def add_scalars_(model: nn.Module, plan: ResidualPlan, scalars: Scalars) -> list[Added]:
+    """Give every module its scalars. Returns a record of each."""
+    blocks = {branch.place for branch in plan.branches}
+    modules = dict(model.named_modules())
+    added = []
+    for (name, scalar), start in scalars.items():
+        add_scalar_(modules[name], scalar, start.value, learnable=start.learnable)
+        words = "multiplier c of a sum" if scalar == "beta" and name in blocks else _IN_WORDS[scalar]
+        added.append(Added(f"{name}.{scalar}", words, start.value, start.learnable))
+    return added
+
+
+def reparametrize_layers_(model: nn.Module, plan: ResidualPlan, method: Method) -> list[Added]:
+    """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
+    modules = dict(model.named_modules())
+    added = []
+    for layer in dict.fromkeys(plan.hidden()):
+        module = modules[layer.name]
+        if method.weight != "plain":
+            reparametrize_(module, method.weight, transposed=layer.transposed)
+            added.append(Added(layer.name, f"{method.weight.replace('_', ' ')} layer"))
+        if method.layer_bias and isinstance(module, WEIGHT_LAYERS) and module.bias is None:
+            module.bias = nn.Parameter(module.weight.new_zeros(module.weight.shape[0]))
+            added.append(Added(layer.name, "bias per channel"))
+    return added
+
+
+class _Placement:
+    """Collects the scalars of all branches, and every reason why one has no place."""
+
+    def __init__(
+        self, model: nn.Module, plan: ResidualPlan, method: Method, calls: Counter[str], flow: Flow | None
+    ) -> None:
+        self.plan = plan
+        self.method = method
+        self.calls = calls
+        self.flow = flow
+        self.scalars: Scalars = {}
+        self.obstacles: Obstacles = {}
+        self.modules = dict(model.named_modules())
+        homes = {branch.place for branch in plan.branches}
+        self.around_sums = homes.union(*map(_parents, homes), ("",))
         self.additions: dict[tuple[str, int], list[Node]] = {}
-        for node in self.flow.nodes if self.flow else ():
+        for node in flow.nodes if flow else ():
             if node.ordinal >= 0:
                 self.additions.setdefault((node.home, node.ordinal), []).append(node)
 
-    def find(self) -> Wanted:
-        """Place every scalar of every branch, stem and classifier."""
+    def place(self) -> None:
+        """Place every scalar of the stem, the branches and the classifier."""
         biases = self.method.scalar_biases
         for layer in self.plan.stem if biases else ():
-            self._bias_behind(layer)
+            self._place_bias_after(layer)
         for branch in self.plan.branches:
-            self._sum(branch)
+            self._place_multipliers(branch)
             if biases:
-                self._biases(branch)
+                self._place_biases(branch)
         for layer in self.plan.classifier if biases else ():
             if not self._is_lookup(layer.name):  # a tied classifier is used without a call of its own
-                self._put(layer, "shift", 0.0, True)
-        return self.wanted
+                self._place_at(layer, "shift", 0.0, True)
 
-    def _sum(self, branch: Branch) -> None:
-        """α, β and δ at a branch's layers; c and a at its block."""
+    def _place_multipliers(self, branch: Branch) -> None:
+        """Place α, β and δ at a branch's layers, c and a at its block."""
         rule, position = self.method.rule, branch.position
         a, beta, factor = rule.a.at(position), rule.beta.at(position), 1.0
         c = rule.c.at(position)
         if a is not None and rule.a.learnable:
-            self._block(branch, "skip", rule.a)
+            self._place_at_block(branch, "skip", rule.a)
         elif a is not None:
             factor = a
         whole = (1.0 if c is None else c) * factor
         if whole != 1.0:
-            self._block(branch, "beta", Law(whole))
+            self._place_at_block(branch, "beta", Law(whole))
         if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
             for layer in branch.ends:
-                self._end(branch, layer, "beta", beta / factor, rule.beta.learnable)
+                self._place_at_end(branch, layer, "beta", beta / factor, rule.beta.learnable)
         delta = rule.delta.at(position)
         if delta is not None and branch.layers:
-            self._end(branch, branch.last, "delta", delta, rule.delta.learnable)
+            self._place_at_end(branch, branch.last, "delta", delta, rule.delta.learnable)
         alpha = rule.alpha.at(position)
         if alpha is not None and (alpha != 1.0 or rule.alpha.learnable):
             for layer in (*branch.entries, *branch.shortcut_layers[:1]):
-                self._put(layer, "alpha", alpha, rule.alpha.learnable)
+                self._place_at(layer, "alpha", alpha, rule.alpha.learnable)
 
-    def _biases(self, branch: Branch) -> None:
-        """A scalar before every weight layer, and before the activation behind it where it has no bias of its own.
+    def _place_biases(self, branch: Branch) -> None:
+        """Place a bias before every weight layer, and before the activation after a layer without a bias of its own.
 
-        Inside an attention that uses its projections itself there is no place before the last one; its own bias is.
+        An attention that uses its projections itself has no place before the last one, but that one has a bias.
         """
         for layer in (*branch.layers, *branch.shortcut_layers[:1]):
             if not layer.gate:
                 edge = layer in branch.entries or layer in branch.shortcut_layers
-                self._put(layer, "shift", 0.0, True, edge=edge)
+                self._place_at(layer, "shift", 0.0, True, edge=edge)
         for layer in branch.layers:
             if layer not in branch.ends:
-                self._bias_behind(layer)
+                self._place_bias_after(layer)
 
-    def _bias_behind(self, layer: Layer) -> None:
+    def _place_bias_after(self, layer: Layer) -> None:
         if layer.activated_out and getattr(self.modules.get(layer.name), "bias", None) is None:
-            self._put(layer, "delta", 0.0, True, edge=False)
+            self._place_at(layer, "delta", 0.0, True, edge=False)
 
-    def _end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
-        """A scalar at the end of a branch, which an activation between layer and sum leaves no place for."""
+    def _place_at_end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
+        """Place a scalar at the end of a branch, unless an activation stands between layer and sum."""
         if layer.activated_out:
             self._refuse(
                 layer.name,
-                f"an activation stands between it and the sum {named(branch.name)}, so that no module puts out the "
+                f"an activation stands between it and the sum {quoted(branch.name)}, so that no module returns the "
                 "branch to be multiplied",
                 _WITHOUT_SCALARS,
             )
         else:
-            self._put(layer, scalar, value, learnable)
+            self._place_at(layer, scalar, value, learnable)
 
-    def _put(self, layer: Layer, scalar: ScalarName, value: float, learnable: bool, *, edge: bool = True) -> None:
-        """A scalar around a layer; one that does not stand at an `edge` of the branch must be at the layer itself."""
+    def _place_at(self, layer: Layer, scalar: ScalarName, value: float, learnable: bool, *, edge: bool = True) -> None:
+        """Place a scalar around a layer; away from an `edge` of the branch, only at the layer itself."""
         name = self._holder(layer)
         if name is not None and (edge or name == layer.name):
-            self._want(name, scalar, value, learnable)
+            self._add(name, scalar, value, learnable)
 
-    def _want(self, name: str, scalar: ScalarName, value: float, learnable: bool) -> None:
+    def _add(self, name: str, scalar: ScalarName, value: float, learnable: bool) -> None:
         reason = unscalable(self.modules[name])
         if reason is not None:
             kind = type(self.modules[name]).__name__
             self._refuse(name, f"{kind} cannot be given a scalar, {reason}", _WITHOUT_SCALARS)
             return
-        before = self.wanted.setdefault((name, scalar), (value, learnable))
+        before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable))
         if before != (value, learnable):
-            wishes = f"{scalar} = {before[0]:g} and {value:g}"
-            self._refuse(name, f"it is shared by sums that want different scalars, {wishes}", _WITHOUT_SCALARS)
+            values = f"{scalar} = {before.value:g} and {value:g}"
+            self._refuse(name, f"it is shared by sums that want different scalars, {values}", _WITHOUT_SCALARS)
 
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""
         if layer.name not in self.modules:
             self._refuse(layer.name, "the model has no such module, the plan is of another model", "pass its own plan")
             return None
-        for name in (layer.name, *_above(layer.name)):
+        for name in (layer.name, *_parents(layer.name)):
             if name in self.around_sums:
-                break  # a sum stands inside: what goes through this module is more than the branch
-            if self.called[name] and not self._is_lookup(name):  # of which the call is another use of the weight
+                break  # a sum stands inside: more than the branch goes through this module
+            if self.calls[name] and not self._is_lookup(name):  # whose call is another use of the weight
                 return name
         self._refuse(
             layer.path,
@@ -156,14 +218,14 @@ class Places:
         return None
 
     def _refuse(self, name: str, why: str, remedy: str) -> None:
-        self.refused[f"{named(name)}: {why}"] = remedy
+        self.obstacles[f"{quoted(name)}: {why}"] = remedy
 
     def _is_lookup(self, name: str) -> bool:
         return isinstance(self.modules.get(name), nn.Embedding | nn.EmbeddingBag)
 
-    def _block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
-        """A scalar on the whole sum (c) or on its shortcut (a), where a module puts out just that."""
-        reason = self._no_block(branch, scalar)
+    def _place_at_block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
+        """Place a scalar on the whole sum (c) or on its shortcut (a), if a module returns just that."""
+        reason = self._no_place_at_block(branch, scalar)
         if reason is not None:
             self._refuse(
                 branch.name,
@@ -172,10 +234,10 @@ class Places:
             )
             return
         value = law.at(branch.position)
-        self._want(branch.place, scalar, 1.0 if value is None else value, law.learnable)
+        self._add(branch.place, scalar, 1.0 if value is None else value, law.learnable)
 
-    def _no_block(self, branch: Branch, scalar: ScalarName) -> str | None:
-        """Why no module puts out the sum of a branch, or a ReLU of it that a positive factor passes through."""
+    def _no_place_at_block(self, branch: Branch, scalar: ScalarName) -> str | None:
+        """Why no module returns the sum of a branch, or its ReLU, which a positive factor passes through."""
         home = branch.place
         if not home:
             return "it stands in the model's own forward pass"
@@ -195,10 +257,10 @@ class Places:
             given = call.given.get(0, call.given.get(name))
             plain = node.function in ADDITIONS or not branch.branch_first  # no sign or factor before the second operand
             if branch.shortcut != "identity" or given not in node.inputs or not plain:
-                return "its shortcut is not what the block is given as its first argument"
+                return "its shortcut is not the first argument of the block"
         users = [user for user in node.users if inside(user)]
         if not users:
-            return None if call.out is node else f"it is not what '{home}' puts out, alone or first of a tuple"
+            return None if call.out is node else f"'{home}' does not return it, alone or first in a tuple"
         relu = len(node.users) == 1 and users[0].kind == "activation" and call.out is users[0]
         relu = relu and not any(inside(user) for user in users[0].users)
         name = users[0].name
@@ -208,12 +270,12 @@ class Places:
         return None
 
 
-def named(name: str) -> str:
-    """A module, or a sum in it, as a message calls it; the model itself has no name of its own."""
+def quoted(name: str) -> str:
+    """The name of a module or sum in quotes; the model itself is '(model)'."""
     return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
 
 
-def _above(name: str) -> Iterator[str]:
+def _parents(name: str) -> Iterator[str]:
     while "." in name:
         name = name.rpartition(".")[0]
         yield name

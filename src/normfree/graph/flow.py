@@ -145,6 +145,12 @@ class Flow:
         self.nodes.append(node)
         return node
 
+    def release_tensors(self) -> None:
+        """Drop the tensors once the recording is done."""
+        self._latest.clear()
+        self._alive.clear()
+        self.weights.release_tensors()
+
 
 @dataclass(frozen=True)
 class _Origin:
@@ -164,6 +170,11 @@ class WeightUses:
         self._origins = {id(p): _Origin((path,)) for path, p in parameters.items() if p.dim() >= 2}
         self._alive: list[object] = list(parameters.values())  # an id is only good as long as its tensor lives
         self.uses: defaultdict[str, set[Use]] = defaultdict(set)
+
+    def release_tensors(self) -> None:
+        """Drop the tensors once the recording is done."""
+        self._origins.clear()
+        self._alive.clear()
 
     def use(self, tensors: Iterable[object], use: Use) -> None:
         """Note how parameters, or tensors made from them, are used."""

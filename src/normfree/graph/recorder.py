@@ -102,6 +102,7 @@ def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     recorder = _Recorder(flow, modules)
     with torch.no_grad(), recorder.following(modules):
         model(*args, **kwargs)
+    flow.release_tensors()
     return flow
 
 

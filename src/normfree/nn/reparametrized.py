@@ -1,4 +1,4 @@
-"""A weight layer that exists becomes one with weight norm or standardization: it changes its class, not its name."""
+"""Give an existing weight layer weight norm or standardization: its class changes, its name does not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS: dict[WeightKind, type[nn.Module]] = {"weight_norm": _WeightNorm, "standardized": _Standardized}
 
 
-class _Transposed(nn.Module):
-    """A linear layer whose weight is stored as (in, out), so that a row of the weight is a column of what it holds."""
+class _TransposedLinear(nn.Module):
+    """A linear layer that stores its weight as (in, out), so that a row of the weight is a column of the parameter."""
 
     bias: Tensor | None
     effective_weight: Callable[[], Tensor]
@@ -35,13 +35,13 @@ class _Transposed(nn.Module):
         return weight.mT
 
     def forward(self, input: Tensor) -> Tensor:
-        """x W + b, W in the input's type."""
+        """Compute x W + b, with W in the input's type."""
         out = input @ self.effective_weight().to(input.dtype)
         return out if self.bias is None else out + self.bias
 
 
-class _Made(nn.Module):
-    """What is of a class that no module holds: pickle is told how to make it again."""
+class _PicklableClass(nn.Module):
+    """Mixin for dynamically created classes; tells pickle how to rebuild them."""
 
     made_by: ClassVar[Callable[[], type[nn.Module]]]
 
@@ -55,7 +55,7 @@ def _restore(make: Callable[[], type[nn.Module]]) -> nn.Module:
 
 
 def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> str | None:
-    """Why a layer cannot become one of that kind, or None when it can."""
+    """Why a layer cannot become one of this kind; None if it can."""
     if weight_kind(module) != "plain":
         return f"its weight is reparametrized already ({weight_kind(module)})"
     if is_computed(module):
@@ -69,14 +69,15 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
     if not stored and type(module).forward not in (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward):
         return f"{type(module).__name__} has a forward pass of its own"
     if kind == "standardized" and (len(weight) if stored else weight[0].numel()) == 1:
-        return "a single weight an output has no variance to standardize"
+        return "a single weight per output has no variance to standardize"
     return None
 
 
 def reparametrize_(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> None:
-    """Make a plain weight layer one of that kind, in place; the effective weight stays for weight norm.
+    """Make a plain weight layer one of this kind, in place; with weight norm its effective weight stays the same.
 
-    Raises `ValueError` when it cannot be made one.
+    Raises:
+        ValueError: If it cannot become one.
     """
     reason = cannot_reparametrize(module, kind, transposed=transposed)
     if reason is not None:
@@ -98,7 +99,7 @@ def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
         return LINEARS[kind]
     name = "".join(word.title() for word in kind.split("_")) + plain.__name__
     forward = _Multiplies if issubclass(plain, nn.Linear) else _Convolves
-    mixins = (_Transposed, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
+    mixins = (_TransposedLinear, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
     made_by = functools.partial(_class, plain, kind, transposed)
-    # The plain class's module, so that whoever asks where a class comes from is told the same as before.
-    return type(name, (_Made, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})
+    # The plain class's module, since libraries look at where a class comes from.
+    return type(name, (_PicklableClass, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})

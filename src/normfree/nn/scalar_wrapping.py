@@ -1,8 +1,8 @@
-"""Scalars around the forward pass of any module: how a sum inside foreign code gets its α, β, biases.
+"""Scalars around the forward pass of any module: how a sum inside third-party code gets its α, β and biases.
 
-The module changes its class to a subclass of its own: names, weights, hooks and `isinstance` stay as they are, and the
-scalars are parameters of the module itself, without a gradient when they are fixed. (Not buffers: private training
-refuses a layer that learns and has one.)
+The module's class becomes a subclass of its own class, so names, weights, hooks and `isinstance` stay as they are. The
+scalars are parameters of the module itself, without a gradient if they are fixed. (They are no buffers, since private
+training refuses a layer that learns and has one.)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
 SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
 
 
-class Scaled(nn.Module):
+class ScaledModule(nn.Module):
     """β · (f(α · x + b) + (a - 1) · x) + δ around the forward pass f of a module.
 
-    `shift` is b and `skip` a; a scalar that is absent is None and costs nothing. Of several inputs the signals are
-    scaled (query, key and value of an attention), of several outputs the first. `skip` is for a module whose output is
-    x plus something, whose shortcut it multiplies by a.
+    `shift` is b and `skip` is a. An absent scalar is None and costs nothing. Of several inputs, the signals are scaled
+    (query, key and value of an attention); of several outputs, the first. `skip` multiplies the shortcut x of a module
+    that returns x plus its branch.
     """
 
     alpha: Tensor | None
@@ -36,18 +36,18 @@ class Scaled(nn.Module):
     signals: tuple[str, ...]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Scale the signals, run the module, scale what comes out."""
+        """Scale the signals, run the module, scale its output."""
         if self.alpha is None and self.shift is None:
             out = super().forward(*args, **kwargs)
         else:
             out = super().forward(*self._entered(args), **self._entered_by_name(kwargs))
         if not isinstance(out, tuple):
             return self._leave(out, args, kwargs)
-        left = (self._leave(out[0], args, kwargs), *out[1:])
-        return type(out)(*left) if hasattr(out, "_fields") else left  # a named tuple stays one
+        scaled = (self._leave(out[0], args, kwargs), *out[1:])
+        return type(out)(*scaled) if hasattr(out, "_fields") else scaled  # a named tuple stays one
 
     def _entered(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments with the signals scaled; a tensor given twice stays one, which attention looks at."""
+        """The arguments with the signals scaled; a tensor given twice stays one tensor, which attention checks."""
         entered: list[Any] = []
         for position, value in enumerate(values):
             twins = [done for before, done in zip(values, entered, strict=False) if before is value]
@@ -71,11 +71,11 @@ class Scaled(nn.Module):
         return y if self.delta is None else y + self.delta
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by its plain class, or by what made that one; the scaled class is made again when it is needed."""
+        """Pickle the plain class, or the function that makes it; unpickling makes the scaled class again."""
         return _restore, (getattr(self.plain_class, "made_by", self.plain_class),), self.__dict__
 
     def extra_repr(self) -> str:
-        """The module's own text and the scalars."""
+        """The module's own description and the scalars."""
         held = {name: getattr(self, name) for name in SCALARS}
         parts = [
             f"{name}={'meta' if t.is_meta else f'{t.item():.4g}'}{'' if t.requires_grad else ' fixed'}"
@@ -86,21 +86,21 @@ class Scaled(nn.Module):
 
 
 def signals_of(plain: Any) -> tuple[str, ...]:
-    """The names of the arguments that are signals: the first, and query, key and value of an attention."""
+    """The names of the arguments that are signals: the first, or query, key and value of an attention."""
     signals = 3 if issubclass(plain, nn.MultiheadAttention) else 1
     return tuple(inspect.signature(plain.forward).parameters)[1 : 1 + signals]
 
 
 @functools.cache
 def _scaled_class(plain: Any) -> Any:
-    # The plain class's module, so that whoever asks where a class comes from is told the same as before.
+    # The plain class's module, since libraries look at where a class comes from.
     body = {
         "plain_class": plain,
         "signals": signals_of(plain),
         "__module__": plain.__module__,
-        "__doc__": Scaled.__doc__,
+        "__doc__": ScaledModule.__doc__,
     }
-    return type(f"Scaled{plain.__name__}", (Scaled, plain), body)
+    return type(f"Scaled{plain.__name__}", (ScaledModule, plain), body)
 
 
 def _restore(plain: Any) -> nn.Module:
@@ -109,29 +109,30 @@ def _restore(plain: Any) -> nn.Module:
 
 
 def unscalable(module: nn.Module) -> str | None:
-    """Why a module cannot be given scalars, or None when it can."""
+    """Why a module cannot be given scalars; None if it can."""
     if "forward" in module.__dict__:
         return "its forward pass was replaced on the object itself"
     if isinstance(module, torch.jit.ScriptModule):
         return "it is compiled to TorchScript"
-    taken = [name for name in SCALARS if not isinstance(module, Scaled) and hasattr(module, name)]
+    taken = [name for name in SCALARS if not isinstance(module, ScaledModule) and hasattr(module, name)]
     return f"it has an attribute '{taken[0]}' of its own" if taken else None
 
 
 def add_scalar_(module: nn.Module, name: ScalarName, value: float, *, learnable: bool) -> None:
-    """Give `module` a scalar around its forward pass, in place.
+    """Give a module a scalar around its forward pass, in place.
 
     >>> layer = nn.Linear(1, 1)
     >>> add_scalar_(layer, "beta", 0.0, learnable=True)
     >>> abs(layer(torch.ones(1, 1)).item()), sorted(layer.state_dict())
     (0.0, ['beta', 'bias', 'weight'])
 
-    Raises `ValueError` when the module cannot be given one, or has it already.
+    Raises:
+        ValueError: If the module cannot be given scalars, or has this one already.
     """
     reason = unscalable(module)
     if reason is not None:
         raise ValueError(f"expected a module that can be scaled, got {type(module).__name__}: {reason}")
-    if not isinstance(module, Scaled):
+    if not isinstance(module, ScaledModule):
         plain: Any = type(module)
         module.__class__ = _scaled_class(plain)
         for scalar in SCALARS:
@@ -146,7 +147,7 @@ def add_scalar_(module: nn.Module, name: ScalarName, value: float, *, learnable:
 
 
 def scalars_of(module: nn.Module) -> dict[ScalarName, Tensor]:
-    """The scalars that a module was given."""
-    if not isinstance(module, Scaled):
+    """The scalars of a module, by name."""
+    if not isinstance(module, ScaledModule):
         return {}
     return {name: value for name in SCALARS if (value := getattr(module, name)) is not None}

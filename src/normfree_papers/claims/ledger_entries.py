@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.scheduling import ended
+from normfree.comparison.sweep import ended_result
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
@@ -220,7 +220,7 @@ def _counts(found: Sequence[Entry]) -> str:
 def runs_of(entry: Entry, out: Path) -> list[tuple[str, Path, Mapping[str, Any] | None]]:
     """The training runs of a claim: name, folder, and result if it is still stored."""
     runs = {name: out / "runs" / folder for name, folder in entry.folders.items()}
-    return [(name, folder, ended(folder)) for name, folder in runs.items()]
+    return [(name, folder, ended_result(folder)) for name, folder in runs.items()]
 
 
 def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:

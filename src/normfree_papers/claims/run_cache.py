@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from normfree.comparison.scheduling import Task, ended, folder_name, train_all
-from normfree.comparison.workers import Said, in_words
+from normfree.comparison.process_pool import Reports, summarize_reports
+from normfree.comparison.sweep import RunTask, ended_result, folder_name, train_runs
 from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
@@ -129,27 +129,27 @@ class RunCache:
         return self.kept / folder_name(config)
 
     def _read(self, config: TrainConfig) -> Trained | None:
-        result = ended(self.folder(config))
+        result = ended_result(self.folder(config))
         return None if result is None else Trained(result, RunFolder(self.folder(config)).read_metrics())
 
     def _train(self, wanted: Mapping[str, TrainConfig]) -> None:
         # Two names may ask for the same run.
         tasks = {folder_name(config): config for config in wanted.values()}
         names = {folder_name(config): name for name, config in wanted.items()}
-        left = [Task(config.with_changes(**self._place), self.work / folder) for folder, config in tasks.items()]
+        left = [RunTask(config.with_changes(**self._place), self.work / folder) for folder, config in tasks.items()]
         done = 0
 
-        def heard(said: Said) -> None:
-            self._report(done, len(left), in_words(said, [names[task.folder.name] for task in left]))
+        def show(reports: Reports) -> None:
+            self._report(done, len(left), summarize_reports(reports, [names[task.folder.name] for task in left]))
 
-        def keep(task: Task, _: Mapping[str, Any]) -> None:
+        def keep(task: RunTask, _: Mapping[str, Any]) -> None:
             nonlocal done
             self._keep(task.folder)
             done += 1
             self._report(done, len(left), names[task.folder.name])
 
         self._report(0, len(left), "")
-        signal = train_all(left, keep, jobs=self._jobs, heard=heard)
+        signal = train_runs(left, keep, jobs=self._jobs, on_report=show)
         if signal is not None:
             raise StoppedError(signal)
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree.comparison.scheduling import folder_name
+from normfree.comparison.sweep import folder_name
 from normfree.files import plain_json, with_numbers
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Level, Panel

@@ -15,7 +15,7 @@ from normfree.models import build
 from normfree.models.foreign import create_model
 from normfree.models.registry import find_family
 from normfree.nn.residual import Residual
-from normfree.nn.scalar_wrapping import Scaled, add_scalar_
+from normfree.nn.scalar_wrapping import ScaledModule, add_scalar_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS, SpectralNormConv2d, WeightNormConv2d, weight_kind
 
@@ -189,8 +189,8 @@ def test_multiplier_that_cannot_vanish_stays_with_the_reason() -> None:
     for ours, theirs in zip(after(batch(1, 3, 4, 4)), before(batch(1, 3, 4, 4)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert {kept.name: kept.reason for kept in record.kept} == {
-        "loop": "what it reads and what it gives meet again",
-        "negative": "its factor -2 is not positive, and no layer stands in front",
+        "loop": "its input and its output meet again",
+        "negative": "its factor -2 is not positive, and no layer stands before it",
     }
     assert [fold.name for fold in record.folded] == ["bias"]
     assert isinstance(after.loop, ScalarMultiplier)
@@ -204,7 +204,7 @@ def test_removed_branches_leave_their_biases() -> None:
     after = deepcopy(before)
     record = fold_(after)
     assert deviation(before, after, batch(2, 3, 32, 32)) < 1e-10
-    assert {kept.reason for kept in record.kept} == {"no layer in front can take it, and what reads it needs it"}
+    assert {kept.reason for kept in record.kept} == {"no layer before it can take it, and its readers need it"}
 
 
 def test_deep_stream_keeps_a_multiplier_now_and_then() -> None:
@@ -264,7 +264,7 @@ def test_scalars_around_a_layer_fold() -> None:
     after = deepcopy(before)
     record = fold_(after, batch(1, 3, 6, 6))
     assert deviation(before, after, batch(1, 3, 6, 6)) < 1e-12
-    assert not any(isinstance(module, Scaled) for module in after.modules())
+    assert not any(isinstance(module, ScaledModule) for module in after.modules())
     assert len(record.folded) == 4
     assert record.plain == ("3",)
 

@@ -27,7 +27,7 @@ def sha(content: bytes) -> Checksum:
 
 @dataclass
 class Server:
-    """Serves `files`, promises `promised` bytes, and notes what it was asked for."""
+    """Serves `files`, announces `promised` bytes, and records the paths requested."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)

@@ -19,7 +19,7 @@ def test_fetch_reads_file_addresses(tmp_path: Path) -> None:
 
 @pytest.fixture
 def npm(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """An npm that packs one file, and the commands it was given."""
+    """Replace npm by a function that packs one file; return the commands it gets."""
     commands: list[list[str]] = []
 
     def run(command: list[str], *, cwd: str, **_: object) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Every layout of every known data set, read from tiny files that `layout_writers` wrote, and what is refused."""
+"""Every layout of every known data set is read from tiny files of `layout_writers`; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Case = tuple[DataSet, Layout, Path, tuple[tuple[np.ndarray, np.ndarray], ...]]
 
 @pytest.fixture(params=CASES, ids=IDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """A tiny data set in a layout, with the checksums of the tiny files in the place of the published ones."""
+    """A tiny data set in a layout, with the checksums of the tiny files in place of the published ones."""
     data, layout = request.param
     if layout.folder == "SVHN":
         pytest.importorskip("scipy")

@@ -1,4 +1,4 @@
-"""Crop, flip, normalization and Cutout against loops over images and pixels, given the same params."""
+"""Crop, flip, normalization and Cutout equal loops over pixels, and mixup's share has its distribution."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_augment_does_randaugment_last() -> None:
 
 
 def looks_even(values: torch.Tensor, kinds: int) -> bool:
-    """Pearson's statistic below what one in a million reaches."""
+    """Whether Pearson's statistic is below its one-in-a-million quantile."""
     counts, expected = torch.bincount(values, minlength=kinds), len(values) / kinds
     return len(counts) == kinds and bool(((counts - expected) ** 2 / expected).sum() < stats.chi2.isf(1e-6, kinds - 1))
 
 
 def test_draws_are_even_and_independent_of_each_other() -> None:
-    """Every pair of params of a sample, as one draw of the pairs."""
+    """Every pair of parameters of a sample is uniform over all pairs of values."""
     keys = key(1, torch.arange(8000))
     augmentation = Augmentation(crop=2, randaugment=(2, 9))
     drawn = draw_params(keys, augmentation, 9, 7)

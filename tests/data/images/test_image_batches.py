@@ -1,4 +1,4 @@
-"""Batches are a pure function of seed, epoch and step, whoever makes them and on whatever device."""
+"""Batches are a pure function of seed, epoch and step, on every rank and device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = [Augmentation(), Augmentation(crop=4, flip=True), EVERYTHING]
 
 
 def split(count: int = 50, channels: int = 3, side: int = 12) -> Split:
-    """Images that tell their number by every pixel's neighbourhood, labelled with it."""
+    """Random images, each labelled with its index."""
     generator = torch.Generator().manual_seed(count)
     images = torch.randint(0, 256, (count, channels, side, side), generator=generator).to(torch.uint8)
     return Split(images=images, labels=torch.arange(count))
@@ -134,13 +134,13 @@ def test_epoch_visits_every_image(count: int, batch_size: int) -> None:
         assert visited[count:] == [visited[i % count] for i in range(count, len(visited))]
 
 
-def test_repeated_image_is_augmented_anew() -> None:
+def test_repeated_image_is_augmented_again() -> None:
     inputs = batches(split(1), 8, Augmentation(crop=4, flip=True)).batch(at(0)).inputs
     assert len({tuple(x.flatten().tolist()) for x in inputs}) > 4
 
 
 def test_draws_of_an_epoch_stay_in_place() -> None:
-    """A captured graph reads the memory that it saw."""
+    """A captured graph reads the same memory in every epoch."""
     made = batches(split(), 16)
     drawn = (made._rows, *made._params, made._shifts, made._shares)
     places, before = [x.data_ptr() for x in drawn], [x.clone() for x in drawn]
@@ -202,7 +202,7 @@ def test_batches_refuse_what_makes_no_batch(make: Callable[[], object], message:
 
 
 def assert_close(a: ImageBatch, b: ImageBatch) -> None:
-    """Bytes are equal; of normalizing and mixing, a fused multiply-add may keep a bit that two roundings lose."""
+    """Compare labels exactly, and inputs up to the last bit, which a fused multiply-add may round differently."""
     torch.testing.assert_close(a.inputs.cpu(), b.inputs.cpu(), rtol=1e-6, atol=2e-6)
     assert torch.equal(a.labels.cpu(), b.labels.cpu())
     if a.other is not None and b.other is not None and a.share is not None and b.share is not None:
@@ -239,7 +239,7 @@ def test_batch_on_gpu_equals_cpu(augmentation: Augmentation) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("magnitude", [9, 30])
 def test_augmented_bytes_on_gpu_equal_cpu(magnitude: int) -> None:
-    """Enough images and turns to fill the device, and more than once: a race between threads shows by chance only."""
+    """Many images and repetitions, because a race between threads shows only by chance."""
     torch._dynamo.reset()
     data, keys = split(2000), sample_keys(0, 0, torch.arange(2000))
     augmentation = Augmentation(crop=2, flip=True, randaugment=(3, magnitude))

@@ -1,3 +1,5 @@
+"""Held-out images are balanced and depend on the seed alone; mean and std are those of the pixels."""
+
 import pytest
 import torch
 
@@ -5,7 +7,7 @@ from normfree.data import ImageSet, Split, image_set
 
 
 def make(counts: list[int], seed: int = 0) -> ImageSet:
-    """Images whose first pixels are their number, with so many of each class, shuffled."""
+    """Shuffled images with `counts` of each class; the first pixels of an image hold its number."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     labels = labels[torch.randperm(len(labels), generator=g)]

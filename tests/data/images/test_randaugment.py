@@ -43,7 +43,7 @@ def pictures(channels: int) -> torch.Tensor:
 
 
 def strength(operation: int, magnitude: int, sign: int, size: tuple[int, int]) -> float:
-    """The number that torchvision hands to the operation."""
+    """The number that torchvision passes to the operation."""
     levels, signed = RandAugment()._augmentation_space(BINS, size)[NAMES[operation]]
     assert signed == (operation in SIGNED)
     value = float(levels[magnitude]) if levels.ndim else 0.0
@@ -56,7 +56,7 @@ def torchvision(image: torch.Tensor, operation: int, magnitude: int, sign: int) 
 
 
 def midway(shape: torch.Size, operation: int, magnitude: int, sign: int) -> np.ndarray:
-    """Pixels whose source is as near to two pixels, to a ten-thousandth, pixel by pixel."""
+    """The pixels whose source is equally near to two pixels, up to 1e-4."""
     _, height, width = shape
     value = strength(operation, magnitude, sign, (height, width))
     unclear = np.zeros((height, width), dtype=bool)

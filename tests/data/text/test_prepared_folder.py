@@ -1,4 +1,4 @@
-"""A prepared folder holds what the files held, needs no sentencepiece, and is refused when anything in it changed."""
+"""A prepared folder holds the text of the files, needs no sentencepiece, and is refused if anything in it changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of files as they are, and every fault with its file and line."""
+"""Lines are read unchanged, and an error names the file and the line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_parallel_leaves_out_empty_and_overlong_lines_and_says_which(tmp_path: P
     assert parallel.kept == ()
 
 
-def test_parallel_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_parallel_files_of_one_name_are_distinguished(tmp_path: Path) -> None:
     for folder in ("de", "en"):
         (tmp_path / folder).mkdir()
     source = write(tmp_path / "de" / "train.txt", "", "zwei", "drei")
@@ -101,7 +101,7 @@ def test_parallel_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_parallel_tells_the_first_of_many_lines(tmp_path: Path) -> None:
+def test_report_shows_the_first_of_many_lines(tmp_path: Path) -> None:
     source = write(tmp_path / "a.de", *[""] * 30, "x")
     (left_out,) = read_parallel(source, write(tmp_path / "a.en", *["y"] * 31)).left_out
     assert str(left_out) == "30 empty in 'a.de' (lines 1, 2, 3, 4, 5, …)"

@@ -1,4 +1,4 @@
-"""Batches hold every pair, padded to few shapes within the limit, and can be made again from seed, epoch and step."""
+"""Batches hold every pair in a few padded shapes, depend on seed, epoch and step alone, and waste the least padding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SHORT_LENGTHS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_si
 
 
 def pairs_of(lengths: list[tuple[int, int]]) -> TokenPairs:
-    """Pairs that tell their number by every token."""
+    """Pairs with the given lengths; every token of a pair identifies the pair."""
     return TokenPairs.of(([4 + 2 * i] * s, [5 + 2 * i] * t) for i, (s, t) in enumerate(lengths))
 
 
 def corpus(count: int, mean: float = 25.0, seed: int = 0) -> TokenPairs:
-    """Lengths as of sentences and their translations: log-normal, of correlation about 0.9."""
+    """Pairs with log-normal lengths of correlation about 0.9, like sentences and their translations."""
     draws = np.random.default_rng(seed)
     log = draws.normal(np.log(mean), 0.45, count)
     lengths = [np.exp(log + draws.normal(0, 0.12, count)).astype(int).clip(1, 120) for _ in range(2)]
@@ -35,7 +35,7 @@ def corpus(count: int, mean: float = 25.0, seed: int = 0) -> TokenPairs:
 
 
 def number(source: torch.Tensor, target: torch.Tensor) -> int | None:
-    """Which pair of `pairs_of` a row is, if it has any tokens."""
+    """The index of the pair of `pairs_of` in a row, or None for a row without tokens."""
     if int(source[0]) > END:
         return (int(source[0]) - 4) // 2
     return (int(target[0]) - 5) // 2 if int(target[0]) > END else None
@@ -164,8 +164,8 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_gathering_waits_for_nothing_on_the_host() -> None:
     batches = TokenBatches(corpus(200), tokens=600)
     with torch.device("cpu"):
-        graph = torch.export.export(_Gather(batches, 0), (torch.tensor(batches._kinds.index(0)),))
-    step = batches._kinds.index(0)  # an export fails where a value is read
+        graph = torch.export.export(_Gather(batches, 0), (torch.tensor(batches._shape_ids.index(0)),))
+    step = batches._shape_ids.index(0)  # an export fails where a value is read
     assert torch.equal(graph.module()(torch.tensor(step)), batches.batch(step).source)
 
 
@@ -240,7 +240,7 @@ def test_batches_refuse_what_does_not_fit() -> None:
 
 
 def test_every_shape_can_be_read_from_the_place_of_every_batch() -> None:
-    """As a capture does, whose first batch may be the last of all in memory; past the end there are pairs, too."""
+    """A capture does this: its first batch may be the last in memory, and the rows after it must be pairs, too."""
     batches = TokenBatches(corpus(300), tokens=400)
     assert len({shape.rows for shape in batches.shapes}) > 1
     for step in range(batches.steps):
@@ -249,7 +249,7 @@ def test_every_shape_can_be_read_from_the_place_of_every_batch() -> None:
 
 
 def slots_of(pairs: list[tuple[int, int]], shapes: list[tuple[int, int]]) -> int:
-    """All slots, each pair padded to the first shape that holds it."""
+    """The slots of all pairs, each padded to the first shape that holds it."""
     total = 0
     for s, t in pairs:
         total += next(S + T for S, T in shapes if s <= S and t <= T)

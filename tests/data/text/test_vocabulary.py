@@ -1,4 +1,4 @@
-"""A vocabulary gives the tokens and the text that sentencepiece gives, the text also without it."""
+"""A vocabulary encodes and decodes as sentencepiece does, and decodes without it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_text_that_looks_like_a_special_token_is_text(vocabulary: Vocabulary) ->
 
 
 def with_bytes() -> Vocabulary:
-    """A vocabulary whose unknown characters are spelt in bytes."""
+    """A vocabulary whose unknown characters are spelled in bytes."""
     written = io.BytesIO()
     pytest.importorskip("sentencepiece").SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=written, vocab_size=380, model_type="bpe", byte_fallback=True,

@@ -19,7 +19,7 @@ import pytest
 
 import normfree
 from forked_runs import Runs, _serve
-from normfree.comparison.scheduling import Task, folder_name, train
+from normfree.comparison.sweep import RunTask, folder_name, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
@@ -279,9 +279,9 @@ def test_copy_that_fails_is_one_sentence_and_leaves_no_run(tmp_path: Path, monke
 
 
 def test_train_reads_what_has_ended(tmp_path: Path, fitted: list[TrainConfig]) -> None:
-    task = Task(BASE, tmp_path / folder_name(BASE))
-    first = train(task, print)
-    assert train(task, print)["test"] == first["test"]
+    task = RunTask(BASE, tmp_path / folder_name(BASE))
+    first = train_run(task, print)
+    assert train_run(task, print)["test"] == first["test"]
     assert len(fitted) == 1
 
 

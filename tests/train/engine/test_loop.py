@@ -250,7 +250,7 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"beam": 3}, "expected beam=5 for images"),
         (
             {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
-            "expected form=None for images and a model of others, where it changes nothing, got pre",
+            "expected form=None for images and a third-party model, where it changes nothing, got pre",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batch norms with fixed statistics become part of the weights beside them."""
+"""`fold_batchnorm`: batch norms with fixed statistics become part of the weights next to them."""
 
 from __future__ import annotations
 
@@ -9,59 +9,67 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normfree.conversion.folding.layer_arrays import Numbers, obstacle
-from normfree.conversion.folding.marked_flow import Calls, Marked
-from normfree.conversion.folding.summary import Fold, Folding, Kept
+from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
+from normfree.conversion.folding.layer_arrays import LayerArrays, cannot_fold_into
+from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
 from normfree.graph.flow import Node
 from normfree.nn.normalizers import ChannelAffine
 
 _ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's: dropout and activation inside
-_SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode
+_PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode
 
 
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
-    """A copy of a model in evaluation mode that computes the same function and has no batch norm left, and a record.
+    """Return a copy of a model in evaluation mode without batch norm, which computes the same function.
 
-    With its running statistics a batch norm is y = s · x + t a channel. A convolution or linear layer in front of it
-    that nothing else reads takes both (W ← s·W, b ← s·b + t), else the layers behind it do when it is all they read and
-    they pad with no zeros (W ← W·s, b ← b + ΣW·t); else a `ChannelAffine` stays in its place. Which is in front and
-    which behind is read off the recorded flow. `example` is a batch, a tuple of arguments, or a dict of keyword
-    arguments; only its shape matters. The model itself is left as it was. Other normalizers depend on their input at
-    evaluation, too, and stay.
+    With its running statistics, a batch norm computes y = s · x + t per channel. The convolution or linear layer before
+    it takes both if nothing else reads that layer: W ← s·W, b ← s·b + t. Otherwise the layers after it take them, if
+    they read nothing else and pad with no zeros: W ← W·s, b ← b + ΣW·t. Otherwise a `ChannelAffine` takes its place.
+    The order of the layers comes from the recorded flow. Other normalizers depend on their input at evaluation as well,
+    and stay.
+
+    Args:
+        model: The model, which is left as it was.
+        example: An input that the model accepts: a tensor, a tuple of positional arguments, or a dict of keyword
+            arguments. Only its shape matters.
+
+    Returns:
+        The folded copy, and a record of the batch norms that were folded and that remain.
+
+    Raises:
+        ValueError: If a batch norm has no running statistics or an unknown forward pass, or if the model does not run
+            on the example.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     >>> folded, record = fold_batchnorm(model, torch.zeros(1, 3, 8, 8))
     >>> print(folded[1], record)
     Identity() 1 of 1 folded
-
-    Raises `ValueError`, with the qualified name, for a batch norm without running statistics and for a subclass whose
-    forward pass is not known, and when the model does not run on the example.
     """
     for name, module in model.named_modules():
         _check(name, module)
-    marked = Marked(deepcopy(model).eval())
-    norms = {module: _Norm(name, module) for name, module in marked.named_modules() if _is_batch_norm(module)}
+    marked = MarkedModel(deepcopy(model).eval())
+    norms = {module: _AffineNorm(name, module) for name, module in marked.named_modules() if _is_batch_norm(module)}
     marked.replace_({module: norm.replacement for module, norm in norms.items()})
-    # The function is the same already; what follows only moves numbers.
-    calls = marked.flow(example)
-    nodes = {calls.name(node): node for node in calls.nodes if calls.module(node) is not None}
-    folded: list[Fold] = []
-    kept: list[Kept] = []
-    gone: dict[nn.Module, nn.Module] = {}
+    # The model computes the same function already; the rest only moves factors into weights.
+    flow = marked.flow(example)
+    nodes = {flow.name(node): node for node in flow.nodes if flow.module(node) is not None}
+    folded: list[FoldedModule] = []
+    remaining: list[RemainingModule] = []
+    swaps: dict[nn.Module, nn.Module] = {}
     for norm in norms.values():
         node = nodes.get(norm.place)
-        taken = "it is not called" if node is None else _fold_(norm, node, calls)
-        if isinstance(taken, str):
-            kept.append(Kept(norm.name, norm.kind, taken))
+        into = "it is not called" if node is None else _fold_into_neighbours_(norm, node, flow)
+        if isinstance(into, str):
+            remaining.append(RemainingModule(norm.name, norm.kind, into))
         else:
-            folded.append(Fold(norm.name, norm.kind, taken))
-            gone[norm.affine] = nn.Identity()
-    marked.replace_(gone)
-    return marked.model, Folding(folded=tuple(folded), kept=tuple(kept))
+            folded.append(FoldedModule(norm.name, norm.kind, into))
+            swaps[norm.affine] = nn.Identity()
+    marked.replace_(swaps)
+    return marked.model, Folding(folded=tuple(folded), kept=tuple(remaining))
 
 
-class _Norm:
-    """A batch norm as the affine map that it is at evaluation, in float64, and the module that computes it."""
+class _AffineNorm:
+    """A batch norm as the affine map that it computes at evaluation, in float64, and a module that computes it."""
 
     def __init__(self, name: str, norm: Any) -> None:
         self.kind = type(norm).__name__
@@ -86,63 +94,62 @@ class _Norm:
                     self.replacement.add_module(part, child)
 
 
-def _fold_(norm: _Norm, node: Node, calls: Calls) -> tuple[str, ...] | str:
-    """Multiply a batch norm into a neighbour: the names of the layers that took it, or why none could."""
-    if calls.shared(node):
+def _fold_into_neighbours_(norm: _AffineNorm, node: Node, flow: ModuleFlow) -> tuple[str, ...] | str:
+    """Multiply a batch norm into a neighbour. Returns the names of the layers that took it, or why none could."""
+    if flow.is_shared(node):
         return "it is called more than once"
-    front = _single_source(node, calls)
-    before = _refusal(front, calls, reads=False)
-    if before is None:
-        numbers = Numbers(calls.module(front))
-        numbers.scale_outputs_(norm.scale, norm.shift)
-        numbers.write_()
-        return (calls.own_name(front),)
-    behind = _readers(node, calls)
-    after = (
-        "nothing reads it" if not behind else next(filter(None, (_refusal(n, calls, reads=True) for n in behind)), None)
-    )
-    if after is None:
-        for reader in behind:
-            numbers = Numbers(calls.module(reader))
-            numbers.scale_inputs_(norm.scale, norm.shift)
-            numbers.write_()
-        return tuple(calls.own_name(reader) for reader in behind)
-    return f"in front {before}; behind {after}"
+    source = _source(node, flow)
+    reason_before = _cannot_take(source, flow, reads=False)
+    if reason_before is None:
+        arrays = LayerArrays(flow.module(source))
+        arrays.scale_outputs_(norm.scale, norm.shift)
+        arrays.write_()
+        return (flow.own_name(source),)
+    readers = _readers(node, flow)
+    reasons = [reason for reader in readers if (reason := _cannot_take(reader, flow, reads=True)) is not None]
+    if not readers or reasons:
+        reason_after = f"after it {reasons[0]}" if reasons else "nothing reads it"
+        return f"before it {reason_before}; {reason_after}"
+    for reader in readers:
+        arrays = LayerArrays(flow.module(reader))
+        arrays.scale_inputs_(norm.scale, norm.shift)
+        arrays.write_()
+    return tuple(flow.own_name(reader) for reader in readers)
 
 
-def _single_source(node: Node, calls: Calls) -> Node:
-    """What a node reads, through modules that do nothing at evaluation, as long as nothing else reads that."""
+def _source(node: Node, flow: ModuleFlow) -> Node:
+    """The input of a node, through modules that do nothing at evaluation and that nothing else reads."""
     source = node.inputs[0]
-    while isinstance(calls.module(source), _SILENT) and len(source.users) == 1:
+    while isinstance(flow.module(source), _PASSING) and len(source.users) == 1:
         source = source.inputs[0]
     return source
 
 
-def _readers(node: Node, calls: Calls) -> list[Node]:
-    """What reads a node, through modules that do nothing at evaluation."""
+def _readers(node: Node, flow: ModuleFlow) -> list[Node]:
+    """The readers of a node, through modules that do nothing at evaluation."""
     found: list[Node] = []
     for user in node.users:
-        found += _readers(user, calls) if isinstance(calls.module(user), _SILENT) else [user]
+        found += _readers(user, flow) if isinstance(flow.module(user), _PASSING) else [user]
     return found
 
 
-def _refusal(node: Node, calls: Calls, *, reads: bool) -> str | None:
-    """Why a layer in front of a batch norm, or one that `reads` it, cannot take it; None when it can."""
-    layer = calls.module(node)
+def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
+    """Why the layer before a batch norm, or one that `reads` it, cannot take it; None if it can."""
+    layer = flow.module(node)
     if layer is None:
         return f"stands '{node.name}'"
-    reason = obstacle(layer)
+    reason = cannot_fold_into(layer)
     if reason is not None:
-        return f"stands '{calls.own_name(node)}': {reason}"
-    if calls.shared(node):
-        return f"stands '{calls.own_name(node)}', which is used more than once"
+        return f"stands '{flow.own_name(node)}': {reason}"
+    if flow.is_shared(node):
+        return f"stands '{flow.own_name(node)}', which is used more than once"
     if not reads and len(node.users) > 1:
-        return f"stands '{calls.own_name(node)}', which others read as well"
+        return f"stands '{flow.own_name(node)}', which others read as well"
     shape = node.inputs[0].shape if reads else node.shape
     if len(shape) != (2 if isinstance(layer, nn.Linear) else cast(Tensor, layer.weight).dim()):
-        return f"stands '{calls.own_name(node)}', whose channels are another dimension"
-    if reads and Numbers(layer).pads_zeros:
-        return f"stands '{calls.own_name(node)}', which pads with zeros"
+        return f"stands '{flow.own_name(node)}', whose channels are another dimension"
+    if reads and LayerArrays(layer).pads_zeros:
+        return f"stands '{flow.own_name(node)}', which pads with zeros"
     return None
 
 
@@ -152,14 +159,14 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _check(name: str, module: nn.Module) -> None:
-    """Refuse a batch norm that is no fixed affine map."""
+    """Raise an error for a batch norm that is no fixed affine map at evaluation."""
     if not _is_batch_norm(module):
         return
     kind = type(module)
     if getattr(module, "running_mean", None) is None or getattr(module, "running_var", None) is None:
         raise ValueError(
             f"expected running statistics to fold, got none in '{name}' ({kind.__name__}), which normalizes by its "
-            "batch at evaluation, too; train it with track_running_stats=True"
+            "batch at evaluation as well; train it with track_running_stats=True"
         )
     if torch.nn.parameter.is_lazy(cast(Tensor, module.running_mean)):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A weight layer as numbers in float64, into which what stands around it is multiplied, and the layer made of them."""
+"""Weight and bias of a layer in float64: scales and shifts around the layer are multiplied into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from normfree.nn.scalar_wrapping import Scaled
+from normfree.nn.scalar_wrapping import ScaledModule
 from normfree.nn.weight_layers import weight_kind
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -19,29 +19,32 @@ _FORWARDS: tuple[Any, ...] = _PLAIN
 
 
 def base_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module without the scalars that a conversion put around it."""
-    return module.plain_class if isinstance(module, Scaled) else type(module)
+    """The class of a module without the scalars that a conversion added."""
+    return module.plain_class if isinstance(module, ScaledModule) else type(module)
 
 
-def obstacle(layer: nn.Module) -> str | None:
-    """Why nothing can be multiplied into a layer's weight; None when it can.
+def cannot_fold_into(layer: nn.Module) -> str | None:
+    """Why no factor can be multiplied into a layer's weight; None if one can.
 
-    A subclass with a forward pass of its own may do anything with its weight, and so may a hook.
+    A subclass with a forward pass of its own may use its weight in any way, and so may a hook.
     """
     if not isinstance(layer, _PLAIN):
         return f"{type(layer).__name__} is no weight layer"
     if hasattr(layer, "parametrizations") or layer._forward_pre_hooks or layer._forward_hooks:
         return "the layer's weight or output is changed by a hook or parametrization"
     kind: Any = base_class(layer)
-    same = kind.__name__ == "Conv2dSame" and not isinstance(layer, Scaled)  # timm's, linear in its weight
+    same = kind.__name__ == "Conv2dSame" and not isinstance(layer, ScaledModule)  # timm's, linear in its weight
     known = same or kind.forward in [plain.forward for plain in _FORWARDS]
     if not known and weight_kind(layer) == "plain":
         return f"{kind.__name__} has a forward pass of its own"
     return None
 
 
-class Numbers:
-    """y = W * x + b of one layer, in float64 on the CPU; scales and shifts are numbers or have one entry a channel."""
+class LayerArrays:
+    """W and b of one layer y = W * x + b, in float64 on the CPU.
+
+    Scales and shifts are numbers, or have one entry per channel.
+    """
 
     layer: Any  # any of the weight layers
 
@@ -59,12 +62,12 @@ class Numbers:
 
     @property
     def plain(self) -> bool:
-        """Whether the layer can stay what it is."""
-        return weight_kind(self.layer) == "plain" and not isinstance(self.layer, Scaled)
+        """Whether the layer is one of torch's own, without scalars or reparametrization."""
+        return weight_kind(self.layer) == "plain" and not isinstance(self.layer, ScaledModule)
 
     @property
     def pads_zeros(self) -> bool:
-        """Whether the layer surrounds its input by zeros, or may, for all we know."""
+        """Whether the layer pads its input with zeros, or may do so."""
         if not isinstance(self.layer, _ConvNd):
             return False
         same = base_class(self.layer).__name__ == "Conv2dSame"  # timm's pads in its forward pass
@@ -72,7 +75,7 @@ class Numbers:
         return self.transposed or same or (padded and self.layer.padding_mode == "zeros")
 
     def scale_outputs_(self, scale: Tensor, shift: Tensor) -> None:
-        """Make it scale · y + shift."""
+        """Let the layer return scale · y + shift."""
         scale = scale.reshape(-1).expand(self.outputs)
         rest = (1,) * (self.weight.dim() - 2)
         if self.transposed:  # stored as (inputs, outputs of a group, …)
@@ -83,7 +86,7 @@ class Numbers:
         self.bias = self.bias * scale + shift.reshape(-1)
 
     def scale_inputs_(self, scale: Tensor, shift: Tensor) -> None:
-        """Make it read scale · x + shift where it read x, away from a border of zeros; not for a transposed one."""
+        """Let the layer read scale · x + shift in place of x, up to its zero padding; not for a transposed one."""
         rows = self.outputs // self.groups
         shift = shift.reshape(-1).expand(self.inputs).reshape(self.groups, -1, 1)
         taps = self.weight.flatten(2).sum(2) if self.weight.dim() > 2 else self.weight
@@ -93,7 +96,7 @@ class Numbers:
 
     @torch.no_grad()
     def write_(self) -> nn.Module:
-        """The layer with these numbers: itself where it can stay, else a plain one, behind a pad where it needs one."""
+        """Write the arrays into the layer if it is plain, else into a new plain one, with a pad before it if needed."""
         old = self.layer
         layer = old if self.plain and not self.pad else self._empty()
         if layer is old:
@@ -111,7 +114,7 @@ class Numbers:
         return out
 
     def _empty(self) -> Any:
-        """A layer of torch's own of the same shape, without values, and without padding where a pad does it."""
+        """A layer of torch's own with the same shape and no values, and without padding if a pad does it."""
         old = self.layer
         if isinstance(old, nn.Linear):
             return nn.Linear(old.in_features, old.out_features, bias=False, device="meta")

@@ -1,26 +1,81 @@
-"""Which units every signal is best measured in, x = g · u + t, so that the scalars of a network vanish.
+"""Solve for the units of every signal, x = g · u + t, in which the scalars of a network vanish.
 
-A multiplier is a change of units, and so is a bias: where both sides may have units of their own, nothing is left to
-compute. Weight layers take any units. The residual stream has to agree with itself: the two sides of a sum have one g,
-a ReLU wants t = 0. Factors are solved for first (every constraint is a ratio between two signals), then shifts, which
-may be moved along a sum to the branch's last layer.
+A multiplier is a change of units, and so is a bias: if both sides may have units of their own, nothing remains to
+compute. Weight layers take any units. The residual stream has to agree with itself: the two sides of a sum have the
+same g, and a ReLU needs t = 0. Factors are solved for first (every constraint is a ratio between two signals), then
+shifts, which may be moved along a sum to the branch's last layer.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normfree.conversion.folding.steps import Step
+from normfree.conversion.folding.layer_arrays import LayerArrays
+
+StepKind = Literal["weight", "affine", "rectify", "pass", "layout", "widen", "sum", "barrier"]
 
 _RANGE = 2.0**20  # the stream's units stay within it, so that single precision does not run out of exponents
 _ZERO = torch.zeros((), dtype=torch.float64)
 
 
+@dataclass(eq=False)
+class FoldStep:
+    """One step of the signal and the units of its output: the output is g · u + t, and the folded model has u.
+
+        weight   any units in, any out: they go into its arrays
+        affine   scale · x + shift, which a change of units does alone
+        rectify  relu(g · u) = g · relu(u) for g > 0: no shift
+        pass     the units of its input (pooling, dropout, a maximum)
+        layout   the units of its input, if the shift is one number for all entries
+        widen    the units of its input, and channels of zeros
+        sum      the same g for all, shifts add
+        barrier  plain units in and out
+
+    A shift is a number, or has one entry per channel and a shape that broadcasts over the value.
+
+    Attributes:
+        kind: How the step treats units.
+        name: The name of its module or function.
+        module: Its module, if it is a module's call.
+        channels: The number of channels of its output.
+        inputs: The steps it reads.
+        users: The steps that read it.
+        arrays: Weight and bias of a weight layer.
+        scale: The factor of an affine step.
+        shift: The shift of an affine step.
+        stays: Why an affine step has to stay in the model; empty if it can vanish.
+        into: The layer that took an affine step.
+        g: The factor of the output's units.
+        t: The shift of the output's units.
+    """
+
+    kind: StepKind
+    name: str
+    module: nn.Module | None = None
+    channels: int = 0
+    inputs: list[FoldStep] = field(default_factory=list)
+    users: list[FoldStep] = field(default_factory=list, repr=False)
+    arrays: LayerArrays | None = None
+    scale: Tensor = field(default_factory=lambda: torch.ones((), dtype=torch.float64))
+    shift: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    stays: str = ""
+    into: str = ""
+    g: float = 1.0
+    t: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+
+    @property
+    def has_one_user(self) -> bool:
+        """Whether exactly one step reads this one."""
+        return len(self.users) == 1
+
+
 class _Ratios:
-    """Classes of signals whose factors are tied: g_i = ratio_i · g of the class."""
+    """Classes of signals whose factors are tied: g_i = ratio_i · (g of the class)."""
 
     def __init__(self, count: int) -> None:
         self._class = list(range(count))
@@ -30,11 +85,11 @@ class _Ratios:
         self._earliest = list(range(count))
 
     def tie(self, a: int, b: int, ratio: float) -> str:
-        """Demand g_b = ratio · g_a; why not, and no change, when that contradicts what is tied or leaves the range."""
+        """Demand g_b = ratio · g_a. Returns why that is impossible, without any change, or an empty string."""
         i, j = self._class[a], self._class[b]
         factor = ratio * self._ratio[a] / self._ratio[b]  # from one class to the other
         if i == j:
-            return "" if math.isclose(factor, 1.0, rel_tol=1e-12) else "what it reads and what it gives meet again"
+            return "" if math.isclose(factor, 1.0, rel_tol=1e-12) else "its input and its output meet again"
         if len(self._members[i]) < len(self._members[j]):  # the larger class takes the smaller
             i, j, factor = j, i, 1 / factor
         low = min(self._range[i][0], factor * self._range[j][0])
@@ -50,12 +105,12 @@ class _Ratios:
         return ""
 
     def factor(self, a: int) -> float:
-        """g_a, when the earliest signal of its class has g = 1; the plain unit is number 0."""
+        """g_a, if the earliest signal of its class has g = 1; the plain unit is number 0."""
         return self._ratio[a] / self._ratio[self._earliest[self._class[a]]]
 
 
-def solve_factors_(steps: list[Step]) -> None:
-    """Give every step its g, and mark the multipliers that have to stay."""
+def solve_factors_(steps: list[FoldStep]) -> None:
+    """Set g of every step, and mark the multipliers that have to stay."""
     place = {step: i + 1 for i, step in enumerate(steps)}  # 0 is the plain unit
     ratios = _Ratios(len(steps) + 1)
     for step in steps:
@@ -71,32 +126,32 @@ def solve_factors_(steps: list[Step]) -> None:
     for step in sorted(multipliers, key=lambda step: bool(step.scale != 1)):  # biases first: they tie by 1
         scale = step.scale.item()
         if not 0 < scale < math.inf:
-            step.kept = f"its factor {scale:g} is not positive, and no layer stands in front"
+            step.stays = f"its factor {scale:g} is not positive, and no layer stands before it"
         else:
-            step.kept = ratios.tie(place[step.inputs[0]], place[step], scale)
+            step.stays = ratios.tie(place[step.inputs[0]], place[step], scale)
     for step in steps:
         step.g = ratios.factor(place[step])
 
 
-def solve_shifts_(steps: list[Step]) -> None:
-    """Give every step its t; a bias has to stay where what it gives is not what it reads in other units."""
-    pinned: set[Step] = set()
+def solve_shifts_(steps: list[FoldStep]) -> None:
+    """Set t of every step; a bias has to stay if its output is not its input in other units."""
+    pinned: set[FoldStep] = set()
     while (stuck := _Shifts(steps, pinned).set_()) is not None:
         more = _sources(stuck) - pinned
         if not more:
-            raise AssertionError(f"nothing is shifted, and '{stuck.name}' still cannot read it")
+            raise AssertionError(f"no input of '{stuck.name}' is shifted, and still it cannot read it")
         pinned |= more
 
 
 class _Shifts:
-    """One attempt to set every t, with t = 0 at those `pinned`."""
+    """One attempt to set every t, with t = 0 at the `pinned` steps."""
 
-    def __init__(self, steps: list[Step], pinned: set[Step]) -> None:
+    def __init__(self, steps: list[FoldStep], pinned: set[FoldStep]) -> None:
         self.steps = steps
         self.pinned = pinned
 
-    def set_(self) -> Step | None:
-        """Set every t; the step whose input cannot have the t that it needs, if any."""
+    def set_(self) -> FoldStep | None:
+        """Set every t. Returns the step whose input cannot have the t that it needs, if any."""
         wishes = _wishes(self.steps, self.pinned)
         for step in self.steps:
             wish, hard = wishes[step]
@@ -118,28 +173,28 @@ class _Shifts:
                 return step
         return None
 
-    def _set_affine(self, step: Step, needed: Tensor | None) -> None:
+    def _set_affine(self, step: FoldStep, needed: Tensor | None) -> None:
         moved = step.scale * step.inputs[0].t
-        step.t = _near(moved + step.shift, _ZERO if needed is None else needed, moved, step.shift)
+        step.t = _snap(moved + step.shift, _ZERO if needed is None else needed, moved, step.shift)
         if step in self.pinned:
             step.t = _ZERO
         elif needed is not None:
             step.t = needed
 
-    def _set_sum(self, step: Step, wish: Tensor | None) -> None:
+    def _set_sum(self, step: FoldStep, wish: Tensor | None) -> None:
         shifts = [source.t for source in step.inputs]
-        step.t = _near(shifts[0] + shifts[1], _ZERO if wish is None else wish, *shifts)
+        step.t = _snap(shifts[0] + shifts[1], _ZERO if wish is None else wish, *shifts)
         if wish is not None and any(self._push(source, wish - step.t) for source in step.inputs):
             step.t = wish
 
-    def _push(self, step: Step, change: Tensor) -> bool:
-        """Change the t of a step that one other reads, at the weight layer it comes from; False if that cannot be.
+    def _push(self, step: FoldStep, change: Tensor) -> bool:
+        """Change the t of a step with one reader, at the weight layer it comes from. Returns whether that is possible.
 
-        No change can always be.
+        A change of 0 always is.
         """
         if not change.any():
             return True
-        if not step.only_user or step in self.pinned:
+        if not step.has_one_user or step in self.pinned:
             return False
         if step.kind == "weight":
             done = _has_channels(step, change)
@@ -147,7 +202,7 @@ class _Shifts:
             done = any(self._push(source, change) for source in step.inputs)
         elif step.kind in ("affine", "pass", "layout"):
             whole = step.kind == "pass" or not change.dim()
-            done = whole and not step.kept and self._push(step.inputs[0], change / step.scale)
+            done = whole and not step.stays and self._push(step.inputs[0], change / step.scale)
         else:
             done = False
         if done:
@@ -155,9 +210,9 @@ class _Shifts:
         return done
 
 
-def _wishes(steps: list[Step], pinned: set[Step]) -> dict[Step, tuple[Tensor | None, bool]]:
-    """The t that the readers of each step would like it to have, and whether they need it."""
-    wishes: dict[Step, tuple[Tensor | None, bool]] = {}
+def _wishes(steps: list[FoldStep], pinned: set[FoldStep]) -> dict[FoldStep, tuple[Tensor | None, bool]]:
+    """The t that the readers of each step prefer, and whether they need it."""
+    wishes: dict[FoldStep, tuple[Tensor | None, bool]] = {}
     for step in reversed(steps):
         found = [_wish(user, wishes[user], pinned) for user in step.users]
         needed = [wish for wish, hard in found if hard]
@@ -168,22 +223,22 @@ def _wishes(steps: list[Step], pinned: set[Step]) -> dict[Step, tuple[Tensor | N
     return wishes
 
 
-def _wish(user: Step, own: tuple[Tensor | None, bool], pinned: set[Step]) -> tuple[Tensor | None, bool]:
-    """The t that one reader would like its input to have."""
+def _wish(user: FoldStep, own: tuple[Tensor | None, bool], pinned: set[FoldStep]) -> tuple[Tensor | None, bool]:
+    """The t that one reader prefers for its input."""
     if user.kind in ("rectify", "barrier"):
         return _ZERO, True
-    if user.kind == "weight":  # it takes any, but then needs a pad in place of its zeros
-        return (_ZERO if user.numbers is not None and user.numbers.pads_zeros else None), False
-    if user.kind == "affine" and user not in pinned and not user.kept and own[0] is not None:
+    if user.kind == "weight":  # it takes any t, but then needs a pad in place of its zeros
+        return (_ZERO if user.arrays is not None and user.arrays.pads_zeros else None), False
+    if user.kind == "affine" and user not in pinned and not user.stays and own[0] is not None:
         return (own[0] - user.shift) / user.scale, own[1]
     return own if user.kind in ("pass", "layout") else (None, False)
 
 
-def _sources(step: Step) -> set[Step]:
-    """The weight layers and affine steps that what a step reads got its t from."""
-    found: set[Step] = set()
+def _sources(step: FoldStep) -> set[FoldStep]:
+    """The steps that determine the shift of this step's inputs."""
+    found: set[FoldStep] = set()
     ahead = list(step.inputs)
-    seen: set[Step] = set()
+    seen: set[FoldStep] = set()
     while ahead:
         source = ahead.pop()
         if source in seen:
@@ -196,31 +251,31 @@ def _sources(step: Step) -> set[Step]:
     return found
 
 
-def _near(value: Tensor, wish: Tensor, *parts: Tensor) -> Tensor:
-    """`wish` where `value` misses it by rounding alone, else `value`."""
+def _snap(value: Tensor, wish: Tensor, *parts: Tensor) -> Tensor:
+    """`wish` if `value` differs from it by rounding alone, else `value`."""
     size = max(part.abs().max().item() for part in (*parts, wish))
     return wish if (value - wish).abs().max().item() <= 1e-13 * size else value
 
 
-def _fits(layer: Step, shift: Tensor) -> bool:
-    """Whether a weight layer can take a shift of its input; zero padding needs one number for all channels."""
+def _fits(layer: FoldStep, shift: Tensor) -> bool:
+    """Whether a weight layer can take a shift of its input; with zero padding, only one number for all channels."""
     if not shift.any():
         return True
-    numbers = layer.numbers
-    assert numbers is not None
+    arrays = layer.arrays
+    assert arrays is not None
     if not shift.dim():
-        return type(numbers.layer).__name__ != "Conv2dSame"
-    return shift.numel() == numbers.inputs and shift.dim() == numbers.weight.dim() - 1 and not numbers.pads_zeros
+        return type(arrays.layer).__name__ != "Conv2dSame"
+    return shift.numel() == arrays.inputs and shift.dim() == arrays.weight.dim() - 1 and not arrays.pads_zeros
 
 
-def _has_channels(layer: Step, change: Tensor) -> bool:
+def _has_channels(layer: FoldStep, change: Tensor) -> bool:
     """Whether a change is one number, or has one entry for each output of a weight layer."""
-    numbers = layer.numbers
-    assert numbers is not None
-    return not change.dim() or (change.numel() == numbers.outputs and change.dim() == numbers.weight.dim() - 1)
+    arrays = layer.arrays
+    assert arrays is not None
+    return not change.dim() or (change.numel() == arrays.outputs and change.dim() == arrays.weight.dim() - 1)
 
 
-def _widened(step: Step) -> Tensor:
+def _widened(step: FoldStep) -> Tensor:
     """The t after channels of zeros were added."""
     t = step.inputs[0].t
     added = step.channels - step.inputs[0].channels

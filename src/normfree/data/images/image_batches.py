@@ -60,6 +60,9 @@ class ImageBatches:
         rank: of this process.
         world: the number of processes.
 
+    Attributes:
+        steps: the number of batches of an epoch.
+
     Raises:
         ValueError: for a split without images, a batch size that the ranks cannot share evenly, or a mean or std
             without one number per channel.

@@ -44,6 +44,10 @@ class TextBatches:
         rank: of this process.
         world: the number of processes.
 
+    Attributes:
+        blocks: the number of blocks.
+        steps: the number of batches of an epoch.
+
     Raises:
         ValueError: for no text, a block without tokens, or a batch size that the ranks cannot share evenly.
     """

@@ -68,6 +68,14 @@ class TokenBatches:
         world: the number of processes.
         split: the name of the split in errors.
 
+    Attributes:
+        shapes: the shapes of the batches.
+        steps: the number of batches of an epoch.
+        pairs: the number of pairs.
+        padding: the share of PAD in the slots of all pairs.
+        repeated: the share of rows that repeat a pair.
+        mean_tokens: the mean number of target tokens of a batch.
+
     Raises:
         ValueError: for no pairs, fewer tokens than the longest sentence needs on each rank, or a number outside its
             range.
@@ -111,35 +119,37 @@ class TokenBatches:
     def _lay_out(
         self, pairs: TokenPairs, assigned: np.ndarray, counts: list[int], batches: list[int], device: torch.device
     ) -> None:
-        """Put the ids on the device, and for each slot of an epoch the place of its pair."""
+        """Put the ids on the device, and for each slot of an epoch the place of its pair in the order by shape."""
         self._source, self._target = _on(pairs.source, device), _on(pairs.target, device)
         self._assigned = torch.from_numpy(assigned).to(device)
-        fill, again, firsts, kinds, begin, slot = [], [], [], [], 0, 0
-        for kind, (shape, count, number) in enumerate(zip(self.shapes, counts, batches, strict=True)):
-            places = torch.arange(number * shape.rows)
-            fill.append(begin + places % count)
-            again.append(places >= count)
-            firsts += [slot + batch * shape.rows for batch in range(number)]
-            kinds += [kind] * number
-            begin, slot = begin + count, slot + number * shape.rows
-        self._fill, self._repeats = torch.cat(fill).to(device), torch.cat(again).to(device)
-        self._all_firsts, self._all_kinds = torch.tensor(firsts), torch.tensor(kinds)
+        pair_places, is_repeat, first_slots, shape_ids = [], [], [], []
+        pairs_before = slots_before = 0
+        for shape_id, (shape, count, number) in enumerate(zip(self.shapes, counts, batches, strict=True)):
+            slots = torch.arange(number * shape.rows)
+            pair_places.append(pairs_before + slots % count)
+            is_repeat.append(slots >= count)
+            first_slots += [slots_before + batch * shape.rows for batch in range(number)]
+            shape_ids += [shape_id] * number
+            pairs_before += count
+            slots_before += len(slots)
+        self._pair_places, self._is_repeat = torch.cat(pair_places).to(device), torch.cat(is_repeat).to(device)
+        self._all_first_slots, self._all_shape_ids = torch.tensor(first_slots), torch.tensor(shape_ids)
         self._positions = [torch.arange(shape.rows, device=device) for shape in self.shapes]
         self._own = [positions.tensor_split(self.world)[self.rank] for positions in self._positions]
         # Longer by the rows of the largest batch: a capture reads every shape from the place of the first batch.
         most = max(shape.rows for shape in self.shapes)
-        self._rows = torch.zeros(len(self._fill) + most, dtype=torch.int64, device=device)
-        self._firsts = torch.zeros_like(self._all_firsts, device=device)
-        self._kinds: list[int] = []
+        self._rows = torch.zeros(len(self._pair_places) + most, dtype=torch.int64, device=device)
+        self._first_slots = torch.zeros_like(self._all_first_slots, device=device)
+        self._shape_ids: list[int] = []
 
     def start_epoch(self, epoch: int) -> None:
         """Write the order of an epoch into the tensors that `gather`, captured or not, reads."""
         order = epoch_order(self.seed, epoch, self.pairs, self._rows.device)
         by_shape = order[torch.argsort(self._assigned[order], stable=True)]
-        self._rows[: len(self._fill)] = by_shape[self._fill]
+        self._rows[: len(self._pair_places)] = by_shape[self._pair_places]
         batches = torch.argsort(key(self.seed, Purpose.BATCH_ORDER, epoch, torch.arange(self.steps)), stable=True)
-        self._firsts.copy_(self._all_firsts[batches])
-        self._kinds = self._all_kinds[batches].tolist()
+        self._first_slots.copy_(self._all_first_slots[batches])
+        self._shape_ids = self._all_shape_ids[batches].tolist()
 
     def shape_of(self, step: int) -> int:
         """The index in `shapes` of the shape of a step's batch.
@@ -149,7 +159,7 @@ class TokenBatches:
         """
         if not 0 <= step < self.steps:
             raise ValueError(f"expected a step of 0 to {self.steps - 1}, got {step}; start the next epoch")
-        return self._kinds[step]
+        return self._shape_ids[step]
 
     def batch(self, step: Tensor | int) -> TokenBatch:
         """This rank's part of the batch of a step of the epoch."""
@@ -163,7 +173,7 @@ class TokenBatches:
             shape: `shape_of(step)`.
             step: an int64 scalar on the device.
         """
-        first = self._firsts[step.view(1)]  # a scalar index would be read on the host
+        first = self._first_slots[step.view(1)]  # a scalar index would be read on the host
         return self._make(shape, self._rows[first + self._own[shape]], self._rows[first + self._positions[shape]])
 
     def once(self) -> Iterator[TokenBatch]:
@@ -171,11 +181,11 @@ class TokenBatches:
 
         The pairs that fill the last batch of a shape have PAD as their target, and `tokens` does not count them.
         """
-        rows = torch.argsort(self._assigned, stable=True)[self._fill]
-        for first, kind in zip(self._all_firsts.tolist(), self._all_kinds.tolist(), strict=True):
-            everyone, own = first + self._positions[kind], first + self._own[kind]
-            batch = self._make(kind, rows[own], rows[everyone][~self._repeats[everyone]])
-            yield batch._replace(target_out=batch.target_out.masked_fill(self._repeats[own, None], PAD))
+        rows = torch.argsort(self._assigned, stable=True)[self._pair_places]
+        for first, shape in zip(self._all_first_slots.tolist(), self._all_shape_ids.tolist(), strict=True):
+            everyone, own = first + self._positions[shape], first + self._own[shape]
+            batch = self._make(shape, rows[own], rows[everyone][~self._is_repeat[everyone]])
+            yield batch._replace(target_out=batch.target_out.masked_fill(self._is_repeat[own, None], PAD))
 
     def _make(self, shape: int, own: Tensor, counted: Tensor) -> TokenBatch:
         source = _padded(self._source, own, self.shapes[shape].source)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.ops import FrozenBatchNorm2d
 
+from normfree.conversion.changes import Folding
 from normfree.conversion.folding.batchnorm import fold_batchnorm
-from normfree.conversion.folding.summary import Folding
 from normfree.models import build
 from normfree.models.foreign import create_model
 from normfree.nn.normalizers import ChannelAffine

@@ -8,7 +8,7 @@ import torch
 import normfree
 from foreign_models import CASES, METHODS, REFUSED, Case
 from normfree.conversion import convert
-from normfree.conversion.norms import norms
+from normfree.conversion.norms import find_norms
 
 # Each model and each method once, and all pairs of what is small; the rest is marked slow.
 SMALL = ("bert", "gpt2", "vit", "t5", "llama")
@@ -55,9 +55,9 @@ def steps(case: Case, model: torch.nn.Module, groups: object, count: int) -> lis
 def test_converted_model_has_no_norm_and_learns(name: str, method: str) -> None:
     case = made(name)
     model, plan = convert(case.model, method, case.example, generator=torch.Generator().manual_seed(0))
-    assert not norms(model)
+    assert not find_norms(model)
     assert len(plan.branches) == case.branches
-    assert len(plan.changes.removed) == case.norms == len(norms(case.model))
+    assert len(plan.changes.removed) == case.norms == len(find_norms(case.model))
     rate = 3e-4 if name in LARGE else 1e-3
     groups = normfree.param_groups(model, lr=rate, method=method, plan=plan)
     model.eval()  # no dropout: the loss falls for what was learned

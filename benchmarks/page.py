@@ -1,0 +1,215 @@
+"""Write docs/benchmarks.md from the stored results: `python benchmarks/page.py`, or `make benchmarks-page`.
+
+Every number on the page is read from `results/`; tests/test_documents.py makes the page again and compares.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return content
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def source(name: str, result: dict[str, Any]) -> str:
+    """Where numbers come from: the stored file, its command, and the machine."""
+    hardware = result["hardware"]
+    machine = hardware.get("gpu") or f"{hardware['cores']} cores of an {hardware['cpu']}"
+    torch, commit = result["versions"]["torch"], result["commit"][:12]
+    return f"[{name}](../results/{name}), by `{result['command']}`, on {machine}, torch {torch}, commit `{commit}`"
+
+
+def training_speed() -> str:
+    step, width, depth = (read(f"benchmarks/training-{name}.json") for name in ("step", "width", "depth"))
+    speeds = [
+        [row["what"], f"{row['images_per_second']:,.0f}", f"{row['milliseconds']:.1f}", f"{row['setup_seconds']:.1f}"]
+        for row in step["rows"]
+        if "milliseconds" in row
+    ]
+    widths = [
+        [row["what"], f"{row['images_per_second']:,.0f}", f"{row['tflop_per_second']:.0f}"] for row in width["rows"]
+    ]
+    depths = [
+        [
+            f"{row['layers']:,}",
+            f"{1000 * row['step_seconds']:.1f}",
+            f"{1e6 * row['seconds_a_layer']:.0f}",
+            f"{row['epoch_seconds']:.0f}",
+            f"{row['peak_gib']:.1f}",
+            f"{row['setup_seconds']:.0f}",
+        ]
+        for row in depth["rows"]
+    ]
+    ratio = next(row["ratio"] for row in step["rows"] if "ratio" in row)
+    columns = ["layers", "ms per step", "µs per step and layer", "s per epoch", "GiB", "s to set up"]
+    return f"""## Training speed
+
+ResNet-110 on CIFAR-10 images with batches of 128. "Whole step" includes making the batch (gathering, cropping,
+flipping); the PyTorch loops get a fixed batch. Fixup is {ratio:.2f} times as fast as batch norm in the engine.
+
+{table(["ResNet-110", "images/s", "ms per step", "s to set up"], speeds)}
+
+{source("benchmarks/training-step.json", step)}.
+
+A wide network, where matrix products dominate:
+
+{table(["WRN-40-10", "images/s", "TFLOP/s"], widths)}
+
+{source("benchmarks/training-width.json", width)}.
+
+Deep networks: time and memory grow in proportion to the depth. Fixup wide ResNets of width 1 with batches of 64; an
+epoch is 50,000 images, without set-up.
+
+{table(columns, depths)}
+
+{source("benchmarks/training-depth.json", depth)}."""
+
+
+def translation_speed() -> str:
+    result = read("benchmarks/translation-h200.json")
+    rows = [[row["method"], f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}"] for row in result["rows"]]
+    return f"""## Translation speed
+
+`{result["model"]}` on Multi30k, the whole step with its data; {result["padding"]:.0%} of the positions are padding.
+
+{table(["method", "target tokens/s", "relative"], rows)}
+
+{source("benchmarks/translation-h200.json", result)}."""
+
+
+def measurement_cost() -> str:
+    parts = []
+    for name in ("propagation-cpu", "propagation-h200"):
+        result = read(f"benchmarks/{name}.json")
+        rows = [
+            [
+                time["model"].replace(":", ", "),
+                str(time["batch"]),
+                f"{1000 * time['median']['plain']:,.0f}",
+                f"{1000 * time['median']['propagation']:,.0f}",
+                f"{time['ratio']:.2f}",
+            ]
+            for time in sorted(result["times"], key=lambda time: (time["model"], time["batch"]))
+        ]
+        columns = ["model", "batch", "ms per plain pass", "ms per measurement", "relative"]
+        parts.append(f"{table(columns, rows)}\n\n{source(f'benchmarks/{name}.json', result)}.")
+    deep = read("benchmarks/propagation-h200-deep.json")
+    peak = deep["deep"]["peak_mib"]
+    memory = (
+        f"A measurement needs no more memory than a plain pass: {peak['propagation'] / 1024:.1f} and "
+        f"{peak['plain'] / 1024:.1f} GiB for `{deep['deep']['model']}` with batches of {deep['deep']['batch']} "
+        f"({source('benchmarks/propagation-h200-deep.json', deep)})."
+    )
+    return "\n\n".join(
+        [
+            "## Cost of a diagnosis",
+            "One measurement of the signal beside one plain forward and backward pass, medians of repeated passes. At\n"
+            "small batches a GPU waits for Python in the plain pass already.",
+            *parts,
+            memory,
+        ]
+    )
+
+
+def cifar() -> str:
+    values = {name: value["mean"] for name, value in read("fixup/table1.json")["values"].items()}
+    errors = [
+        ["Fixup", f"{values['test error, Fixup']:.2f}"],
+        ["batch norm", f"{values['test error, batch norm']:.2f}"],
+    ]
+    figure = read("fixup/fig3.json")
+    shown = {"batch norm": "batch norm", "Fixup": "Fixup", "Fixup with scalars at 10/L": "`fixup:scalar_lr=10/L`"}
+    rows = []
+    for depth in ("10", "100", "1,000", "10,000"):
+        row = [depth]
+        for method in shown:
+            value = figure["values"].get(f"accuracy, {method}, {depth} layers")
+            row.append("" if value is None else _accuracy(value))
+        rows.append(row)
+    return f"""## Accuracy on CIFAR-10
+
+Test error of ResNet-110 after 200 epochs, in per cent, one seed ([table 1 of Fixup](claims.md#fixup-table1)):
+
+{table(["method", "test error"], errors)}
+
+Test accuracy of wide ResNets of width 1 after one epoch, in per cent, with the standard deviation where there are
+three seeds ([figure 3 of Fixup](claims.md#fixup-fig3)). With a tenth of the learning rate for its scalars, as in the
+authors' code, Fixup stays at chance with 10,000 layers; [what was found](findings.md) explains why.
+
+{table(["layers", *shown.values()], rows)}"""
+
+
+def _accuracy(value: dict[str, Any]) -> str:
+    spread = f" ± {value['std']:.1f}" if "std" in value else ""
+    return f"{value['mean']:.1f}{spread}"
+
+
+def converted() -> str:
+    result = read("conversion/resnet18/comparison.json")
+    rows = [[p["method"], f"{p['lr']:g}", f"{100 * p['test']:.1f}"] for p in result["points"]]
+    rates = " and ".join(f"{lr:g}" for lr in sorted(result["lrs"]))
+    return f"""## Converted models
+
+Test accuracy of torchvision's ResNet-18 after {result["settings"]["epochs"]} epochs of CIFAR-10, in per cent: each
+method at the better of the learning rates {rates} by validation, one seed, on one H200
+([the runs](../results/conversion/resnet18/)). [Every model and method](models.md) has its own page, with
+[the learning rates that converted models bear](models.md#learning-rates).
+
+{table(["method", "learning rate", "test accuracy"], rows)}"""
+
+
+def translation() -> str:
+    rows = []
+    for data, name in (("Multi30k", "table3_multi30k"), ("Europarl", "table3_europarl")):
+        result = read(f"fixup/{name}.json")
+        values = result["values"]
+        rows.append([data, _bleu(values["BLEU, layer norm"]), _bleu(values["BLEU, Fixup"]), str(len(result["seeds"]))])
+    points = read("transformers/depth/comparison.json")["points"]
+    depths = sorted({p["depth"] for p in points})
+    methods = list(dict.fromkeys(p["method"] for p in points))
+    bleu = {(p["method"], p["depth"]): p["bleu"] for p in points}
+    deep = [[f"`{method}`", *(f"{bleu[method, depth]:.1f}" for depth in depths)] for method in methods]
+    return f"""## Translation, German to English
+
+BLEU of one small model ([Multi30k](claims.md#fixup-table3-multi30k)) and of the paper's
+([Europarl](claims.md#fixup-table3-europarl)):
+
+{table(["data", "layer norm", "Fixup", "seeds"], rows)}
+
+BLEU on Multi30k after six epochs, by the number of layers, one seed ([what was found](findings.md)):
+
+{table(["method", *(f"{depth} layers" for depth in depths)], deep)}
+
+[transformers/depth](../results/transformers/depth/)."""
+
+
+def _bleu(value: dict[str, Any]) -> str:
+    return f"{value['mean']:.1f}"
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    head = """# Benchmarks
+
+Every number here is read from [results/](../results/) by `make benchmarks-page`; a test compares the page with the
+stored results. [benchmarks/](../benchmarks/) has the commands that measure, and [claims.md](claims.md) the numbers of
+the papers."""
+    sections = [training_speed(), translation_speed(), measurement_cost(), cifar(), converted(), translation()]
+    return "\n\n".join([head, *sections]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")

@@ -1,0 +1,278 @@
+"""Tables, plots and pages of a comparison, and its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from normfree.comparison.comparison import ComparedRun, Comparison, Point
+from normfree.files import explained, replacing, write_json
+from normfree.report.formatting import duration, percent
+from normfree.report.page import Card, Page, write_page
+from normfree.report.panels import Curve, Level, Panel
+from normfree.report.plots import write_plot
+from normfree.report.tables import Column, Table
+from normfree.train.text.text_data import PAIRS, TEXT
+
+SUFFIXES = (".json", ".html", ".png", ".svg")
+_CLOSE = 0.05  # a deepest network that much below the method's best accuracy gets a warning
+_SPREAD, _FAR = 5.0, 3.0  # a level is not drawn if curves that spread over 5 points lie 3 spreads above it
+
+
+def table(comparison: Comparison) -> Table:
+    """Tabulate the comparison, one row per method and model."""
+    translated = any(p.bleu is not None for p in comparison.points)
+    columns = (
+        Column("method", style="cyan"),
+        Column("model"),
+        Column("layers", "right"),
+        Column("lr", "right"),
+        Column("validation", "right"),
+        Column("test", "right"),
+        *((Column("BLEU", "right"),) if translated else ()),
+        Column("diverged", "right"),
+        Column("time", "right"),
+    )
+    rows = tuple(
+        (
+            p.method,
+            p.model,
+            f"{p.depth:,}",
+            f"{p.lr:g}",
+            percent(p.validation),
+            percent(p.test, p.spread),
+            *((f"{p.bleu:.1f}" if p.bleu is not None else "",) if translated else ()),
+            f"{p.diverged} of {p.runs}" if p.diverged else "",
+            duration(p.seconds),
+        )
+        for p in comparison.points
+    )
+    return Table(f"Test accuracy {_setting(comparison)}", columns, rows, caption=_caption(comparison))
+
+
+def _setting(comparison: Comparison) -> str:
+    """Describe the settings that all runs share."""
+    s = comparison.settings
+    epochs = f"{s['epochs']} epoch{'' if s['epochs'] == 1 else 's'}"
+    kind = _kind_of_text(comparison)
+    if kind is not None:
+        counted = "tokens" if kind == PAIRS else "blocks"
+        return f"on {Path(s['data'].removeprefix(kind)).name} after {epochs}, batches of {s['batch_size']:,} {counted}"
+    return f"on {s['data']} after {epochs}, batch size {s['batch_size']}"
+
+
+def _kind_of_text(comparison: Comparison) -> str | None:
+    """Return `PAIRS`, whose batches are counted in tokens, or `TEXT`, counted in blocks; None for images."""
+    return next((kind for kind in (PAIRS, TEXT) if str(comparison.settings["data"]).startswith(kind)), None)
+
+
+def _y_label(comparison: Comparison) -> str:
+    labels = {PAIRS: "target tokens predicted in the test, %", TEXT: "tokens predicted in the test, %"}
+    return labels.get(_kind_of_text(comparison) or "", "test accuracy in %")
+
+
+def _caption(comparison: Comparison, *, best: bool = True) -> str:
+    """Explain the points: each method at its `best` learning rate, or at every rate."""
+    texts = []
+    if best and len(comparison.lrs) > 1:
+        rates = ", ".join(f"{lr:g}" for lr in comparison.lrs)
+        texts.append(f"Each method at its best of the learning rates {rates}, by validation accuracy.")
+    count = len(comparison.seeds)
+    texts.append("One seed." if count == 1 else f"Mean ± standard deviation over {count} seeds.")
+    if any(point.diverged for point in comparison.points):
+        texts.append(f"A diverged run counts as chance, {percent(comparison.chance)}.")
+    if comparison.linear_accuracy is not None:
+        texts.append(f"A linear classifier on the pixels gets {percent(comparison.linear_accuracy)}.")
+    return " ".join(texts)
+
+
+def levels(comparison: Comparison) -> tuple[Level, ...]:
+    """Return the reference lines of an accuracy plot: a linear classifier if known, and chance."""
+    linear = comparison.linear_accuracy
+    known = [] if linear is None else [Level(f"linear classifier, {percent(linear)}", 100 * linear)]
+    return (*known, Level(f"chance, {percent(comparison.chance)}", 100 * comparison.chance))
+
+
+def _levels_to_draw(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[Level, ...], str]:
+    """Return the levels to draw with the curves, and a sentence on those so far below that they would flatten them."""
+    reached = [value for curve in curves for i in range(len(curve.values)) for value in curve.reach(i)]
+    low, spread = min(reached), max(reached) - min(reached)
+    known = levels(comparison)
+    far = [level for level in known if spread >= _SPREAD and low - level.value > _FAR * spread]
+    words = f" The axis begins above {' and '.join(level.name for level in far)}." if far else ""
+    return tuple(level for level in known if level not in far), words
+
+
+def panel(comparison: Comparison) -> Panel:
+    """Plot test accuracy against the number of layers, one curve per method, as Figure 3 of `fixup`."""
+    points = comparison.points
+    shapes = {_shape(p.model) for p in points}
+    groups: dict[str, list[Point]] = {}
+    for p in sorted(points, key=lambda p: p.depth):
+        groups.setdefault(p.method if len(shapes) == 1 else f"{p.method}, {_shape(p.model)}", []).append(p)
+    order = {method: number for number, method in enumerate(comparison.methods)}
+    curves = [curve(name, [p.depth for p in g], g) for name, g in groups.items()]
+    drawn, words = _levels_to_draw(comparison, curves)
+    return Panel(
+        f"accuracy of {next(iter(shapes))} against depth" if len(shapes) == 1 else "accuracy against depth",
+        tuple(sorted(curves, key=lambda c: order[groups[c.name][0].method])),
+        y_label=_y_label(comparison),
+        x_label="layers",
+        log_y=False,
+        log_x=True,
+        levels=drawn,
+        note=_caption(comparison) + (" × marks them." if any(p.diverged for p in points) else "") + words,
+    )
+
+
+def panel_over_rates(comparison: Comparison) -> Panel:
+    """Plot the test accuracy of a single model against the learning rate, one curve per method."""
+    curves = []
+    for method in comparison.methods:
+        found = [p for lr in comparison.lrs if (p := comparison.point(method, comparison.runs[0].model, lr))]
+        found.sort(key=lambda p: p.lr)
+        curves.append(curve(method, [p.lr for p in found], found))
+    drawn, words = _levels_to_draw(comparison, curves)
+    return Panel(
+        f"accuracy of {comparison.runs[0].model} against the learning rate",
+        tuple(curves),
+        y_label=_y_label(comparison),
+        x_label="learning rate",
+        log_y=False,
+        log_x=True,
+        levels=drawn,
+        note=_caption(comparison, best=False) + words,
+    )
+
+
+def _panel(comparison: Comparison) -> Panel:
+    """Plot against depth, or for a single model with several learning rates against the rate."""
+    single = len({run.model for run in comparison.runs}) == 1
+    return panel_over_rates(comparison) if single and len(comparison.lrs) > 1 else panel(comparison)
+
+
+def curve(name: str, x: Sequence[float], points: Sequence[Point]) -> Curve:
+    """Make a curve of points in per cent, with crosses at diverged runs and NaN where nothing was tested."""
+    spread = tuple(100 * (p.spread or 0.0) for p in points)
+    return Curve(
+        name,
+        tuple(math.nan if p.test is None else 100 * p.test for p in points),
+        tuple(float(position) for position in x),
+        spread=spread if any(spread) else (),
+        crossed=tuple(i for i, p in enumerate(points) if p.diverged),
+    )
+
+
+def _shape(model: str) -> str:
+    """Replace the depth in a model's name by N; a model with encoder and decoder has two depths.
+
+    >>> _shape("wrn-100-1"), _shape("resnet110"), _shape("transformer-6-6-512-1024-4")
+    ('wrn-N-1', 'resnetN', 'transformer-N-N-512-1024-4')
+    """
+    return re.sub(r"\d+", "N", model, count=2 if model.startswith("transformer-") else 1)
+
+
+def page(comparison: Comparison, title: str) -> Page:
+    """Make a page of a card per method, the plot and the table."""
+    return Page(
+        title,
+        subtitle=f"{len(comparison.runs)} runs {_setting(comparison)}; {_listed(comparison.seeds)}.",
+        cards=_cards(comparison),
+        panels=(_panel(comparison),),
+        tables=(replace(table(comparison), caption=None),),  # the plot's note has it
+    )
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _cards(comparison: Comparison) -> tuple[Card, ...]:
+    """Make a card per method with its accuracy in the deepest network that was tested."""
+    cards = []
+    for method in comparison.methods:
+        scores = {p: p.test for p in comparison.points if p.method == method and p.test is not None}
+        if not scores:
+            continue
+        deepest = max(scores, key=lambda p: p.depth)
+        best = max(scores, key=lambda p: scores[p])
+        lost = scores[best] - scores[deepest]
+        guessed = scores[deepest] < 2 * comparison.chance
+        status: Literal["good", "warn", "bad"] = (
+            "bad" if deepest.diverged or guessed else "warn" if lost > _CLOSE else "good"
+        )
+        end = "diverged" if deepest.diverged == deepest.runs else percent(deepest.test, deepest.spread)
+        text = f"Best: {percent(best.test)} at {best.depth:,} layers." if best != deepest and scores[best] > 0 else ""
+        cards.append(Card(method, status, f"{end} at {deepest.depth:,} layers", text))
+    return tuple(cards)
+
+
+def save(
+    comparison: Comparison, out: str | Path, *, name: str = "comparison", title: str = "", command: str | None = None
+) -> tuple[Path, ...]:
+    """Write the comparison as .json, .html, .png and .svg into a folder; a file is complete or absent.
+
+    Args:
+        comparison: The comparison.
+        out: The folder.
+        name: Name of the files, without suffix.
+        title: Title of the page and the plot; default: one made from the settings.
+        command: The command to record in the .json.
+
+    Returns:
+        The paths.
+
+    Raises:
+        OSError: in one sentence, if a file cannot be written.
+    """
+    out = Path(out)
+    paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
+    with explained("the comparison in", out):
+        write_json(paths[0], {"command": command, **comparison.to_json()})
+    _draw(comparison, paths[1:], title)
+    return paths
+
+
+def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
+    title = title or f"Methods compared {_setting(comparison)}"
+    for path in paths:
+        with explained("the comparison", path), replacing(path) as temporary:
+            if path.suffix == ".html":
+                write_page(page(comparison, title), temporary)
+            else:
+                write_plot((_panel(comparison),), temporary, title=title)
+
+
+def redraw(path: str | Path) -> tuple[Path, ...]:
+    """Draw a stored comparison again: the .png, and the page and .svg if they exist.
+
+    Args:
+        path: A comparison.json.
+
+    Returns:
+        The paths of the files drawn.
+
+    Raises:
+        ValueError: if the file holds no comparison.
+        OSError: if a drawing cannot be written.
+    """
+    path = Path(path)
+    paths = [path.with_suffix(suffix) for suffix in SUFFIXES[1:]]
+    drawn = tuple(each for each in paths if each.suffix == ".png" or each.exists())
+    _draw(_read(path), drawn)
+    return drawn
+
+
+def _read(path: Path) -> Comparison:
+    try:
+        data = json.loads(path.read_bytes())
+        known: dict[str, Any] = {each.name: data[each.name] for each in fields(Comparison)}
+        lists: dict[str, Any] = {name: tuple(known[name]) for name in ("methods", "lrs", "seeds")}
+        return Comparison(**{**known, **lists, "runs": tuple(ComparedRun(**run) for run in known["runs"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"expected a comparison in '{path}', found none; name a comparison.json") from None

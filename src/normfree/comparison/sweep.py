@@ -1,0 +1,240 @@
+"""`compare` trains a grid of methods, models, learning rates and seeds; each run has a folder and is trained once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from normfree.comparison.comparison import ComparedRun, Comparison
+from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
+from normfree.graph.discovery import discover
+from normfree.methods import get
+from normfree.models import build
+from normfree.models.foreign import is_foreign
+from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
+from normfree.plan import ResidualPlan
+from normfree.report.progress import metrics_text
+from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.config import FREE
+from normfree.train.data import Data, open_data
+from normfree.train.engine.environment import Stop
+from normfree.train.run.result import Snapshot
+from normfree.train.text.text_data import TextData
+
+Progress = Callable[[int, int, str], None]
+VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
+
+
+def compare(
+    base: TrainConfig,
+    *,
+    methods: Sequence[str],
+    models: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    lrs: Sequence[float] | None = None,
+    out: str | Path,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Train every method in every model with every learning rate and seed, and compare the results.
+
+    Each run has a folder in `out`, named after its settings and their fingerprint. A run that finished or diverged is
+    read and not trained again; an interrupted one continues. SIGINT and SIGTERM let the running ones save their state.
+
+    Args:
+        base: The settings that all runs share.
+        methods: Names of methods. A model of another package is converted by the method; 'as built' leaves it as it is.
+        models: Names of models, usually one per depth.
+        seeds: The seeds.
+        lrs: Learning rates. Each method is shown at its best rate by validation accuracy. Default: the rate of `base`.
+        out: Folder of the runs.
+        jobs: Number of processes, with one thread each. One job trains in this process, with all threads of torch.
+        progress: Called with the number of runs that ended, the number of all runs, and a text on the latest.
+
+    Returns:
+        The comparison. After a signal its `signal` is set, and runs are missing.
+
+    Raises:
+        ValueError: before any training, if a name is unknown, a model does not admit a method, or data is missing;
+            later, if a run cannot be trained.
+        OSError: if a folder cannot be written.
+    """
+    out = Path(out)
+    rates = tuple(dict.fromkeys(lrs if lrs is not None else (base.lr,)))
+    for kind, values in (("method", methods), ("model", models), ("seed", seeds), ("learning rate", rates)):
+        if not values:
+            raise ValueError(f"expected at least one {kind}, got none; name one")
+    if jobs < 1:
+        raise ValueError(f"expected at least 1 job, got {jobs}")
+    data = open_data(base)
+    if len(rates) > 1:
+        _require_validation(base, data)
+    specs = tuple(dict.fromkeys(methods))
+    depths = _depths(base, data, specs, tuple(dict.fromkeys(models)))
+    # The deepest models come first, so that the processes end at about the same time.
+    configs = [
+        base.with_changes(method=method, model=model, lr=lr, seed=seed)
+        for model in sorted(depths, key=lambda name: -depths[name])
+        for method in specs
+        for lr in rates
+        for seed in dict.fromkeys(seeds)
+    ]
+    tasks = [RunTask(config, out / folder_name(config)) for config in configs]
+    runs, signal = _train_missing(tasks, depths, jobs, progress)
+    order = {task.folder.name: number for number, task in enumerate(tasks)}
+    settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *FREE}}
+    return Comparison(
+        runs=tuple(sorted(runs, key=lambda run: (run.depth, order[run.folder]))),
+        settings=settings,
+        methods=specs,
+        lrs=rates,
+        seeds=tuple(dict.fromkeys(seeds)),
+        chance=1 / data.num_classes,
+        linear_accuracy=data.linear_accuracy,
+        signal=signal,
+    )
+
+
+def layers(plan: ResidualPlan) -> int:
+    """Count the weight layers between input and output, without those of shortcuts.
+
+    This is the number in the name of a CIFAR ResNet or MLP; the name of a wide ResNet also counts two shortcuts.
+    """
+    return len(plan.stem) + sum(b.depth for b in plan.branches) + len(plan.body) + len(plan.classifier)
+
+
+def _require_validation(base: TrainConfig, data: Data) -> None:
+    """Refuse data without a validation part; for text it is a file, for images a share of the training images."""
+    if isinstance(data, TextData):
+        there = "valid" in data.prepared.splits
+        folder = data.prepared.folder
+        got = f"got '{folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
+    else:
+        there, got = base.validation > 0, "got validation=0; set validation=0.1"
+    if not there:
+        raise ValueError(f"expected a validation part to choose the learning rate by, {got}, or give one learning rate")
+
+
+def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
+    """Return the depth of every model; refuse a model that does not admit a method."""
+    if isinstance(data, TextData):
+        tried = {m: [build(m, get(method), form=base.form, device="meta") for method in methods] for m in models}
+        kinds = (EncoderLayer, DecoderLayer)  # the layers that people count, not the weight layers inside
+        return {m: sum(isinstance(part, kinds) for part in alike[0].modules()) for m, alike in tried.items()}
+    example = torch.zeros_like(data.example(base, 2)[0])
+    depths = {}
+    for model in models:
+        for method in methods:
+            if is_foreign(model):
+                with torch.random.fork_rng(devices=[]):
+                    built, plan = data.build_model(base.with_changes(model=model, method=method))
+                depths[model] = layers(plan or discover(built, example))
+            else:
+                depths[model] = layers(build(model, get(method), form=base.form, example=example, device="meta").plan)
+    return depths
+
+
+def _train_missing(
+    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: Progress | None
+) -> tuple[list[ComparedRun], int | None]:
+    """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
+    found = {task: ended_result(task.folder) for task in tasks}
+    runs = [_record(task, depths, result) for task, result in found.items() if result]
+    missing = [task for task, result in found.items() if not result]
+
+    def show(text: str = "") -> None:
+        if progress is not None:
+            progress(len(runs), len(tasks), text)
+
+    def add(task: RunTask, result: dict[str, Any]) -> None:
+        runs.append(_record(task, depths, result))
+        show(str(runs[-1]))
+
+    names = [f"{config.method}, {config.model}, lr {config.lr:g}" for config, _ in missing]
+    show()
+    signal = train_runs(missing, add, jobs=jobs, on_report=lambda reports: show(summarize_reports(reports, names)))
+    return runs, signal
+
+
+def _record(task: RunTask, depths: dict[str, int], result: dict[str, Any]) -> ComparedRun:
+    config = task.config
+    return ComparedRun(
+        method=config.method,
+        model=config.model,
+        depth=depths[config.model],
+        lr=config.lr,
+        seed=config.seed,
+        status=result["status"],
+        validation=result["validation"] and result["validation"]["accuracy"],
+        test=result["test"] and result["test"]["accuracy"],
+        seconds=result["seconds"],
+        folder=task.folder.name,
+        bleu=result.get("bleu") and result["bleu"]["score"],
+        origin={key: result.get(key) for key in ("commit", "versions", "hardware", "date")},
+    )
+
+
+# Single runs, also for the claims of the papers
+
+
+class RunTask(NamedTuple):
+    """One run to train: its configuration and its folder."""
+
+    config: TrainConfig
+    folder: Path
+
+
+def folder_name(config: TrainConfig) -> str:
+    """Name a run after its main settings and the fingerprint of all settings that change its numbers."""
+    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', words)}-{config.fingerprint()}"
+
+
+def ended_result(folder: Path) -> dict[str, Any] | None:
+    """Read the result of a run that finished or diverged; None for any other folder."""
+    run = RunFolder(folder)
+    return run.read_result() if run.status in ("finished", "diverged") else None
+
+
+def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
+    """Train one run in its folder or continue it, and return its result; a run that has ended is only read."""
+    done = ended_result(task.folder)
+    if done is not None:
+        return done
+
+    def show(seen: Snapshot) -> None:
+        metrics = metrics_text(loss=seen.loss, throughput=seen.throughput, unit=seen.unit)
+        report(f"{seen.done / seen.total:.0%}, {metrics}")
+
+    resume = RunFolder(task.folder).exists
+    result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show)
+    return ended_result(task.folder) or result.to_json()  # the stored result also names hardware and versions
+
+
+def train_runs(
+    tasks: Sequence[RunTask],
+    on_result: Callable[[RunTask, dict[str, Any]], None],
+    *,
+    jobs: int,
+    on_report: Callable[[Reports], None],
+) -> int | None:
+    """Train runs, `jobs` at a time, and pass the result of each that ends to `on_result`.
+
+    Returns:
+        The signal that stopped the training, or None.
+    """
+    signal = None
+    with Stop() as stop:
+        for number, result in run_tasks(train_run, tasks, jobs=jobs, stop=stop, on_report=on_report):
+            if result["status"] != "interrupted":
+                on_result(tasks[number], result)
+                continue
+            signal = result["signal"]
+            if jobs == 1:
+                break  # with several jobs, another process may have ended its run in the meantime
+        return stop.requested or signal

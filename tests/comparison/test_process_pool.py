@@ -1,0 +1,92 @@
+"""Tasks in processes: reports, errors, signals, and the death of a process or of its parent."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import normfree
+from normfree.comparison.process_pool import Reports, _receive, _send_next, _work, run_tasks
+from normfree.train.engine.environment import Stop
+
+
+def test_error_of_a_process_is_one_sentence() -> None:
+    with Stop() as stop, pytest.raises(ValueError, match=r"^invalid literal for int\(\) with base 10: 'x'$"):
+        list(run_tasks(int, ["1", "x"], jobs=2, stop=stop))
+
+
+def test_reports_of_a_task_are_passed_on() -> None:
+    def counted(task: int, say: Callable[[str], None]) -> int:
+        say(f"at {task}")
+        say(f"beyond {task}")
+        return task + 1
+
+    heard: list[Reports] = []
+    with Stop() as stop:
+        assert dict(run_tasks(counted, [5, 6], stop=stop, on_report=heard.append)) == {0: 6, 1: 7}
+    assert heard == [{0: "at 5"}, {0: "beyond 5"}, {1: "at 6"}, {1: "beyond 6"}]
+
+
+def test_task_continues_when_its_parent_is_gone() -> None:
+    """A task that reports progress after its parent is gone still saves its state."""
+    ours, theirs = multiprocessing.Pipe()
+    saved = []
+
+    def work(task: str, say: Callable[[str], None]) -> None:
+        ours.close()
+        say("half")
+        saved.append(task)
+
+    ours.send("run")
+    _work(work, theirs, True)
+    assert saved == ["run"]
+
+
+def test_killed_process_is_noticed() -> None:
+    with Stop() as stop, pytest.raises(ValueError, match="killed with status 7; free some memory"):
+        list(run_tasks(os._exit, [7, 7], jobs=2, stop=stop))
+
+
+def test_process_that_is_gone_before_its_task_is_noticed_by_its_receive() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    theirs.close()
+    assert _send_next(ours, iter([(3, "run")])) == 3
+    assert _receive(ours) is None
+
+
+PARENT = """
+import os, signal, sys, time
+from normfree.comparison.process_pool import run_tasks
+from normfree.train.engine.environment import Stop
+
+if __name__ == "__main__":
+    with Stop() as stop:
+        for _, process in run_tasks(eval, ["__import__('os').getpid()"] * 2, jobs=2, stop=stop):
+            print(process, flush=True)
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """The processes of `concurrent.futures.ProcessPoolExecutor` would wait for tasks for ever."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = int(done.stdout.split()[0])
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {process} is still there")

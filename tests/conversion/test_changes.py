@@ -1,0 +1,22 @@
+"""The record of a conversion."""
+
+import json
+
+from normed_blocks import X, network
+from normfree.conversion import convert
+
+
+def test_changes_are_counted_and_printed() -> None:
+    original = network()
+    model, plan = convert(original, "fixup", X)
+    changes = plan.changes
+    assert changes.parameters_before == sum(p.numel() for p in original.parameters())
+    assert changes.parameters_after == sum(p.numel() for p in model.parameters())
+    names = dict(model.named_parameters())
+    assert all(a.name in names for a in changes.added)
+    assert json.loads(json.dumps(plan.to_json()))["changes"]["removed"][0]["kind"] == "LayerNorm"
+    text = str(plan)
+    assert "3 residual branches" in text
+    assert "removed  7 × LayerNorm" in text
+    assert "3 × multiplier β (learnable)" in text
+    assert len(text.splitlines()) < 12

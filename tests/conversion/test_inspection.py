@@ -1,0 +1,114 @@
+"""Normalization that no known module does is noticed in a forward pass."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normed_blocks import Block, X, network
+from normfree.conversion import convert
+
+
+class Unit(nn.Module):
+    """Divides by the length of its input in its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first(F.normalize(x, dim=-1))
+
+
+class OwnNorm(Unit):
+    """Normalizes without any name for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first((x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True))
+
+
+def test_normalization_that_stays_is_noted() -> None:
+    _, plan = convert(network(1, Unit), "fixup", X)
+    assert plan.changes.notes == ("the signal is still divided by its length (normalize) in '1'",)
+    _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
+    assert "no normalizer was found: none was removed" in plan.changes.notes[0]
+
+
+class Whiten(nn.Module):
+    """Somebody's own normalizer, whose class does not say so."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5)
+
+
+class OverBatch(Whiten):
+    """Normalizes by the batch in training, and by what it saw in evaluation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("seen", torch.full((width,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = x.std(0)
+        return self.scale * x / self.seen
+
+
+class Swish(Whiten):
+    """An activation with a parameter a channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.scale * x)
+
+
+class Shift(Whiten):
+    """Puts out the same whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale.expand_as(x)
+
+
+class Halves(Whiten):
+    """Passes on half of the signal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+class Scales(Whiten):
+    """Multiplies by a number that it must be given by name."""
+
+    def forward(self, x: Tensor, *, by: float) -> Tensor:
+        return x * by
+
+
+@pytest.mark.parametrize(
+    ("kind", "noted"), [(Whiten, True), (OverBatch, True), (Swish, False), (Shift, False), (Halves, False)]
+)
+def test_own_normalizer_that_stays_is_noted(kind: type[nn.Module], noted: bool) -> None:
+    model = network(2)
+    model[2].norm1 = kind(8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, plan = convert(model, "fixup", X)
+    says = f"left in place, though it behaves like a normalizer: '2.norm1' ({kind.__name__}); "
+    assert any(note.startswith(says) for note in plan.changes.notes) is noted
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_module_that_cannot_be_tried_alone_does_not_stop_a_conversion() -> None:
+    """As a rotary embedding, which the model calls with more than its first argument."""
+
+    class Named(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1 = Scales(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.second(F.relu(self.norm2(self.first(self.norm1(x, by=0.5)))))
+
+    _, plan = convert(network(2, Named), "fixup", X)
+    assert plan.changes.notes == ()
