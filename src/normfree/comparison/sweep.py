@@ -18,7 +18,7 @@ from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
-from normfree.report.progress import metrics_text
+from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import FREE
 from normfree.train.data import Data, open_data
@@ -26,7 +26,6 @@ from normfree.train.engine.environment import Stop
 from normfree.train.run.result import Snapshot
 from normfree.train.text.text_data import TextData
 
-Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
 
@@ -39,7 +38,7 @@ def compare(
     lrs: Sequence[float] | None = None,
     out: str | Path,
     jobs: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Train every method in every model with every learning rate and seed, and compare the results.
 
@@ -140,7 +139,7 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
 
 
 def _train_missing(
-    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: Progress | None
+    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: ProgressCallback | None
 ) -> tuple[list[ComparedRun], int | None]:
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
     found = {task: ended_result(task.folder) for task in tasks}
