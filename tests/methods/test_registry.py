@@ -1,4 +1,4 @@
-"""The registry of methods: its rows, its options, and methods from outside."""
+"""The registry of methods: its rows, its options, and plug-ins."""
 
 from collections.abc import Iterator
 from dataclasses import replace

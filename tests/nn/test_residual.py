@@ -126,7 +126,7 @@ def test_residual_scalar_gradients_match_the_formula() -> None:
         assert getattr(made, name).value.grad.item() == pytest.approx(float(value), rel=1e-7), name
 
 
-def test_residual_shortcut_reads_the_entered_input_only_when_told() -> None:
+def test_residual_shortcut_reads_the_entry_only_with_that_setting() -> None:
     raw, entered = (block(shortcut=False, exit=False, branch=False, reads_entry=reads) for reads in (False, True))
     for made in (raw, entered):
         made.set_scalars_({"alpha": -0.6})

@@ -1,4 +1,4 @@
-"""Reparametrized weight layers against numpy and torch's own, and through everything a layer must survive."""
+"""Reparametrized weight layers against numpy and torch, and through copies, autocast, export and compilation."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Schedules: against torch's own where it has an equal, against closed forms elsewhere."""
+"""Schedules against torch's, or against closed forms."""
 
 import math
 from collections.abc import Callable

@@ -46,7 +46,9 @@ def param_groups(
     """
     chosen = getattr(model, "method", None) if method is None else get(method)
     if not isinstance(chosen, Method):
-        raise ValueError(f"expected a model with a method, got {type(model).__name__}; pass method=, or build it here")
+        raise ValueError(
+            f"expected a model with a method, got {type(model).__name__}; pass method=, or use normfree.build"
+        )
     plan = getattr(model, "plan", None) if plan is None else plan
     if not isinstance(plan, ResidualPlan):
         raise ValueError(f"expected a model with a plan, got {type(model).__name__}; pass plan=normfree.discover(…)")

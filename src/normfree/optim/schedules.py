@@ -66,8 +66,8 @@ def inverse_sqrt_factor(step: int, warmup: int = 0) -> float:
     >>> [inverse_sqrt_factor(t, 4) for t in (0, 3, 15)]
     [1.0, 1.0, 0.5]
     """
-    held = max(warmup, 1)
-    return math.sqrt(held / max(step + 1, held))
+    constant_steps = max(warmup, 1)
+    return math.sqrt(constant_steps / max(step + 1, constant_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
