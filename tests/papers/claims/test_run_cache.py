@@ -80,7 +80,7 @@ def names(folder: Path) -> list[str]:
 
 
 def timeless(value: Any) -> Any:
-    """Data without what depends on when it was made."""
+    """Data without the values that depend on time."""
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key not in TIMES}
     return [timeless(item) for item in value] if isinstance(value, list) else value
