@@ -1,4 +1,4 @@
-"""Numbers that describe a curve over depth: the factor a block inside stages, the best straight line, its exponent."""
+"""Numbers that describe a curve over depth: the factor per block, the best straight line, the exponent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def factor_a_block(values: Sequence[float], stages: Sequence[int], *, backward: 
     2.0
     """
     if len(values) != len(stages):
-        raise ValueError(f"expected one stage a value, got {len(values)} values and {len(stages)} stages")
+        raise ValueError(f"expected one stage per value, got {len(values)} values and {len(stages)} stages")
     logs = [
         _log(b) - _log(a)
         for (a, b), (here, there) in zip(pairwise(values), pairwise(stages), strict=True)
@@ -51,17 +51,17 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def geometric_means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """One curve from one a seed: the geometric mean at every position, 0 where a value is 0."""
+    """The geometric mean of the curves of all seeds, position by position; 0 where a value is 0."""
     return tuple(math.exp(_mean([_log(value) for value in column])) for column in zip(*curves, strict=True))
 
 
 def means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """One curve from one a seed: the mean at every position."""
+    """The mean of the curves of all seeds, position by position."""
     return tuple(_mean(column) for column in zip(*curves, strict=True))
 
 
 def stage_starts(stages: Sequence[int]) -> tuple[int, ...]:
-    """The positions, counted from 1, at which a new stage begins, but for the first."""
+    """The positions, counted from 1, at which a stage other than the first begins."""
     return tuple(i + 1 for i, (a, b) in enumerate(pairwise(stages), start=1) if a != b)
 
 

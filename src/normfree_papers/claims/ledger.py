@@ -1,7 +1,7 @@
-"""The ledger: every claim beside what was measured, as Markdown and as one HTML page, made from results alone.
+"""The ledger: every claim beside its measured numbers, as Markdown or as one HTML page.
 
-From each number a reader finds the JSON that holds it and its name there, the configurations of the training runs
-behind it, and the command that makes it again. Nothing in it depends on when or where it is written.
+Each number links to the JSON file that holds it, with its name there, to the configurations of the training runs behind
+it, and to the command that measures it again. The ledger depends only on the claims and the results.
 """
 
 from __future__ import annotations
@@ -40,21 +40,26 @@ _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
     "fails": "bad",
     "not run": "info",
 }
-_LONG = 12  # rows of a table that stands open
+_LONG = 12  # rows; longer tables are folded
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
 _MEANING = (
-    "A claim *holds* when all its checks do, and *fails* when a main one does; it holds *in part* when an aside of the "
-    "paper fails, a number was not measured, or one that the paper prints is wrong. A *small stand-in* is a quick run "
-    "on a CPU and says little about the paper's."
+    "A claim *holds* when all its checks hold, and *fails* when a main check fails. It holds *in part* when an aside "
+    "of the paper fails, a number was not measured, or a number in the paper is wrong. A *small stand-in* is a quick "
+    "run on a CPU, and says little about the claim itself."
 )
 
 
 def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | None = None) -> None:
-    """Write the ledger of the results below `out`, as Markdown or as one HTML page by the suffix of the path.
+    """Write the ledger of the results below `out`.
 
-    It holds all claims, or those that are given.
+    Args:
+        path: The file; the suffix .md or .html chooses the format.
+        out: Folder of the results.
+        claims: The claims to write; all by default.
 
-    Raises `ValueError` for another suffix or a stored file that is no result, `OSError` where it cannot be written.
+    Raises:
+        ValueError: for another suffix, a missing folder, and a stored file that is no result.
+        OSError: if the file cannot be written.
     """
     path = require_kind(path)
     if not Path(out).is_dir():
@@ -68,29 +73,29 @@ def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | No
 
 
 def require_kind(path: str | Path) -> Path:
-    """The path of a ledger. Raises `ValueError` where its suffix is not one that can be written."""
+    """Return the path of a ledger, or raise `ValueError` if its suffix is not .md or .html."""
     path = Path(path)
     if path.suffix not in (".md", ".html"):
         raise ValueError(f"expected a file that ends in .md or .html to write the claims to, got '{path}'; rename it")
     return path
 
 
-# What both show
+# Common to Markdown and HTML
 
 
 def _link(text: str, path: Path, folder: Path) -> Link:
-    """A link from a file in a folder."""
+    """A link for a file in `folder`."""
     return Link(text, quote(Path(os.path.relpath(path, folder)).as_posix()))
 
 
 def _results(entry: Entry, result: Result, out: Path) -> list[tuple[str, Path]]:
-    """The file of the shown result, and that of its small stand-in where there is one beside it."""
+    """The file of the shown result, and that of its small stand-in, if there is one."""
     own, quick = result_path(out, entry.claim, result["scale"]), result_path(out, entry.claim, "quick")
     return [(own.name, own), *([("its small stand-in", quick)] if own != quick and quick.exists() else [])]
 
 
 def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
-    """The training runs that were made with their files, as a table if there are any."""
+    """The table of training runs with links to their files, if there are any runs."""
     found = runs_of(entry, out)
     if not found:
         return []
@@ -108,7 +113,7 @@ def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
 
 
 def _missing_runs(entry: Entry) -> list[Table]:
-    """The training runs that were not made with their commands, as a table if there are any."""
+    """The table of missing training runs with their commands, if there are any."""
     rows = tuple(
         (name, rough_duration(seconds), command_of(entry.claim, entry.planned["scale"], name))
         for name, seconds in entry.missing_runs.items()
@@ -118,7 +123,7 @@ def _missing_runs(entry: Entry) -> list[Table]:
 
 
 def _reasons(rows: Sequence[Row]) -> Table:
-    """Why the ranges of the checks are what they are, and by which name the JSON holds each number."""
+    """The reason for the range of each check, and the name of its number in the JSON."""
     return Table(
         "Why these ranges, and where the numbers are",
         tuple(map(Column, ("check", "why this range", "in the JSON"))),
@@ -130,13 +135,13 @@ def _reasons(rows: Sequence[Row]) -> Table:
 
 
 def markdown(found: Sequence[Entry], out: str | Path, folder: str | Path) -> str:
-    """The ledger as Markdown for a file in `folder`, whose links lead to the results below `out`."""
+    """The ledger as Markdown, with links from `folder` to the results below `out`."""
     writer = _Writer(Path(out), Path(folder))
     return "\n\n".join(writer.lines(found)) + "\n"
 
 
 def escape(text: str) -> str:
-    """A text of one line that Markdown shows as it is.
+    """Escape a text for one line of Markdown.
 
     >>> escape("a*b < c_d _e_ [f]")
     'a\\\\*b &lt; c_d \\\\_e\\\\_ \\\\[f\\\\]'
@@ -147,7 +152,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A text as code in a line, whatever is in it.
+    """Write a text as inline code, with as many backticks as it needs.
 
     >>> code("a `b`")
     '`` a `b` ``'
@@ -163,7 +168,7 @@ def _anchor(claim: Claim) -> str:
 
 
 class _Writer:
-    """Writes the blocks of the Markdown, links from one folder to another."""
+    """Writes the blocks of the Markdown, with links from `folder` to `out`."""
 
     def __init__(self, out: Path, folder: Path) -> None:
         self._out, self._folder = out, folder
@@ -175,8 +180,8 @@ class _Writer:
     def lines(self, found: Sequence[Entry]) -> Iterable[str]:
         yield "# The claims of the papers, run and judged"
         yield (
-            "Made by `normfree reproduce --write` from the claims in `src/normfree_papers` and what was measured "
-            "in `results`, anew by `make claims`; not to be edited by hand."
+            "Written by `make claims` from the claims in `src/normfree_papers` and the measurements in `results`; do "
+            "not edit it by hand."
         )
         yield f"{counts_of(found)}. {_MEANING}"
         papers = {paper: [entry for entry in found if entry.claim.paper == paper] for paper in PAPERS}
@@ -270,7 +275,7 @@ def _escaped(table: Table) -> Table:
 
 
 def _folded(title: str, table: Table) -> str:
-    """A table of escaped cells under its title, folded where it is long."""
+    """A table of escaped cells under its title; a long one is folded."""
     if len(table.rows) <= _LONG:
         return f"**{escape(title)}**\n\n{to_markdown(table)}"
     return _details(title, to_markdown(table))
@@ -284,7 +289,7 @@ def _details(title: str, text: str) -> str:
 
 
 def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
-    """The ledger as a page in `folder`: a card a claim, then each with its figures, which answer to hover and click."""
+    """The ledger as a page in `folder`: one card per claim, then each claim with its interactive figures."""
     sections = []
     for paper, title in PAPERS.items():
         of = [entry for entry in found if entry.claim.paper == paper]

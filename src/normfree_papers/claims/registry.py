@@ -18,12 +18,12 @@ PAPERS = {
 MODULES = {  # the claims of each module, in the order of the ledger
     "fixup.explosion": ("sec2", "thm1", "thm2"),
     "fixup.updates": ("eq5", "thm3", "thm4"),
-    "fixup.attention": ("sec4_3",),
+    "fixup.transformer_update": ("sec4_3",),
     "fixup.training": ("fig3", "table1", "fig4", "table4"),
     "fixup.imagenet": ("table2",),
     "fixup.translation": ("table3", "table3_multi30k", "table3_europarl"),
     "wninit.theorems": ("thm1", "thm2", "thm3", "thm4"),
-    "wninit.start": ("fig1", "table2"),
+    "wninit.initialization": ("fig1", "table2"),
     "wninit.depth": ("fig2_left", "fig2_right", "fig3_left", "fig3_right"),
     "wninit.warmup": ("fig4", "table1"),
     "robust.table": ("table1",),
@@ -33,12 +33,12 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.batchnorm": ("eq3",),
     "normdead.invariances": ("sec2_3",),
     "normdead.moments": ("sec2_3_moments",),
-    "normdead.skips": ("sec3_2", "sec3_2_gradients"),
-    "normdead.rules": ("sec4_1",),
-    "normdead.plots": ("fig4", "fig5"),
-    "normdead.imitation": ("sec4_2",),
-    "normdead.limits": ("sec5_1",),
-    "normdead.pieces": ("sec5_2",),
+    "normdead.skip_connections": ("sec3_2", "sec3_2_gradients"),
+    "normdead.scaling_rules": ("sec4_1",),
+    "normdead.signal_plots": ("fig4", "fig5"),
+    "normdead.nf_signal": ("sec4_2",),
+    "normdead.nf_limits": ("sec5_1",),
+    "normdead.batchnorm_parts": ("sec5_2",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
 _CLAIMS: dict[str, Claim] = {}

@@ -1,7 +1,6 @@
-"""Rows of a figure or table that are trained: the runs of each, one a seed, and the numbers that follow from them.
+"""Numbers of training runs by seed: the rows of a table, one run per seed, and sweeps over learning rates.
 
-A number is kept by its seed, so that differences are taken within one, and what has no run is left out. Accuracies and
-errors are in per cent.
+Differences are taken seed by seed, and a row without a run is left out. Accuracies and errors are in per cent.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.run_cache import Trained
 
 Numbers = dict[int, float]  # by seed
-Runs = dict[str, dict[int, Trained]]  # those that are there, by row and seed
+Runs = dict[str, dict[int, Trained]]  # by row and seed; missing runs are left out
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 DEAD = 20.0  # up to twice chance counts as not trained
-EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # what a quick run is trained on
+EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs
 
 
 def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
-    """The runs of every row, one for each of the settings' seeds."""
+    """Train or find the runs of every row, one per seed."""
     names = {(row, seed): f"{row}, seed {seed}" for row in rows for seed in settings.seeds}
     found = settings.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
     return {row: {seed: run for seed in settings.seeds if (run := found[names[row, seed]]) is not None} for row in rows}
@@ -46,7 +45,7 @@ def error(run: Trained) -> float:
 
 
 def fitted(run: Trained, diverged: float = CHANCE) -> float:
-    """Accuracy on the training images, as they were drawn, over the last epoch."""
+    """Accuracy on the augmented training images over the last epoch."""
     return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
 
 
@@ -69,7 +68,7 @@ def minus(a: Numbers, b: Numbers) -> Numbers:
 
 
 def over(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
-    """A number of all columns, for the seeds that all of them have.
+    """Combine columns into one number per seed, for the seeds that all of them have.
 
     >>> over([{0: 1.0, 1: 2.0}, {0: 5.0}], max)
     {0: 5.0}
@@ -79,7 +78,7 @@ def over(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> 
 
 
 def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
-    """The numbers of each name in order of the seeds; a name without one is left out."""
+    """The numbers of each name in order of the seeds; a name without numbers is left out."""
     return {name: [numbers[seed] for seed in sorted(numbers)] for name, numbers in columns.items() if numbers}
 
 
@@ -87,7 +86,7 @@ def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
 
 
 def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
-    """Training accuracy after every epoch, the mean of the seeds that ended it; what ended none has no curve."""
+    """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
     curves, gone = [], []
     for row, seeds in runs.items():
         epochs = zip_longest(*(run.metrics for run in seeds.values()))
@@ -107,8 +106,11 @@ def points(
 ) -> list[Curve]:
     """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
 
-    It stands at its place among the columns, 1, 2, 3, …, or where `at` says. No curve where there is no point;
-    `crossed` are columns.
+    Args:
+        name: Name of the curve.
+        columns: The numbers of each point; an empty column has no point, and no points give no curve.
+        crossed: The columns to mark with a cross.
+        at: The positions of the columns; 1, 2, 3, … by default.
 
     >>> points("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
     [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
@@ -122,13 +124,13 @@ def points(
 
 
 def bars(curves: Sequence[Curve]) -> str:
-    """What the bars of points are, in words; '' where there is none."""
+    """A note that explains the bars; '' if there are none."""
     shown = any(half > 0 for curve in curves for half in curve.spread)
     return "bars: standard deviation over the seeds" if shown else ""
 
 
 def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
-    """For every row what is printed beside what was measured; no panel where one of them is wanting."""
+    """The panel of printed beside measured values; none if either is missing."""
     if not any(found.values()) or not paper:
         return ()
     names = tuple(row for row in found if found[row] or row in paper)
@@ -154,15 +156,15 @@ class Setting:
 
 
 def held_out(run: Trained) -> float:
-    """Accuracy on the held-out images, by which a rate is chosen; a diverged run has none and comes last."""
+    """Accuracy on the held-out images, by which a rate is chosen; -1 for a diverged run."""
     return -1.0 if run.diverged else float(run.result["validation"]["accuracy"])
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep that are there, and what follows from them; accuracies are in per cent.
+    """The runs of a sweep, and the numbers that follow from them.
 
-    `diverged` is the accuracy that a diverged run counts as, and from `trains` on a run counts as trained.
+    `diverged` is the accuracy of a diverged run, and `trains` the least accuracy of a trained one, in per cent.
     """
 
     wanted: tuple[Setting, ...]
@@ -181,7 +183,7 @@ class Sweep:
         diverged: float,
         trains: float,
     ) -> Sweep:
-        """Train the network of every depth with every method, given by the names it is shown by, at every rate."""
+        """Train the network of every depth with every method at every rate; `methods` is keyed by the names to show."""
         configs = {
             Setting(label, depth, rate, seed): config.with_changes(method=method, lr=rate, seed=seed)
             for seed in settings.seeds
@@ -208,13 +210,13 @@ class Sweep:
         return accuracy(run, self.diverged)
 
     def fitted(self, run: Trained) -> float:
-        """Accuracy on the training images over the last epoch, as they were drawn."""
+        """Accuracy on the augmented training images over the last epoch."""
         return fitted(run, self.diverged)
 
     def rates(self, label: str, depth: int, *, whole: bool) -> dict[int, dict[float, Trained]]:
         """The runs of an initialization at a depth, by seed and rate.
 
-        With `whole`, only seeds for which all rates were tried: that a network does not train can be said no earlier.
+        With `whole`, only seeds for which all rates were tried: only then can a network be said not to train.
         """
         asked = self._asked(label, depth)
         there = {seed: {s.rate: self.runs[s] for s in all_of if s in self.runs} for seed, all_of in asked.items()}
@@ -252,9 +254,9 @@ class Sweep:
         }
 
     def allows(self, label: str, other: str, factor: float) -> Numbers:
-        """The share of depths at which one trains with a rate `factor` times the largest of the other, by seed.
+        """The share of depths at which `label` trains with a rate `factor` times the largest rate of `other`, by seed.
 
-        A depth at which the other trains at no rate counts.
+        Depths at which `other` trains at no rate are included.
         """
         columns = []
         for depth in self.depths:
@@ -266,7 +268,7 @@ class Sweep:
         return over(columns, mean)
 
     def panels(self, images: str) -> tuple[Panel, ...]:
-        """Accuracy over depth on the test and on the training images, each at the rate that is best so far."""
+        """The panels of test and training accuracy over depth, at the best of the rates that were tried."""
         panels = []
         for title, number in (("test", self.accuracy), ("training", self.fitted)):
             curves = []

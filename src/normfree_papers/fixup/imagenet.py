@@ -1,4 +1,4 @@
-"""The claim of `fixup` on ImageNet, which is not at hand: only its small stand-in was run.
+"""The claim of `fixup` on ImageNet, of which only a small stand-in was run, for lack of the data.
 
 Reference: Zhang, Dauphin, Ma 2019, section 4.2 and appendix C.3, Table 2. All accuracies and errors are in per cent.
 """
@@ -52,7 +52,7 @@ def _rows(scale: Scale) -> dict[str, TrainConfig]:
                 rows[f"{network}, {row}"] = config.with_changes(method=method, mixup=0.0)
         for row, (method, mixup) in _MIXED.items():
             rows[f"{network}, {row}"] = config.with_changes(method=method, mixup=mixup)
-    if scale == "full":  # Xavier's rate is not given; that of xavier_cifar is taken
+    if scale == "full":  # the paper gives no rate for Xavier; this is that of xavier_cifar
         rows["ResNet-50, Xavier"] = rows["ResNet-50, Fixup"].with_changes(method="xavier", lr=1e-4)
     return rows
 
@@ -64,7 +64,7 @@ def _printed(row: str) -> Check:
         paper=paper,
         low=round(paper - 0.4, 1),
         high=round(paper + 0.4, 1),
-        main=not row.endswith("Xavier"),
+        main=not row.endswith("Xavier"),  # the paper gives no rate for Xavier
         scale="full",
     ).says(
         f"test error of {row}, in %",

@@ -29,13 +29,13 @@ from normfree_papers.claims.seed_metrics import (
     values_of,
 )
 
-_SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps an epoch
+_SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
 
 # Figure 3: depth
 
 _METHODS = {"Fixup": "fixup", "batch norm": "batchnorm", "LSUV": "lsuv", "√½ scaling": "sqrt_half"}
 _DEPTHS: dict[Scale, tuple[int, ...]] = {"quick": (10, 202), "full": (10, 100, 1_000, 10_000)}
-_SLOW, _SLOW_FROM = "Fixup with scalars at 10/L", 1_000  # ours, and the layers from which on it is tried
+_SLOW, _SLOW_FROM = "Fixup with scalars at 10/L", 1_000  # our own variant, tried from this number of layers on
 
 
 def _depth_rows(scale: Scale) -> dict[tuple[str, int], TrainConfig]:
@@ -151,7 +151,7 @@ _XAVIER = "Xavier, rate 0.01"
 
 def _resnet_rows(scale: Scale) -> dict[str, TrainConfig]:
     rows = {"Fixup": "fixup_cifar", "batch norm": "batchnorm_cifar"}
-    if scale == "quick":  # no Xavier: ResNet-20 is too shallow to need a small rate, and at one would lose for that
+    if scale == "quick":  # no Xavier: ResNet-20 is too shallow to need a small rate, and would lose by it
         return {row: recipe(name, **_SMALL, model="resnet20", epochs=5) for row, name in rows.items()}
     made = {row: recipe(name) for row, name in {**rows, "Xavier, small rate": "xavier_cifar"}.items()}
     return {**made, _XAVIER: recipe("xavier_cifar", lr=0.01)}
@@ -169,7 +169,7 @@ def _printed_check(row: str, paper: float, slack: float, why: str, *, main: bool
 
 
 def _quick_checks(model: str, statement: str, paper: str) -> tuple[Check, Check]:
-    """That Fixup is near batch norm; and that it trains, or two networks that both die would count as equally good."""
+    """Fixup is near batch norm, and it trains: otherwise two networks that both fail would count as equally good."""
     return (
         expect(f"{model}: test error, Fixup", paper="trains", high=100 - DEAD, scale="quick").says(
             "Fixup trains, its test error in % is", why="more than twice chance in accuracy"
@@ -254,7 +254,7 @@ def table1(settings: Settings) -> Measurement:
     )
 
 
-# Figure 4: what each part of Fixup is for
+# Figure 4: the purpose of each part of Fixup
 
 _ABLATIONS = {
     "batch norm": "batchnorm",
@@ -308,7 +308,7 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
 def fig4(settings: Settings) -> Measurement:
     """Training accuracy in the first three epochs without parts of Fixup. Reference: fixup, appendix C.1, Figure 4.
 
-    Differs: the mean over the third epoch, since runs log once an epoch.
+    Differs: the mean over the third epoch, since runs log once per epoch.
     """
     runs = train_rows(settings, _ablation_rows(settings.scale))
     found = {row: each(seeds, fitted) for row, seeds in runs.items()}

@@ -1,7 +1,7 @@
-"""Table 3 of `fixup` on text that is at hand: German-English by Transformers without layer norm.
+"""The claims of `fixup` on translation: Table 3, and the same comparison on text that was available.
 
-Reference: Zhang, Dauphin, Ma 2019, section 4.3, Table 3. Multi30k and Europarl stand in for IWSLT and WMT; the
-comparison is the paper's, the numbers are not. All BLEU are of the test sentences, by sacrebleu.
+Reference: Zhang, Dauphin, Ma 2019, section 4.3, Table 3. Multi30k and Europarl stand in for IWSLT and WMT: the
+methods are those of the paper, the text is not. All BLEU scores are of the test sentences, by sacrebleu.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _WORDS, _LONGEST = 16, 6  # of the made-up language
 
 
 def bleu(run: Trained) -> float:
-    """BLEU of a run's test sentences; that of a diverged one is 0."""
+    """BLEU of a run's test sentences; 0 for a diverged run."""
     return 0.0 if run.diverged else float(run.result["bleu"]["score"])
 
 
 def _made_up(folder: Path) -> str:
-    """Sentences of made-up words beside the same backwards, prepared: the data of the quick scale."""
+    """Prepare the data of the quick scale: sentences of made-up words, to be translated into their reversal."""
     draws, files = random.Random(0), {}
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 2000), ("valid", 100), ("test", 100)):
@@ -67,7 +67,7 @@ def _small(settings: Settings, method: str) -> TrainConfig:
 
 
 def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Measurement:
-    """BLEU of every row, and how far each is above layer norm."""
+    """Train every row, and measure its BLEU and its lead over layer norm."""
     runs = train_rows(settings, rows)
     found: dict[str, Numbers] = {row: each(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
@@ -86,7 +86,7 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
 
 
 def _files(runs: Runs) -> tuple[Table, ...]:
-    """The text files that the runs were made from, by what identifies them."""
+    """The text files behind the runs, with their sizes and hashes."""
     told = (run.result.get("inputs") for seeds in runs.values() for run in seeds.values())
     inputs: dict[str, Any] = next((found for found in told if found), {})
     files = [(split, file) for split, of in inputs.items() for file in of]

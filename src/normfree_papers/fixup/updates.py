@@ -1,4 +1,4 @@
-"""The claims of `fixup` on updates: what one step of gradient descent changes, in networks and in a scalar branch.
+"""The claims of `fixup` on updates: the change that one step of gradient descent makes to a network.
 
 Reference: Zhang, Dauphin, Ma 2019, section 3, appendix B.
 """
@@ -27,7 +27,7 @@ _WIDTH = 16
 
 
 def _update(settings: Settings, L: int, m: int, method: str, seed: int, which: str) -> Updates:
-    """One step of a residual MLP of L branches of m layers; stem, classifier and data are the same for every L."""
+    """Measure one step of a residual MLP of L branches of m layers; stem, classifier and data do not depend on L."""
     model = build(
         f"resmlp-{L}-{_WIDTH}-{m}",
         method,
@@ -108,7 +108,7 @@ def eq5(settings: Settings) -> Measurement:
             exponent(depths, c) for c in curves["weights without L-scaling"]
         ]
         values[f"exponent in η, m = {m}"] = slopes
-        # From the second depth on, where the many scalars in the branches outweigh the few outside them.
+        # From the second depth on: there the many scalars in the branches outweigh the few outside them.
         values[f"exponent of the biases, m = {m}"] = [exponent(depths[1:], c[1:]) for c in curves["scalars at η"]]
         panels.append(
             Panel(
@@ -130,7 +130,7 @@ def eq5(settings: Settings) -> Measurement:
 
 
 def _of_scalars(updates: Updates) -> float:
-    """‖Δf‖/η that the scalars in the branches add in the direction of the whole change."""
+    """The part of ‖Δf‖/η that the scalars in the branches contribute, in the direction of the whole change."""
     return updates.per_unit * math.fsum(share.scalars for share in updates.shares)
 
 
@@ -152,7 +152,7 @@ def _predicted(
 ) -> Tensor:
     """-Σ_l Σ_i J_l^i ∂ℓ/∂z of equation 12, every J_l^i from its definition by matrix products.
 
-    Without `masks` all units count as active, which is wrong.
+    Without `masks` all units count as active, which is wrong: the control.
     """
     size = x0.numel()
 
@@ -176,7 +176,7 @@ def _predicted(
     for seen, masked in zip(reversed(inputs), reversed(behind), strict=True):
         jacobian = torch.eye(size, dtype=x0.dtype)
         for i in reversed(range(len(masked))):
-            # ∂x_l/∂pre-activation of layer i: what follows it, and its own ReLU.
+            # ∂x_l/∂pre-activation of layer i: its own ReLU, and the layers that follow.
             following = jacobian @ active(masked[i] @ seen[i])
             through = to_output @ following
             total = total + seen[i].square().sum() * through @ through.mT
@@ -186,7 +186,7 @@ def _predicted(
 
 
 def _network(settings: Settings, L: int, m: int, seed: int) -> tuple[Tensor, list[list[Tensor]], Tensor]:
-    """An input, the weights of L branches of m layers of width 24, He's scaled by L^(-1/(2m-2)), and a classifier."""
+    """Draw an input, L branches of m layers of width 24 (He, times L^(-1/(2m-2))), and a classifier."""
     g = torch.Generator().manual_seed(seed)
 
     def draw(rows: int, columns: int, variance: float) -> Tensor:
@@ -354,6 +354,6 @@ def thm4(settings: Settings) -> Measurement:
 
 
 def _scalar_step(factors: Sequence[float], rate: float) -> float:
-    """|ΔF| of one step of F = Π a_i at x = 1 with ∂ℓ/∂F = 1, taken as it is."""
+    """|ΔF| of one actual step of F = Π a_i at x = 1 with ∂ℓ/∂F = 1."""
     gradients = [math.prod(factors[:i] + factors[i + 1 :]) for i in range(len(factors))]  # type: ignore[operator]
     return abs(math.prod(a - rate * g for a, g in zip(factors, gradients, strict=True)) - math.prod(factors))

@@ -1,1 +1,1 @@
-"""The claims of `normdead`. Hoedt, Hochreiter, Klambauer 2022: what normalization does, and what can stand in."""
+"""The claims of `normdead`. Hoedt, Hochreiter, Klambauer 2022: the effects of normalization, and its substitutes."""

@@ -1,4 +1,4 @@
-"""Batch norm's backward pass in `normdead`: equation 3, which centres the gradient.
+"""The claim of `normdead` on the backward pass of batch norm: equation 3, which centres the gradient.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.2, equations 2 and 3.
 """
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _IMAGES = (16, 6, 6, 6)  # as many channels as columns, so that the listing runs
 _OVER = (0, 2, 3)
@@ -22,24 +22,24 @@ _SHOWN = ("before", "batch norm", "statistics held fixed", "layer norm")
 
 
 def batch_normalize(x: Tensor, *, hold: bool = False, correction: int = 0) -> Tensor:
-    """Equation 2 without ε; `hold` takes the statistics out of the graph, `correction=1` is torch's own variance."""
+    """Equation 2 without ε; `hold` detaches the statistics, and `correction=1` is the default variance of torch."""
     mu, var = x.mean(_OVER, keepdim=True), x.var(_OVER, correction=correction, keepdim=True)
     return (x - mu.detach()) / var.detach().sqrt() if hold else (x - mu) / var.sqrt()
 
 
 def equation3(g: Tensor, x_hat: Tensor, sigma: Tensor, *, summed: bool = False) -> Tensor:
-    """(g - μ_g - cov(g, x̂)·x̂)/σ, with μ_g the mean over the batch, or `summed` as the text prints it."""
+    """(g - μ_g - cov(g, x̂)·x̂)/σ, with μ_g the mean over the batch, or the sum, as the text prints it."""
     mu = g.sum(_OVER, keepdim=True) if summed else g.mean(_OVER, keepdim=True)
     return (g - mu - (g * x_hat).mean(_OVER, keepdim=True) * x_hat) / sigma
 
 
 def listing(x: Tensor) -> Tensor:
-    """`batch_normalize` as the survey's listing has it, which does not keep the reduced dimensions."""
+    """Batch norm as in the listing of the survey, which drops the reduced dimensions."""
     return (x - torch.mean(x, dim=(0, -1, -2))) / torch.sqrt(torch.var(x, dim=(0, -1, -2)) + 1e-5)
 
 
 def left_mean(gradient: Tensor) -> Tensor:
-    """|mean over the batch| over the root mean square, for every channel."""
+    """The mean over the batch relative to the root mean square, for every channel."""
     return gradient.mean(_OVER).abs() / gradient.square().mean(_OVER).sqrt()
 
 
@@ -65,7 +65,7 @@ def _through(
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         *(
-            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
+            rounding(name, statement)
             for name, statement in (
                 ("gradient against equation 3", "equation 3 with μ_g the mean of g, relative difference"),
                 ("torch's batch norm against equation 3", "the same of nn.BatchNorm2d, its ε in σ"),
@@ -111,7 +111,7 @@ def _through(
 )
 def eq3(settings: Settings) -> Measurement:
     """Gradients through batch norm held against equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
     refused = True
     for seed in settings.each_seed():
@@ -137,15 +137,14 @@ def eq3(settings: Settings) -> Measurement:
             "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
             **{f"mean of the gradient, {name}": float(left_mean(means[name]).max()) for name in means},
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
         for name in _SHOWN:
             shown[name].append(left_mean(means[name]).tolist())
         refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
     columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
     words = "raises an error" if refused else "runs"
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "what is left of the gradient's mean over the batch",
@@ -160,7 +159,7 @@ def eq3(settings: Settings) -> Measurement:
 
 
 def _weight_along(x: Tensor, gamma: Tensor, beta: Tensor, target: Tensor) -> float:
-    """How much of x̂ the gradient lacks over cov(g, x̂), where the variance is the unbiased one; mean over channels."""
+    """The part along x̂ that the unbiased variance removes, relative to cov(g, x̂); mean over channels."""
     x_hat, _, g, at_x = _through(lambda t: batch_normalize(t, correction=1), x, gamma, beta, target)
     removed = g - g.mean(_OVER, keepdim=True) - at_x * x.std(_OVER, correction=1, keepdim=True)
     weight = (removed * x_hat).sum(_OVER) / x_hat.square().sum(_OVER)

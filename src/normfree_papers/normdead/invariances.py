@@ -1,4 +1,4 @@
-"""What each normalizer of `normdead` does not notice: shifts and scales of data, samples, neurons and weights.
+"""The claim of `normdead` on invariances of normalizers: to shifts and scales of data, samples, neurons and weights.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.3; Ba 2016 (the terms).
 """
@@ -18,23 +18,23 @@ from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import ROUNDING, generator, normal, undisturbed
 
-_FACTOR = 3.0  # of a change of scale: no power of two, which would change no digit
+_FACTOR = 3.0  # no power of two, which would change no digit
 
-# Each takes inputs (N, C, …), weights (out, in, …) and a source of draws, and gives the changed two.
+# Takes inputs (N, C, …), weights (out, in, …) and a generator, and returns changed inputs and weights.
 Change = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
 def _per(tensor: Tensor, dim: int, g: torch.Generator) -> Tensor:
-    """N(0, 1) numbers, one an index of a dimension, shaped to broadcast."""
+    """Draws from N(0, 1), one per index of a dimension, shaped to broadcast."""
     shape = [1] * tensor.dim()
     shape[dim] = tensor.shape[dim]
     return normal(shape, g)
 
 
 def _factors(tensor: Tensor, dim: int, g: torch.Generator) -> Tensor:
-    """Positive factors around 1, one an index of a dimension."""
+    """Positive factors around 1, one per index of a dimension."""
     return _per(tensor, dim, g).exp()
 
 
@@ -56,9 +56,9 @@ CHANGES: dict[str, tuple[str, Change]] = {
 
 @dataclass(frozen=True)
 class _Normalizer:
-    """A layer of the survey, and the changes that algebra says it does not notice, of vectors and of images.
+    """A normalizer of the survey, with the changes to which it is invariant by algebra.
 
-    `kinds` says for which of the two it exists.
+    `of_vectors` are further changes for vectors only. `kinds` tells whether it exists for vectors and images.
     """
 
     keeps: frozenset[str]
@@ -70,13 +70,13 @@ class _Normalizer:
     kinds: tuple[str, ...] = ("vectors", "images")
 
     def kept(self, kind: str) -> frozenset[str]:
-        """What is not noticed in this case."""
+        """The changes to which it is invariant, for vectors or images."""
         return self.keeps | self.of_vectors if kind == "vectors" else self.keeps
 
 
 _ALONE = frozenset({"other samples"})
 _SAMPLE = frozenset({"data scale", "sample scale", "weight scale"}) | _ALONE
-# A shift of all neurons alike adds one number to the features of an input: of an image, one number a pixel.
+# A common shift of all neurons adds one number to the features of an input; of an image, one number per pixel.
 _COMMON = frozenset({"weight shift"})
 NORMALIZERS: dict[str, _Normalizer] = {
     "none": _Normalizer(_ALONE),
@@ -100,7 +100,7 @@ NORMALIZERS: dict[str, _Normalizer] = {
 
 
 def weighted(spec: _Normalizer, x: Tensor, weight: Tensor) -> Tensor:
-    """What the weight layer makes of `x` with these raw weights; images have no border."""
+    """The output of the weight layer with these raw weights; images have circular padding."""
     outputs, inputs = weight.shape[:2]
     layer: nn.Module
     if x.dim() > 2:
@@ -110,7 +110,7 @@ def weighted(spec: _Normalizer, x: Tensor, weight: Tensor) -> Tensor:
     layer = layer.double().eval()
     with torch.no_grad():
         if spec.weight == "spectral":
-            layer.set_weight_(weight)  # type: ignore[operator]  # with the singular vectors that go with it
+            layer.set_weight_(weight)  # type: ignore[operator]  # sets its singular vectors as well
         else:
             layer.weight.copy_(weight)
         return layer(x)  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ def normalized(spec: _Normalizer, out: Tensor, seen: Tensor) -> Tensor:
     """The normalizer and activation after a weight layer; statistics for inference are those of `seen`."""
     if spec.norm is not None:
         norm: Any = normalizer(spec.norm, out.shape[1], spatial=out.dim() > 2).double()
-        norm.eps = 1e-300  # as good as 0, which torch refuses: what is left of a change is rounding
+        norm.eps = 1e-300  # torch refuses 0; the rest of a change is then rounding
         if spec.inference:
             norm.momentum = 1.0
             norm(seen)
@@ -130,14 +130,14 @@ def normalized(spec: _Normalizer, out: Tensor, seen: Tensor) -> Tensor:
 
 
 def measure_changes(kind: str, seed: int) -> dict[tuple[str, str], float]:
-    """For every normalizer and change, ‖y' - y‖/‖y‖."""
+    """The relative change ‖y' - y‖/‖y‖ of the output, for every normalizer and change."""
     g = generator(seed)
     x, weight = (
         (normal((32, 24), g), normal((16, 24), g))
         if kind == "vectors"
         else (normal((8, 6, 5, 5), g), normal((16, 6, 3, 3), g))
     )
-    x = x + _per(x, 1, g)  # with a mean, as data have
+    x = x + _per(x, 1, g)  # with a mean, as of real data
     found = {}
     for number, (change, (_, apply)) in enumerate(CHANGES.items()):
         changed_x, changed_weight = apply(x, weight, generator(1000 * (seed + 1) + number))
@@ -264,7 +264,7 @@ def sec2_3(settings: Settings) -> Measurement:
 
 
 def _table(kind: str, values: dict[str, list[float]]) -> Table:
-    """Which changes are not noticed."""
+    """The table of relative changes, with the invariances by name."""
     rows = []
     for name, spec in NORMALIZERS.items():
         if kind in spec.kinds:

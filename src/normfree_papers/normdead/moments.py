@@ -1,4 +1,4 @@
-"""What normalizes without statistics in `normdead`: weight norm, normalization propagation, spectral norm, SELU.
+"""The claim of `normdead` on normalizing without statistics: weight norm, spectral norm, SELU and their kin.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.3.
 """
@@ -15,10 +15,10 @@ from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import ROUNDING, generator, normal, rounding, undisturbed
 
 _DRAWS, _DEPTH, _WIDTH, _BATCH = 1_000_000, 32, 512, 256
 _STARTS = {"mean 0, variance 4": (0.0, 4.0), "mean 0, variance 0.1": (0.0, 0.1), "mean 1, variance 1": (1.0, 1.0)}
@@ -26,7 +26,7 @@ _ITERATIONS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
 def power_estimates(seed: int) -> list[float]:
-    """The layer's estimate of the largest singular value over the true one, by number of power iterations."""
+    """The estimated over the true largest singular value, by number of power iterations."""
     layer = SpectralNormLinear(64, 48, bias=False).double().eval()
     g = generator(seed)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def power_estimates(seed: int) -> list[float]:
 
 @torch.no_grad()
 def layer_moments(method: str, start: tuple[float, float], seed: int) -> tuple[list[float], list[float]]:
-    """Mean and variance of all numbers after each activation of an MLP, from inputs of a mean and a variance."""
+    """Mean and variance of all numbers after each activation of an MLP, for inputs of given mean and variance."""
     g = generator(seed)
     model = build(f"mlp-{_DEPTH + 1}-{_WIDTH}", method, size=1, in_channels=_WIDTH, generator=g).double()
     x = start[0] + math.sqrt(start[1]) * normal((_BATCH, _WIDTH), g)
@@ -80,9 +80,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
     quick_seeds=2,
     seeds=5,
     checks=(
-        expect("row norm less 1, weight norm", paper=0.0, high=ROUNDING).says(
-            "weight vectors have unit norm, largest difference", why=WHY_ROUNDING
-        ),
+        rounding("row norm less 1, weight norm", "weight vectors have unit norm, largest difference"),
         _near(
             "mean, normalization propagation",
             "behind a unit row and its ReLU the mean is 0",
@@ -166,7 +164,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
 @undisturbed
 def sec2_3_moments(settings: Settings) -> Measurement:
     """Moments behind weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     estimates: list[list[float]] = []
     curves: dict[str, list[list[float]]] = {}
     for seed in settings.each_seed():
@@ -175,13 +173,13 @@ def sec2_3_moments(settings: Settings) -> Measurement:
         with torch.no_grad():
             layer.weight.copy_(5 * normal((50, 100), g) + 1)
         rows = layer.effective_weight().detach()
-        # 50 rows read 20,000 inputs each: outputs are N(0, 1) where rows have unit norm.
+        # 50 rows with 20,000 inputs each: rows of unit norm have outputs from N(0, 1).
         z = (normal((_DRAWS // 50, 100), g) @ rows.T).flatten()
         propagated = NormPropReLU()(z)
         estimates.append(power_estimates(seed))
         ends = {}
-        for start, numbers in _STARTS.items():
-            mean_curve, variance_curve = layer_moments("selu", numbers, seed)
+        for start, moments in _STARTS.items():
+            mean_curve, variance_curve = layer_moments("selu", moments, seed)
             curves.setdefault(f"SELU, {start}", []).append(variance_curve)
             ends[start] = (mean_curve[-1], variance_curve[-1])
         squares = []
@@ -207,10 +205,9 @@ def sec2_3_moments(settings: Settings) -> Measurement:
             "variance behind alpha dropout": float(dropped.var()),
             "variance behind plain dropout": float(plain.var()),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "variance over an MLP",

@@ -1,4 +1,4 @@
-"""The first statement of `normdead`: the Hessian of linear regression, and what normalized data do to it.
+"""The claim of `normdead` on linear regression: its Hessian, for raw, normalized and whitened data.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.1, equation 1.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8
 _FORMS = ("raw", "centred", "normalized", "whitened")
@@ -23,7 +23,7 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def data_forms(x: Tensor) -> dict[str, Tensor]:
-    """The data as they are, with mean 0, also with unit variance, and whitened, by its own statistics."""
+    """The data as they are, centred, normalized, and whitened, by their own statistics."""
     centred = x - x.mean(0)
     eigenvalues, vectors = torch.linalg.eigh(centred.T @ centred / len(x))
     whitened = centred @ vectors / eigenvalues.sqrt()
@@ -31,7 +31,7 @@ def data_forms(x: Tensor) -> dict[str, Tensor]:
 
 
 def regression_hessian(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """The Hessian of mean ½(wᵀx - y)² by automatic differentiation of the loss alone."""
+    """The Hessian of mean ½(wᵀx - y)² by automatic differentiation of the loss."""
 
     def loss(weights: Tensor) -> Tensor:
         return 0.5 * (x @ weights - y).square().mean()
@@ -40,7 +40,7 @@ def regression_hessian(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def descent(x: Tensor, y: Tensor, steps: Sequence[int]) -> list[float]:
-    """Excess loss over that of w = 0 after steps of gradient descent at rate 1/λ_max, by the eigenvectors' errors."""
+    """Excess loss after steps of gradient descent at rate 1/λ_max, relative to that of w = 0."""
     second = x.T @ x / len(x)
     best = torch.linalg.lstsq(x, y.unsqueeze(1), driver="gelsd").solution.squeeze(1)
     rate = 1 / torch.linalg.eigvalsh(second)[-1]
@@ -68,17 +68,14 @@ def condition(hessian: Tensor) -> float:
     "different scales, and gradient descent at rate 1/λ_max.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
-        expect("Hessian against the mean of x xᵀ", paper=0.0, high=ROUNDING).says(
-            "the two sides of equation 1, relative difference", why=WHY_ROUNDING
+        rounding("Hessian against the mean of x xᵀ", "the two sides of equation 1, relative difference"),
+        rounding("Hessian at other weights and targets", "it depends on neither w nor y: relative change"),
+        rounding(
+            "Hessian against the covariance, centred data",
+            "for data of mean 0 this is the covariance, as the text says",
         ),
-        expect("Hessian at other weights and targets", paper=0.0, high=ROUNDING).says(
-            "it depends on neither w nor y: relative change", why=WHY_ROUNDING
-        ),
-        expect("Hessian against the covariance, centred data", paper=0.0, high=ROUNDING).says(
-            "for data of mean 0 this is the covariance, as the text says", why=WHY_ROUNDING
-        ),
-        expect("Hessian against the covariance and μμᵀ, raw data", high=ROUNDING).says(
-            "for data of mean μ it is the covariance and μμᵀ", why=WHY_ROUNDING
+        rounding(
+            "Hessian against the covariance and μμᵀ, raw data", "for data of mean μ it is the covariance and μμᵀ", None
         ),
         expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).says(
             "and not the covariance",
@@ -108,15 +105,16 @@ def condition(hessian: Tensor) -> float:
             "at no step is the loss above (1 - 1/κ)²ᵗ, by which the condition number κ governs learning",
             why="the slowest direction shrinks by 1 - 1/κ a step; rounding",
         ),
-        expect("block of a layer against v²·mean of x xᵀ", paper="directly carry over", high=ROUNDING).says(
+        rounding(
+            "block of a layer against v²·mean of x xᵀ",
             "in a network of two linear layers the block of a neuron's weights is the same matrix times v²",
-            why=WHY_ROUNDING,
+            "directly carry over",
         ),
     ),
 )
 def eq1(settings: Settings) -> Measurement:
     """Hessians of linear regression and covariances. Reference: normdead, section 2.1, equation 1; LeCun 1998."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     curves: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     spectra: dict[str, list[list[float]]] = {form: [] for form in _FORMS}
     for seed in settings.each_seed():
@@ -136,7 +134,7 @@ def eq1(settings: Settings) -> Measurement:
             loss / bound
             for form in _FORMS
             for t, loss in zip(_STEPS, losses[form], strict=True)
-            if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it rounding is all there is
+            if (bound := (1 - 1 / condition(hessians[form])) ** (2 * t)) > 1e-20  # below it there is only rounding
         ]
         conditions = {form: condition(matrix) for form, matrix in hessians.items()}
         one = {
@@ -153,14 +151,13 @@ def eq1(settings: Settings) -> Measurement:
             "excess loss over its bound": max(bounds),
             "block of a layer against v²·mean of x xᵀ": max(_layer_blocks(x, y, v, g)),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
         for form in _FORMS:
             curves[form].append(losses[form])
             spectra[form].append(torch.linalg.eigvalsh(hessians[form]).flip(0).tolist())
     found = {form: [fmean(column) for column in zip(*spectra[form], strict=True)] for form in _FORMS}
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "eigenvalues of the Hessian",
@@ -193,7 +190,7 @@ def eq1(settings: Settings) -> Measurement:
 
 
 def _layer_blocks(x: Tensor, y: Tensor, v: Tensor, g: torch.Generator) -> list[float]:
-    """How far the Hessian's block of each neuron of vᵀWx lies from v² times the mean of x xᵀ."""
+    """The relative difference of each neuron's block of the Hessian of vᵀWx from v² times the mean of x xᵀ."""
     weight, second = normal((len(v), x.shape[1]), g), x.T @ x / len(x)
 
     def loss(row: Tensor, i: int) -> Tensor:

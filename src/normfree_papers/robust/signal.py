@@ -22,7 +22,7 @@ from normfree_papers.claims.registry import register
 
 
 def _standardized(fan: int) -> Callable[[InitContext], None]:
-    """He by fan-in (0) or fan-out (1), each layer standardized after sampling as section 4 says."""
+    """An initializer: He by fan-in (0) or fan-out (1), each layer standardized after sampling, as in section 4."""
 
     def initialize(ctx: InitContext) -> None:
         for layer in ctx.plan.hidden():
@@ -62,7 +62,7 @@ def _method(name: str) -> Method:
 
 @dataclass(frozen=True)
 class _Ranges:
-    """What is expected of one depth: factors a block inside stages, and decades over the whole network."""
+    """The expected numbers of one depth: factors per block inside stages, and decades over the whole network."""
 
     backward_proposed: tuple[float, float]
     forward: tuple[float, float]
@@ -79,6 +79,17 @@ _BOTTLENECK = (
     "measured here before: 0.9 to 1.0 backward and 0.85 to 1.05 forward, above 1.4 for Brock; what is missing to 1 "
     "is lost at the zero-padded border"
 )
+_RESNET50 = _Ranges(
+    backward_proposed=(0.9, 1.0),
+    forward=(0.85, 1.05),
+    backward_brock=1.4,
+    backward_plain=(1.7, 2.1),
+    total_proposed=True,
+    total_exploding=3.0,
+    total_brock=None,
+    why_factor=_BOTTLENECK,
+    why_total="measured here before: 1e3 to 1e4 and up for He fan-in and Brock",
+)
 _RANGES = {
     18: _Ranges(
         backward_proposed=(0.8, 1.0),
@@ -92,26 +103,10 @@ _RANGES = {
         "1.57 for Brock and 1.73 in place of 2 for He, ± 10 % for four blocks of a few seeds",
         why_total="measured here before: 1 to 4 at ResNet-18, a factor of 2 to either side",
     ),
-    50: _Ranges(
-        backward_proposed=(0.9, 1.0),
-        forward=(0.85, 1.05),
-        backward_brock=1.4,
-        backward_plain=(1.7, 2.1),
-        total_proposed=True,
-        total_exploding=3.0,
-        total_brock=None,
-        why_factor=_BOTTLENECK,
-        why_total="measured here before: 1e3 to 1e4 and up for He fan-in and Brock",
-    ),
-    101: _Ranges(
-        backward_proposed=(0.9, 1.0),
-        forward=(0.85, 1.05),
-        backward_brock=1.4,
-        backward_plain=(1.7, 2.1),
-        total_proposed=True,
+    50: _RESNET50,
+    101: replace(
+        _RESNET50,
         total_exploding=7.0,
-        total_brock=None,
-        why_factor=_BOTTLENECK,
         why_total="measured here before: 8e8 for He fan-in, and above 1e8 for Brock",
     ),
 }
@@ -121,44 +116,52 @@ def _figure_checks(depth: int) -> tuple[Check, ...]:
     r = _RANGES[depth]
     checks = []
     for name, label in PROPOSED.items():
+        low, high = r.backward_proposed
         checks += [
-            _range(
-                f"backward a block, {name}",
-                f"{label}: the gradient is kept from block to block",
-                1.0,
-                r.backward_proposed,
-                r,
+            expect(f"backward a block, {name}", paper=1.0, low=low, high=high).says(
+                f"{label}: the gradient is kept from block to block", why=r.why_factor
             ),
-            _range(
-                f"forward a block, {name}",
-                f"{label}: so is the signal, up to some amount",
-                "up to some amount",
-                r.forward,
-                r,
-                main=False,
+            aside(f"forward a block, {name}", paper="up to some amount", low=r.forward[0], high=r.forward[1]).says(
+                f"{label}: so is the signal, up to some amount", why=r.why_factor
             ),
         ]
         if r.total_proposed:
             checks += _conserved(name, label)
     for name, label in BROCK.items():
         checks += [
-            _range(f"forward a block, {name}", f"{label}: the signal is kept", "preserved", r.forward, r),
-            _range(
-                f"backward a block, {name}", f"{label}: the gradient explodes", "exploding", (r.backward_brock, None), r
+            expect(f"forward a block, {name}", paper="preserved", low=r.forward[0], high=r.forward[1]).says(
+                f"{label}: the signal is kept", why=r.why_factor
+            ),
+            expect(f"backward a block, {name}", paper="exploding", low=r.backward_brock).says(
+                f"{label}: the gradient explodes", why=r.why_factor
             ),
         ]
         if r.total_exploding:
             checks.append(
-                _total(name, f"{label}: explosion over the network", "exploding", (r.total_exploding, None), r)
+                expect(f"backward decades, {name}", paper="exploding", low=r.total_exploding).says(
+                    f"{label}: explosion over the network (log10 of first over last)", why=r.why_total
+                )
             )
         if r.total_brock:
-            checks.append(_total(name, f"{label}: still harmless at this depth", None, r.total_brock, r))
-    for name, label in PLAIN.items():
-        for direction in ("forward", "backward"):
-            statement = f"{label}: neither signal nor gradient is kept"
-            checks.append(_range(f"{direction} a block, {name}", statement, "not preserved", r.backward_plain, r))
+            checks.append(
+                expect(f"backward decades, {name}", low=r.total_brock[0], high=r.total_brock[1]).says(
+                    f"{label}: still harmless at this depth (log10 of first over last)", why=r.why_total
+                )
+            )
+    low, high = r.backward_plain
+    checks += [
+        expect(f"{direction} a block, {name}", paper="not preserved", low=low, high=high).says(
+            f"{label}: neither signal nor gradient is kept", why=r.why_factor
+        )
+        for name, label in PLAIN.items()
+        for direction in ("forward", "backward")
+    ]
     if r.total_exploding:
-        checks.append(_total("he_in", "ResNet (He fan-in): explosion", "exploding", (r.total_exploding, None), r))
+        checks.append(
+            expect("backward decades, he_in", paper="exploding", low=r.total_exploding).says(
+                "ResNet (He fan-in): explosion (log10 of first over last)", why=r.why_total
+            )
+        )
     for name, label in NORMED.items():
         checks += [
             aside(f"forward decades, {name}", paper="fixes things up", low=-1.0, high=1.0).says(
@@ -174,7 +177,7 @@ def _figure_checks(depth: int) -> tuple[Check, ...]:
 
 
 def _conserved(name: str, label: str) -> tuple[Check, Check]:
-    """Over the whole network the rules allow no growth; strides and borders, which they leave out, lose a part."""
+    """The checks over the whole network: no growth, and no loss, which strides and borders do cause."""
     key = f"backward decades, {name}"
     return (
         expect(key, paper="conserved", high=0.3).says(
@@ -189,33 +192,12 @@ def _conserved(name: str, label: str) -> tuple[Check, Check]:
     )
 
 
-def _range(
-    name: str,
-    statement: str,
-    paper: float | str | None,
-    ends: tuple[float | None, float | None],
-    ranges: _Ranges,
-    *,
-    main: bool = True,
-) -> Check:
-    why = ranges.why_factor
-    return expect(name, paper=paper, low=ends[0], high=ends[1], main=main).says(statement, why=why)
-
-
-def _total(
-    name: str, statement: str, paper: str | None, ends: tuple[float | None, float | None], ranges: _Ranges
-) -> Check:
-    return expect(f"backward decades, {name}", paper=paper, low=ends[0], high=ends[1]).says(
-        f"{statement} (log10 of first over last)", why=ranges.why_total
-    )
-
-
 def _figure(depth: int, settings: Settings) -> Measurement:
     """Variance of signal and gradient at every block's output, for all curves of the legend.
 
     Reference: robust, section 4, Figure 2; appendix A, Figures 4 and 5.
-    Differs: "classical ResNet" has identity shortcuts but where the shape changes; its batch norm twin has the 1×1
-    convolutions of Table 1 in every block, and one with identity shortcuts is drawn beside.
+    Differs: our "classical ResNet" has identity shortcuts except where the shape changes. With batch norm it has the
+    1×1 convolutions of Table 1 in every block; a second curve shows batch norm with identity shortcuts.
     """
     batch, size = (4, 32) if settings.quick else (8, 32)
     values: dict[str, list[float]] = {}

@@ -21,29 +21,15 @@ _SHORTCUTS = {
     "LearnScalar": "learnscalar",
     "ConvShort": "convshort",
 }
-# Appendix A, Table 1: millions of parameters and billions of FLOPs, by depth and kind of shortcut
-_PRINTED: dict[int, dict[str, tuple[float, float]]] = {
-    18: {
-        "BatchNorm": (11.52, 1.16),
-        "IdShort": (11.16, 1.12),
-        "LearnScalar": (11.16, 1.12),
-        "ConvShort": (11.52, 1.16),
-    },
-    50: {"BatchNorm": (38.02, 4.2), "IdShort": (23.47, 2.6), "LearnScalar": (23.47, 2.6), "ConvShort": (38.02, 4.2)},
-    101: {
-        "BatchNorm": (74.78, 8.92),
-        "IdShort": (42.41, 5.02),
-        "LearnScalar": (42.41, 5.02),
-        "ConvShort": (74.78, 8.92),
-    },
-    152: {
-        "BatchNorm": (105.06, 13.62),
-        "IdShort": (58.01, 3.72),
-        "LearnScalar": (58.01, 3.72),
-        "ConvShort": (105.06, 13.62),
-    },
+# Appendix A, Table 1: millions of parameters and billions of FLOPs, by depth and kind of shortcut. BatchNorm and
+# ConvShort have the same printed numbers, and so have IdShort and LearnScalar.
+_CONVOLUTION = {18: (11.52, 1.16), 50: (38.02, 4.2), 101: (74.78, 8.92), 152: (105.06, 13.62)}
+_IDENTITY = {18: (11.16, 1.12), 50: (23.47, 2.6), 101: (42.41, 5.02), 152: (58.01, 3.72)}
+_PRINTED = {
+    depth: {kind: (_IDENTITY if kind in ("IdShort", "LearnScalar") else _CONVOLUTION)[depth] for kind in _SHORTCUTS}
+    for depth in _IDENTITY
 }
-_MACS = {(152, "IdShort"), (152, "LearnScalar")}  # rows that print multiply-accumulates
+_MACS = {(152, "IdShort"), (152, "LearnScalar")}  # these rows print multiply-accumulates
 
 
 def _table1_checks() -> tuple[Check, ...]:
@@ -98,7 +84,7 @@ def table1(settings: Settings) -> Measurement:
             counted[kind].append(counts)
             measured = f"{counts[0]:.2f}", f"{counts[1]:.2f}"
             rows.append((f"ResNet-{depth} {kind}", f"{parameters:.2f}", measured[0], f"{flops:g}", measured[1]))
-    # BatchNorm counts as ConvShort and LearnScalar as IdShort: two curves each would hide one another.
+    # BatchNorm has the counts of ConvShort, and LearnScalar those of IdShort: one curve each.
     alike = {"ConvShort and BatchNorm": "ConvShort", "IdShort and LearnScalar": "IdShort"}
     panels = tuple(
         Panel(

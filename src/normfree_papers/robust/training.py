@@ -1,6 +1,6 @@
-"""The claims of `robust` on trained networks: Figures 3, 6 and 7, which are ResNet-50, 18 and 101 on CIFAR-10.
+"""The claims of `robust` on trained networks: Figures 3, 6 and 7, ResNet-50, 18 and 101 on CIFAR-10.
 
-The paper prints no accuracy, so the checks state what its text reads off the plots. All accuracies are in per cent.
+The paper prints no accuracy, so the checks follow what its text says of the plots. All accuracies are in per cent.
 
 Reference: "A robust initialization of residual blocks", ICLR 2022 submission, section 4 and appendix A.
 """
@@ -40,7 +40,7 @@ _NORMED = "BatchNorm"
 _CONV, _OTHERS = PROPOSED["convshort"], (PROPOSED["idshort"], PROPOSED["learnscalar"])
 ROWS = {_NORMED: "batchnorm_convshort", **{label: name for name, label in (PROPOSED | BROCK).items()}}
 
-EPOCHS = 30  # reduced: the paper does not give its own, and the recipe takes 200
+EPOCHS = 30  # reduced from the 200 of the recipe; the paper gives no number
 _TRAINED = 50.0
 _GAP = 1.0  # points
 _SMALL: dict[str, Any] = {**EMBEDDED, "form": "pre", "epochs": 12, "flip": False}
@@ -48,16 +48,16 @@ _SMALL: dict[str, Any] = {**EMBEDDED, "form": "pre", "epochs": 12, "flip": False
 
 @dataclass(frozen=True, kw_only=True)
 class _Figure:
-    """One of the three figures: its network, the stand-in of the quick scale, and what the text reads off it."""
+    """One of the three figures: its network, the stand-in of the quick scale, and what the text says of it."""
 
     number: int
     depth: int
-    stand_in: str  # as many blocks, and as many layers a block
+    stand_in: str  # with as many blocks, and as many layers per block
     brock_trains: bool
     conv_is_best: bool
-    rank: int | None  # of ConvShort among all rows, where the text gives one
-    reading: str  # what the plot shows, in words
-    cost: Cost  # at full scale by `gpu_seconds`; a run that diverges is shorter
+    rank: int | None  # of ConvShort among all rows, if the text gives one
+    reading: str  # the plot in words
+    cost: Cost  # of the full scale by `gpu_seconds`; a diverged run is shorter
 
     def network(self, scale: Scale) -> str:
         """The name of the network that is trained."""
@@ -195,10 +195,10 @@ def _lead(first: str, second: str) -> str:
 
 
 def _measure(figure: _Figure, settings: Settings) -> Measurement:
-    """Train every row of the caption, and read test and training accuracy.
+    """Train every row of the caption, and measure test and training accuracy.
 
     Reference: robust, section 4, Figure 3; appendix A, Figures 6 and 7.
-    Differs: 30 epochs and one seed; the test accuracy is taken once, at the end, where the paper draws it every epoch.
+    Differs: 30 epochs and one seed; the test accuracy is measured once, at the end; the paper plots it for every epoch.
     """
     network = figure.network(settings.scale)
     runs = train_rows(settings, {row: figure.config(row, settings.scale) for row in ROWS})
@@ -218,7 +218,7 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
 
 
 def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel, ...]:
-    """Test accuracy at the end by kind of shortcut, diverged runs crossed; batch norm is a level."""
+    """The panel of final test accuracies by kind of shortcut; diverged runs are crossed, and batch norm is a line."""
     curves = []
     for name, rows in (("proposed", list(PROPOSED.values())), ("Brock", list(BROCK.values()))):
         crossed = [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]

@@ -1,7 +1,7 @@
 """The claims of `wninit` on how deep a network can be trained: MLPs, plain CNNs and wide ResNets.
 
-Reference: Arpit, Campos, Bengio 2019, section 5.1. All accuracies are in per cent. The supplement with the settings is
-not at hand; what is chosen is in the recipes and in `how`.
+Reference: Arpit, Campos, Bengio 2019, section 5.1. All accuracies are in per cent. The supplement with the settings was
+not available; the recipes and `how` state our choices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
 
 
 def _only(depth: int, quick: tuple[int, ...]) -> Scale | None:
-    """The scale of a check on a depth: both where the quick one has that depth, too."""
+    """The scale of a check on a depth: both scales if the quick one has that depth, too."""
     return None if depth in quick else "full"
 
 
@@ -32,7 +32,7 @@ _MLP_DEPTHS, _MLP_QUICK = (10, 20, 50, 100, 200), (20, 50)
 
 
 def _mlps(settings: Settings) -> Sweep:
-    """Both figures are of the same runs. A diverged one counts as 0, as the caption says."""
+    """The runs of both figures; a diverged run counts as 0, as in the caption."""
     if settings.quick:
         changes = {"epochs": 5, "batch_size": 64}
         networks = {d: recipe("wninit_mlp", model=f"mlp-{d}-128", **_SMALL, **changes) for d in _MLP_QUICK}
@@ -91,7 +91,7 @@ def fig2_left(settings: Settings) -> Measurement:
 
 
 def _accuracies(sweep: Sweep) -> dict[str, dict[int, float]]:
-    """Of every initialization and depth by seed; a baseline counts only with all its rates tried."""
+    """Accuracy of every initialization and depth, by seed; a baseline counts only if all its rates were tried."""
     return {
         f"{label}, {depth} layers": sweep.accuracies(label, depth, whole=label != "proposed")
         for label in sweep.labels
@@ -100,7 +100,7 @@ def _accuracies(sweep: Sweep) -> dict[str, dict[int, float]]:
 
 
 def _notes(sweep: Sweep) -> tuple[str, ...]:
-    """Which rate was best of those that were tried."""
+    """A note on the best of the rates that were tried."""
     best = []
     for label in sweep.labels:
         found = []

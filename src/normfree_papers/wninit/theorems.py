@@ -1,4 +1,4 @@
-"""The theorems of `wninit`: what weight-normalized layers and residual stages do to norms.
+"""The theorems of `wninit`: the norms behind weight-normalized layers and residual stages.
 
 Reference: Arpit, Campos, Bengio 2019, sections 3 and 4.
 """
@@ -39,7 +39,7 @@ def _rows(kind: str, n: int, m: int, g: torch.Generator) -> Tensor:
 
 
 def _layer_ratios(settings: Settings, one: Callable[[Tensor, torch.Generator], Tensor]) -> dict[str, list[list[float]]]:
-    """‖v‖²/‖u‖² of many matrices, `_VECTORS` vectors each, for every kind of matrix and shape, one list a seed."""
+    """‖v‖²/‖u‖² of many matrices with `_VECTORS` vectors each, by kind and shape of matrix, one list per seed."""
     matrices = 100 if settings.quick else 1000
     found: dict[str, list[list[float]]] = {}
     total, done = len(settings.seeds) * len(_SHAPES) * 2, 0
@@ -77,7 +77,7 @@ def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
         panels=tuple(
             Panel(title, tuple(Curve(k, v) for k, v in curves.items()), label, "shape", log, note=note, names=shapes)
             for title, curves, label, log, note in (
-                # A logarithmic axis spans at least a decade, so that noise in the fourth digit does not look large.
+                # A logarithmic axis spans at least a decade: noise in the fourth digit does not look large.
                 ("mean over draws", centres, "‖v‖²/‖u‖²", True, "1 means that the norm is kept"),
                 ("standard deviation of a draw", deviations, "of ‖v‖²/‖u‖²", False, "lower is better"),
             )
@@ -171,7 +171,7 @@ _STAGES = ((10, 128), (100, 128), (1000, 96))  # blocks, width
 
 
 def _stage_ratios(blocks: int, width: int, settings: Settings, step: int) -> dict[Direction, list[list[float]]]:
-    """‖output‖/‖input‖ of a residual MLP over all its blocks, forward and backward, for 64 inputs a seed."""
+    """‖output‖/‖input‖ of a residual MLP over all its blocks, forward and backward, for 64 inputs per seed."""
     g = torch.Generator().manual_seed(0)
     model = build(f"resmlp-{blocks}-{width}", "wn", size=1, in_channels=width, generator=g).to(settings.device)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The claims of `wninit` on high learning rates: which seeds survive them with warm-up, and the error in the end.
+"""The claims of `wninit` on high learning rates: the share of seeds that survive them, and the final error.
 
 Reference: Arpit, Campos, Bengio 2019, sections 5.1 and 5.2. All errors are in per cent.
 """
@@ -130,7 +130,7 @@ def fig4(settings: Settings) -> Measurement:
 
 # Table 1: the test error
 
-# Each row's initialization, whether it is warmed up, and the rates among which the held-out images choose.
+# The initialization of each row, whether it has warm-up, and the rates from which held-out images choose.
 _ROWS: dict[str, tuple[str, bool, tuple[float, ...]]] = {
     "data-dependent": ("wn_data", False, (0.01, 0.003)),
     "proposed": ("wn", False, (0.03, 0.01)),
@@ -171,7 +171,7 @@ def _errors_checks() -> tuple[Check, ...]:
                 why="the paper's gap and 0.5 for the one error; 0.2 more for the other, whose spread is 0.16 and more",
             ),
         ]
-        if network != "WRN-40-10":  # where the paper has no gain
+        if network != "WRN-40-10":  # for which the paper prints no gain
             checks.append(
                 aside(
                     f"{network}, proposed - proposed + warm-up",
@@ -235,7 +235,7 @@ def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]
 def table1(settings: Settings) -> Measurement:
     """Test errors beside the printed ones. Reference: wninit, section 5.2, Table 1.
 
-    Differs: batch norm is trained here for all three, on the 45,000 images that the others see; the paper quotes He for
+    Differs: batch norm is trained here for all three, on the same 45,000 images as the others; the paper quotes He for
     the ResNets and starts WRN-40-10 from orthogonal weights.
     """
     networks = (_STAND_IN,) if settings.quick else tuple(_PRINTED)
@@ -255,7 +255,7 @@ def table1(settings: Settings) -> Measurement:
             for seed in settings.seeds:
                 all_rates = [key for key in wanted if (key[0], key[1], key[3]) == (network, row, seed)]
                 runs = {key[2]: run for key in all_rates if (run := found[names[key]]) is not None}
-                # What the proposed one is compared with counts only with all its rates tried.
+                # A baseline counts only if all its rates were tried.
                 if runs and (row == "proposed + warm-up" or len(runs) == len(all_rates)):
                     rate = max(runs, key=lambda rate, runs=runs: held_out(runs[rate]))  # type: ignore[misc]
                     best.setdefault((network, row), {})[seed] = runs[rate]

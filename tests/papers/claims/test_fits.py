@@ -18,7 +18,7 @@ def test_factor_leaves_out_the_steps_between_stages():
     assert factor_a_block(values, stages) == pytest.approx(3)
     assert factor_a_block(values, stages, backward=True) == pytest.approx(1 / 3)
     assert math.isnan(factor_a_block([1, 2], [1, 2]))
-    with pytest.raises(ValueError, match="one stage a value"):
+    with pytest.raises(ValueError, match="one stage per value"):
         factor_a_block([1, 2], [1])
 
 

@@ -502,7 +502,7 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
     (reasons,) = section.folded
     assert reasons.rows[0] == ("one is about 1", "it is one", "one")
-    assert "it holds in part when an aside of the paper fails" in made.subtitle
+    assert "It holds in part when an aside of the paper fails" in made.subtitle
 
 
 def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) -> None:

@@ -11,7 +11,7 @@ from normfree.models import build
 from normfree_papers.claims.claim import Settings, judge
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
-from normfree_papers.normdead import rules
+from normfree_papers.normdead import scaling_rules
 
 CLAIM = get("normdead/sec4_1")
 THEORY = {
@@ -27,12 +27,12 @@ THEORY = {
 
 @pytest.mark.parametrize("name", THEORY)
 def test_growth_agrees_with_the_theory_room(name):
-    assert rules.RULES[name].growth(7) == pytest.approx(theory.variance_by_depth(THEORY[name], 7).tolist())
+    assert scaling_rules.RULES[name].growth(7) == pytest.approx(theory.variance_by_depth(THEORY[name], 7).tolist())
 
 
-@pytest.mark.parametrize("name", rules.RULES)
+@pytest.mark.parametrize("name", scaling_rules.RULES)
 def test_error_falls_with_width_and_seeds_and_is_zero_without_branches(name):
-    rule = rules.RULES[name]
+    rule = scaling_rules.RULES[name]
     error = rule.error(16, 256, 10)
     assert rule.error(16, 1024, 10) == pytest.approx(error / 2)
     assert rule.error(16, 256, 40) == pytest.approx(error / 2)
@@ -40,14 +40,14 @@ def test_error_falls_with_width_and_seeds_and_is_zero_without_branches(name):
 
 
 def test_output_weights_of_shao_are_equal():
-    factors = [rules.RULES["Shao"].factors(l, 9) for l in range(1, 10)]
-    assert rules.output_weights(factors) == pytest.approx([1 / math.sqrt(18)] * 9)
+    factors = [scaling_rules.RULES["Shao"].factors(l, 9) for l in range(1, 10)]
+    assert scaling_rules.output_weights(factors) == pytest.approx([1 / math.sqrt(18)] * 9)
 
 
 def test_stream_takes_moments_before_and_after_every_block():
     model = build("resmlp-3-32", "skipinit", size=1, in_channels=32, generator=torch.Generator().manual_seed(0))
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
-    mean, square, share = rules.stream(model, x)
+    mean, square, share = scaling_rules.stream(model, x)
     first = model.stem(x).detach()
     assert mean == pytest.approx([float(first.mean())] * 4)
     assert square == pytest.approx([float(first.square().mean())] * 4)
@@ -55,13 +55,13 @@ def test_stream_takes_moments_before_and_after_every_block():
 
 
 def test_one_block_of_shao_is_that_of_sqrt_half_for_relu_only():
-    assert rules.one_block(3) < 1e-6
-    assert rules.one_block(3, nn.Tanh()) > 0.01
+    assert scaling_rules.one_block(3) < 1e-6
+    assert scaling_rules.one_block(3, nn.Tanh()) > 0.01
 
 
 def test_scalars_are_read_from_the_blocks():
     model = build("resmlp-2-8", "shao", size=1, in_channels=8)
-    found = [number for pair in rules.scalars(model, ("a", "beta")) for number in pair]
+    found = [number for pair in scaling_rules.scalars(model, ("a", "beta")) for number in pair]
     exact = [number for l in (1, 2) for number in (math.sqrt(1 - 1 / (l + 2)), math.sqrt(1 / (l + 2)))]
     assert found == pytest.approx(exact)
 

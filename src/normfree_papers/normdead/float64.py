@@ -1,4 +1,4 @@
-"""What the statements of `normdead` are measured with: seeded draws in float64."""
+"""Seeded draws and comparisons in float64, by which the statements of `normdead` are measured."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from normfree_papers.claims.claim import Measurement, Settings
+from normfree_papers.claims.claim import Check, Measurement, Settings, expect
 
 ROUNDING = 1e-12
 WHY_ROUNDING = "float64: sums of some thousand terms of unit roundoff 1.1e-16 each leave less than 1e-12"
 
 
+def rounding(name: str, statement: str, paper: float | str | None = 0.0) -> Check:
+    """A check that two sides are equal, up to rounding."""
+    return expect(name, paper=paper, high=ROUNDING).says(statement, why=WHY_ROUNDING)
+
+
 def undisturbed(measure: Callable[[Settings], Measurement]) -> Callable[[Settings], Measurement]:
-    """A measurement that leaves torch's global random state as it was: new layers and dropout draw from it."""
+    """Decorate a measurement to restore torch's global random state, from which new layers and dropout draw."""
 
     @wraps(measure)
     def inside(settings: Settings) -> Measurement:
@@ -26,15 +31,15 @@ def undisturbed(measure: Callable[[Settings], Measurement]) -> Callable[[Setting
 
 
 def generator(seed: int) -> torch.Generator:
-    """The source of all draws of a seed."""
+    """The generator of all draws of a seed."""
     return torch.Generator().manual_seed(seed)
 
 
 def normal(shape: Sequence[int], g: torch.Generator) -> Tensor:
-    """N(0, 1) in float64."""
+    """Draws from N(0, 1) in float64."""
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """‖a - b‖/‖b‖."""
+    """The relative difference ‖a - b‖/‖b‖."""
     return float((a - b).norm() / b.norm())

@@ -1,6 +1,6 @@
-"""The claim that Fixup's template does for a Transformer what it was derived for: an update of Θ(η) at any depth.
+"""The claim of `fixup` on Transformers before training: its template gives an update of Θ(η) at any depth.
 
-Reference: Zhang, Dauphin, Ma 2019, section 3 (the template) and section 4.3, which follows it in a Transformer.
+Reference: Zhang, Dauphin, Ma 2019, section 3 (the template) and section 4.3, which applies it to a Transformer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORDS, _SENTENCES, _LENGTH = 20, 8, 10
 
 
 def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
-    """Half of the layers in the encoder and half in the decoder; the embeddings, which are the classifier, as drawn."""
+    """A Transformer with half of its layers in the encoder; the embeddings, which also classify, keep their draws."""
     half, generator = layers // 2, torch.Generator().manual_seed(seed)
     model = build(
         f"transformer-{half}-{half}-16-32-4",

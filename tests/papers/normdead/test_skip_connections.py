@@ -10,7 +10,7 @@ from torch import nn
 from normfree_papers.claims.claim import Settings, judge
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
-from normfree_papers.normdead import skips
+from normfree_papers.normdead import skip_connections
 
 KINDS = get("normdead/sec3_2")
 GRADIENTS = get("normdead/sec3_2_gradients")
@@ -33,29 +33,29 @@ def one_block(kind: str, seed: int = 0, width: int = 400, rows: int = 20_000) ->
 
 @pytest.mark.parametrize("kind", ["sum", "gate"])
 def test_expected_moments_of_a_block_are_those_of_independent_draws(kind):
-    m, q = skips.expected(kind, math.sqrt(1 / math.pi), 1.0)
+    m, q = skip_connections.expected(kind, math.sqrt(1 / math.pi), 1.0)
     mean, square = one_block(kind)
     assert m[1] == pytest.approx(mean, rel=0.04)  # 20,000 draws of deviation about 1: five standard errors
     assert q[1] == pytest.approx(square, rel=0.08)
 
 
 def test_expected_moments_of_a_concatenation_stay():
-    m, q = skips.expected("concatenation", 0.3, 2.0)
+    m, q = skip_connections.expected("concatenation", 0.3, 2.0)
     assert set(m) == {0.3}
     assert set(q) == {2.0}
 
 
 def test_gradient_correlation_at_its_ends():
-    assert skips.gradient_correlation(0.0, 1.0) == pytest.approx(1)
-    assert skips.gradient_correlation(0.7, 0.0) == pytest.approx(1)
-    assert skips.gradient_correlation(0.7, None, depth=1) == pytest.approx(1 - 0.7 / math.pi)
-    falling = [skips.gradient_correlation(0.3, beta) for beta in (0.1, 0.3, 1.0, None)]
+    assert skip_connections.gradient_correlation(0.0, 1.0) == pytest.approx(1)
+    assert skip_connections.gradient_correlation(0.7, 0.0) == pytest.approx(1)
+    assert skip_connections.gradient_correlation(0.7, None, depth=1) == pytest.approx(1 - 0.7 / math.pi)
+    falling = [skip_connections.gradient_correlation(0.3, beta) for beta in (0.1, 0.3, 1.0, None)]
     assert falling == sorted(falling, reverse=True)
 
 
 def test_measured_correlation_of_a_linear_network_is_one():
     linear = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)).double()
-    assert skips.measured_correlation(linear, 16, 0) == pytest.approx([1.0] * len(skips._ANGLES))
+    assert skip_connections.measured_correlation(linear, 16, 0) == pytest.approx([1.0] * len(skip_connections._ANGLES))
 
 
 def test_measured_correlation_of_wide_layers_is_the_closed_form():
@@ -64,8 +64,8 @@ def test_measured_correlation_of_wide_layers_is_the_closed_form():
     for layer in layers:
         nn.init.normal_(layer.weight, std=math.sqrt(2 / 1024), generator=g)
     net = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU())
-    exact = [skips.gradient_correlation(angle, None, depth=2) for angle in skips._ANGLES]
-    assert skips.measured_correlation(net, 1024, 0) == pytest.approx(exact, abs=0.03)
+    exact = [skip_connections.gradient_correlation(angle, None, depth=2) for angle in skip_connections._ANGLES]
+    assert skip_connections.measured_correlation(net, 1024, 0) == pytest.approx(exact, abs=0.03)
 
 
 def result(claim):

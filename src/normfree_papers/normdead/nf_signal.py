@@ -1,4 +1,4 @@
-"""How NF-ResNets imitate the signal of batch norm in `normdead`: centred weight norm, its scale, transitions.
+"""The claim of `normdead` on how NF-ResNets imitate the signal of batch norm: centred weight norm and transitions.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, sections 4.2 and 4.3.
 """
@@ -19,18 +19,18 @@ from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means, straight_line
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, generator, normal, undisturbed
+from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
 
-_GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), written out again
+_GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), independent of `theory`
 _WIDTH, _BATCH, _LAYERS, _BLOCKS = 512, 1024, 6, 8
 _SLOPE = 1 - 1 / math.pi
 
 
 def centred(inputs: int, outputs: int, gain: float, g: torch.Generator) -> StandardizedLinear:
-    """Centred weight norm on weights with means and scales of their own."""
+    """A layer with centred weight norm, whose raw weights have different means and scales per neuron."""
     layer = StandardizedLinear(inputs, outputs, bias=False).double()
     with torch.no_grad():
         layer.weight.copy_((normal((outputs, inputs), g) + normal((outputs, 1), g)) * normal((outputs, 1), g).exp())
@@ -39,7 +39,7 @@ def centred(inputs: int, outputs: int, gain: float, g: torch.Generator) -> Stand
 
 
 def he(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
-    """Weights from N(0, gain/fan_in)."""
+    """A linear layer with weights from N(0, gain/fan_in)."""
     layer = nn.Linear(inputs, outputs, bias=False).double()
     with torch.no_grad():
         layer.weight.copy_(normal((outputs, inputs), g) * math.sqrt(gain / inputs))
@@ -58,7 +58,7 @@ def batch_norm(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def layer_factor(make: Callable[[torch.Generator], nn.Module], seed: int) -> float:
-    """Factor on the variance of a layer that reads a ReLU, geometric mean over a few of them."""
+    """The factor by which a layer behind a ReLU changes the variance; geometric mean over a few layers."""
     g = generator(seed)
     x = normal((_BATCH, _WIDTH), g)
     start = variance(x)
@@ -72,7 +72,7 @@ _ORDERS = ("BN → ReLU, He", "ReLU → BN, He", "ReLU → BN, gain 1", "NF")
 
 @torch.no_grad()
 def order_variance(order: str, seed: int) -> list[float]:
-    """Variance of x after each block x + W·(normalized and rectified x), the two in either order."""
+    """Variance of x after each block x + W·(normalized and rectified x), in either order of the two."""
     g = generator(seed)
     x = normal((_BATCH, _WIDTH), g)
     found = [variance(x)]
@@ -98,7 +98,7 @@ def output_mean(deviations: Tensor, g: torch.Generator) -> float:
 
 @torch.no_grad()
 def border_mean(g: torch.Generator) -> tuple[float, float]:
-    """RMS of what a zero-padded convolution with centred weights of norm 1 makes of a constant 1: border, inside."""
+    """RMS output of a zero-padded convolution, with centred weights of norm 1, for a constant 1: border, inside."""
     conv = StandardizedConv2d(8, 16, 3, padding=1, bias=False).double()
     conv.weight.copy_(normal(conv.weight.shape, g))
     out = conv(torch.ones(1, 8, 8, 8, dtype=torch.float64))
@@ -108,13 +108,13 @@ def border_mean(g: torch.Generator) -> tuple[float, float]:
 
 
 def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
-    """Variance after each transition of a ResNet-18 with batch norm over that before, geometric mean."""
+    """Variance after over before the transitions of a ResNet-18 with batch norm; geometric mean."""
     g = generator(seed)
     model = build("preact_resnet18", "batchnorm", padding_mode="circular", generator=g)
     if raw:
         for block in (m for m in model.modules() if isinstance(m, Residual)):
             block.shortcut_reads_entry = False
-        initialize_(model, "batchnorm", model.plan, generator=g)  # the projections read no ReLU now
+        initialize_(model, "batchnorm", model.plan, generator=g)  # the projections no longer read a ReLU
     x = torch.randn(4 if settings.quick else 16, 3, 32, 32, generator=g)
     sums = propagate(model.to(settings.device), x.to(settings.device)).sums
     ratios = [b.sum.variance / a.sum.variance for a, b in pairwise(sums) if a.stage != b.stage]
@@ -134,7 +134,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     seeds=3,
     checks=(
         *(
-            expect(name, paper=0.0, high=ROUNDING).says(statement, why=WHY_ROUNDING)
+            rounding(name, statement)
             for name, statement in (
                 ("mean of weights over rms, centred", "centred weights have mean 0, largest of all neurons"),
                 ("spread of weight variance, centred", "and one variance, largest difference between neurons"),
@@ -190,7 +190,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
 @undisturbed
 def sec4_2(settings: Settings) -> Measurement:
     """Means and variances behind centred weight norm and at transitions. Reference: normdead, section 4.2."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
     for seed in settings.each_seed():
         g = generator(seed)
@@ -218,11 +218,10 @@ def sec4_2(settings: Settings) -> Measurement:
             "variance after over before a transition, raw": transition_drop(settings, seed, raw=True),
             **{f"variance a block, {order}": _slope(orders[order][-1]) for order in _ORDERS},
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
     blocks = tuple(map(float, range(_BLOCKS + 1)))
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             Panel(
                 "variance of the sum by the order in the branch",

@@ -1,4 +1,4 @@
-"""Where the scaling of NF-ResNets ends in `normdead`: other skip connections, weights that are normalized, dropout.
+"""The claim of `normdead` on the limits of NF-ResNets: other skip connections, normalized weights, dropout.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.1.
 """
@@ -22,8 +22,8 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import generator, normal, undisturbed
-from normfree_papers.normdead.imitation import centred, variance
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
+from normfree_papers.normdead.nf_signal import centred, variance
 
 _BLOCKS, _WIDTH, _GROWTH, _DRAWS = 12, 512, 64, 1_000_000
 _KINDS = ("sum", "concatenation", "gate")
@@ -44,7 +44,7 @@ class _Scaled(nn.Module):
 
 @torch.no_grad()
 def scaled_branches(kind: str, seed: int) -> list[float]:
-    """Variance of the branch in each block of a kind, with the α of NF-ResNets for β = 1, 1/√b in block b."""
+    """Variance of the branch in every block, with the α = 1/√b of NF-ResNets in block b."""
     g = generator(seed)
     x = normal((2 * _WIDTH, 256 if kind == "concatenation" else _WIDTH), g)
     found = []
@@ -64,7 +64,7 @@ def scaled_branches(kind: str, seed: int) -> list[float]:
 
 
 def expected_concatenation() -> list[float]:
-    """The same of concatenations in closed form: the branch has 1/b of the mean variance of its inputs."""
+    """The same for concatenations, in closed form: the branch has 1/b of the mean variance of its inputs."""
     features, level, found = 256, 1.0, []
     for b in range(1, _BLOCKS + 1):
         found.append(level / b)
@@ -132,7 +132,7 @@ def sec5_1(settings: Settings) -> Measurement:
         for kind in _KINDS:
             found[kind].append(scaled_branches(kind, seed))
         x = normal((_DRAWS,), generator(seed)).relu()
-        torch.default_generator.manual_seed(seed + 10_000)  # not that of x, or x would choose its own mask
+        torch.default_generator.manual_seed(seed + 10_000)  # not the seed of x, or x would choose its own mask
         dropout.append(float(nn.functional.dropout(x, 0.2).var() / x.var()))
     exact = expected_concatenation()
     model = build("preact_resnet50", "nf")

@@ -1,4 +1,4 @@
-"""Which part of batch norm each piece of an NF-ResNet stands for in `normdead`, forward and backward.
+"""The claim of `normdead` on the parts of batch norm, and the parts of an NF-ResNet that replace them.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.2.
 """
@@ -16,11 +16,11 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import ROUNDING, WHY_ROUNDING, apart, generator, normal, undisturbed
-from normfree_papers.normdead.imitation import batch_norm, centred, he
+from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.nf_signal import batch_norm, centred, he
 
 _FACTOR = 3.0
 _INPUTS, _OUTPUTS, _BATCH = 64, 32, 128
@@ -33,7 +33,7 @@ def _blocks(model: nn.Module) -> list[Residual]:
 
 @torch.no_grad()
 def entered_variance(model: Network, x: Tensor) -> tuple[list[float], list[float]]:
-    """Variance of every block's input, and of the same times α, mean over channels."""
+    """Variance of every block's input before and after the factor α; mean over channels."""
     found: tuple[list[float], list[float]] = ([], [])
 
     def watch(block: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -47,7 +47,7 @@ def entered_variance(model: Network, x: Tensor) -> tuple[list[float], list[float
     return found
 
 
-# One layer of each: a plain layer and batch norm, or centred weight norm
+# One layer: plain with batch norm, or with centred weight norm
 
 
 def input_gradient(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ def input_gradient(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
 
 
 def share(gradient: Tensor, dim: int) -> float:
-    """RMS of the mean over a dimension over the RMS of all."""
+    """RMS of the mean over a dimension, relative to the RMS of all numbers."""
     return float(gradient.mean(dim).square().mean().sqrt() / gradient.square().mean().sqrt())
 
 
 def layer_values(seed: int) -> dict[str, float]:
-    """What one layer with each does to scales, biases and gradients."""
+    """The effect of batch norm and of centred weight norm on scales, biases and gradients of one layer."""
     g = generator(seed)
     x = normal((_BATCH, _INPUTS), g) + normal((1, _INPUTS), g)
     target = normal((_BATCH, _OUTPUTS), g)
@@ -86,7 +86,7 @@ def layer_values(seed: int) -> dict[str, float]:
         "affine scale, centred weight norm": _with_gain(weights, gain, x, before["centred weight norm"]),
         "bias, centred weight norm": _with_bias(weights, shift, x, before["centred weight norm"]),
         "gradient's mean over the batch, batch norm": share(
-            # At the input of the normalizer, which is where equation 3 stands.
+            # At the input of the normalizer, as in equation 3.
             input_gradient(batch_norm, plain(x), target),
             0,
         ),
@@ -106,7 +106,7 @@ def layer_values(seed: int) -> dict[str, float]:
 
 
 def _with_gain(layer: Any, gain: Tensor, x: Tensor, before: Tensor) -> float:
-    """How far the layer with gains lies from its output times them."""
+    """The difference between the layer with gains and its output times the gains."""
     layer.gain.copy_(gain.unsqueeze(1))
     found = apart(layer(x), gain * before)
     layer.gain.fill_(1.0)
@@ -114,7 +114,7 @@ def _with_gain(layer: Any, gain: Tensor, x: Tensor, before: Tensor) -> float:
 
 
 def _with_bias(layer: Any, shift: Tensor, x: Tensor, before: Tensor) -> float:
-    """How far the layer with a bias lies from its output with the bias added."""
+    """The difference between the layer with a bias and its output plus the bias."""
     layer.bias = nn.Parameter(shift.clone(), requires_grad=False)
     found = apart(layer(x), before + shift)
     layer.bias = None
@@ -128,7 +128,7 @@ _MODEL, _SIZE = "wrn-16-2", 16
 
 @torch.no_grad()
 def network_values(method: str, seed: int) -> dict[str, float]:
-    """Change of a network's last sum, and of a branch with α from the data, under scales of inputs and weights."""
+    """Change of the last sum, and of a branch with α from the data, when inputs or weights are scaled."""
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     x = normal((8, 3, _SIZE, _SIZE), g)
@@ -155,7 +155,7 @@ def network_values(method: str, seed: int) -> dict[str, float]:
 
 
 def gradient_means(method: str, seed: int) -> list[float]:
-    """Share of the mean over batch and positions in the gradient at the first layer of each branch."""
+    """The mean over batch and positions of the gradient at the first layer of each branch, relative to its RMS."""
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     kept: list[Tensor] = []
@@ -173,10 +173,6 @@ def gradient_means(method: str, seed: int) -> list[float]:
 
 
 _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta=1"}
-
-
-def _same(name: str, statement: str, paper: str) -> Check:
-    return expect(name, paper=paper, high=ROUNDING).says(statement, why=WHY_ROUNDING)
 
 
 @claim(
@@ -198,19 +194,21 @@ def _same(name: str, statement: str, paper: str) -> Check:
         expect("largest Var[x]", low=5.0).says(
             "while the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
         ),
-        _same("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
-        _same("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
+        rounding("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
+        rounding("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
         expect("weight scale, neither", low=0.1).says("a plain layer is not (the control)", why="factors around e"),
-        _same("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
-        _same(
+        rounding("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
+        rounding(
             "output over 3 at 3 times the input, centred weight norm",
             "of centred weight norm it passes in full",
             "the input scale-invariance is lost",
         ),
-        _same("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
-        _same("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
-        _same("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
-        _same("branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"),
+        rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
+        rounding("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
+        rounding("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
+        rounding(
+            "branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"
+        ),
         expect(
             "NF-ResNet at 3 times its input",
             paper="some sort of scale-invariance for the entirety of the network",
@@ -233,7 +231,7 @@ def _same(name: str, statement: str, paper: str) -> Check:
             "but not the last of a pre-activation branch, which enters the sum (the control)",
             why="the branch is three times as large beside its shortcut",
         ),
-        _same(
+        rounding(
             "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
         ),
         expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
@@ -263,8 +261,8 @@ def _same(name: str, statement: str, paper: str) -> Check:
 )
 @undisturbed
 def sec5_2(settings: Settings) -> Measurement:
-    """What each piece of an NF-ResNet does to scales, shifts and gradients. Reference: normdead, section 5.2."""
-    values: dict[str, list[float]] = {}
+    """Scales, shifts and gradients under batch norm and its replacements. Reference: normdead, section 5.2."""
+    numbers: list[dict[str, float]] = []
     variances: dict[str, list[list[float]]] = {"x": [], "αx": []}
     centring: dict[str, list[list[float]]] = {name: [] for name in _NETWORKS}
     for seed in settings.each_seed():
@@ -290,8 +288,8 @@ def sec5_2(settings: Settings) -> Measurement:
             "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"][-1]),
             "smallest mean of a gradient, NF-ResNet": min(centring["NF"][-1]),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
+    values = by_name(numbers)
     return Measurement(
         values=values,
         panels=(

@@ -26,7 +26,7 @@ _SLOPE = 1 - 1 / math.pi
 
 
 def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "zeros") -> Signal:
-    """The signal of the paper's network on white noise; He's gain of 2 on the stem too, as its listing has it."""
+    """The signal of the paper's network on white noise; as in its listing, the stem has He's gain of 2, too."""
     batch, size = (4, 96) if settings.quick else (8, 224)
     g = torch.Generator().manual_seed(seed)
     model = build("resnet50", method, form="pre", padding_mode=padding, generator=g)
@@ -40,19 +40,16 @@ def _signal(settings: Settings, method: str, seed: int, *, padding: Padding = "z
 def _measure(
     settings: Settings, runs: Mapping[str, tuple[str, Padding]]
 ) -> tuple[dict[str, dict[str, list[list[float]]]], list[int]]:
-    """For each run the curves of sums, squared means and branches, one a seed, and the stage of every block."""
+    """The curves of variance, squared mean and branch of every run, one per seed, and the stage of every block."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     stages: list[int] = []
-    total, done = len(runs) * len(settings.seeds), 0
-    for name, (method, padding) in runs.items():
-        for seed in settings.seeds:
-            settings.progress(done, total, f"{name}, seed {seed}")
-            done += 1
-            signal = _signal(settings, method, seed, padding=padding)
-            stages = [s.stage for s in signal.sums]
-            parts = {"variance": ("sum", "variance"), "mean": ("sum", "mean_square"), "branch": ("branch", "variance")}
-            for key, (part, statistic) in parts.items():
-                found.setdefault(name, {}).setdefault(key, []).append(signal.series(part, statistic))
+    parts = {"variance": ("sum", "variance"), "mean": ("sum", "mean_square"), "branch": ("branch", "variance")}
+    for name, seed in settings.each_seed_of(runs):
+        method, padding = runs[name]
+        signal = _signal(settings, method, seed, padding=padding)
+        stages = [s.stage for s in signal.sums]
+        for key, (part, statistic) in parts.items():
+            found.setdefault(name, {}).setdefault(key, []).append(signal.series(part, statistic))
     return found, stages
 
 

@@ -1,4 +1,4 @@
-"""The scaling rules of `normdead`: what each factor on shortcut and branch does to mean and variance over depth.
+"""The claim of `normdead` on scaling rules: mean and variance over depth under factors on shortcut and branch.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 3.2 (equation 5) and section 4.1.
 """
@@ -22,23 +22,23 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import apart, generator, normal
+from normfree_papers.normdead.float64 import apart, generator, normal
 
-_DEPTH, _WIDTH, _BATCH = 16, 256, 64  # a quick run
+_DEPTH, _WIDTH, _BATCH = 16, 256, 64  # of a quick run
 _FULL_DEPTH, _FULL_WIDTH = 40, 320
 _SEEDS, _FULL_SEEDS = 10, 16
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """A method by its options at depth L, and the factors (a_l, β_l) of the survey's formula, written out again."""
+    """A method with its options at depth L, and the factors (a_l, β_l) of the survey, independent of `theory`."""
 
     method: Callable[[int], str]
     factors: Callable[[int, int], tuple[float, float]]
     text: str
 
     def growth(self, depth: int) -> list[float]:
-        """Mean square after each block over that before the first: Π (a² + β²)."""
+        """Mean square after each block relative to the input of the first: Π (a² + β²)."""
         found = [1.0]
         for l in range(1, depth + 1):
             a, beta = self.factors(l, depth)
@@ -75,14 +75,14 @@ RULES: dict[str, _Rule] = {
 
 
 def _tolerance(rule: _Rule) -> float:
-    """Four standard errors of the scale at which they are larger."""
+    """Four standard errors, of the scale that has the larger ones."""
     quick, full = rule.error(_DEPTH, _WIDTH, _SEEDS), rule.error(_FULL_DEPTH, _FULL_WIDTH, _FULL_SEEDS)
     return 4 * max(quick, full) + 1e-6
 
 
 @torch.no_grad()
 def stream(model: Network, x: Tensor) -> tuple[list[float], list[float], list[float]]:
-    """Mean, mean square and share of the channels' squared means in it, before the first block and after each."""
+    """Mean, mean square, and the channels' share of squared means in it, before the first block and after each."""
     x = model.stem(x)
     found: tuple[list[float], list[float], list[float]] = ([], [], [])
     for block in (nn.Identity(), *model.body[0].children()):
@@ -95,7 +95,7 @@ def stream(model: Network, x: Tensor) -> tuple[list[float], list[float], list[fl
 
 
 def scalars(model: nn.Module, names: tuple[str, str]) -> list[tuple[float, float]]:
-    """Two scalars of every block, 1 where a block has none."""
+    """Two scalars of every block; 1 for a scalar that a block lacks."""
     found = []
     for block in (m for m in model.modules() if isinstance(m, Residual)):
         held = [getattr(block, name) for name in names]
@@ -105,7 +105,7 @@ def scalars(model: nn.Module, names: tuple[str, str]) -> list[tuple[float, float
 
 
 def output_weights(factors: list[tuple[float, float]]) -> list[float]:
-    """What each branch's factor is at the output, where all later shortcuts have scaled it too.
+    """The factor of each branch at the output, after the factors of all later shortcuts.
 
     >>> output_weights([(0.5, 1.0), (0.5, 1.0)])
     [0.5, 1.0]

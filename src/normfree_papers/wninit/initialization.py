@@ -31,21 +31,21 @@ from normfree_papers.claims.seed_metrics import bars, points
 
 @dataclass(frozen=True)
 class Norms:
-    """Norms of activations and of gradients, layer by layer, relative to where they start."""
+    """Norms of activations and of gradients, layer by layer, relative to the first."""
 
     activations: list[float]
     gradients: list[float]
 
 
 def _layer(n: int, m: int, g: torch.Generator, device: str) -> WeightNormLinear:
-    """A layer with orthogonal directions."""
+    """A weight-normalized layer with orthogonal directions."""
     layer = WeightNormLinear(n, m, bias=False)
     set_weight_(layer, nn.init.orthogonal_(torch.empty(m, n), generator=g))
     return layer.requires_grad_(False).to(device)
 
 
 def _lengths_(layer: WeightNormLinear, gamma: float | None) -> WeightNormLinear:
-    """Set g = √(γ·n/m), or 1 where γ is None."""
+    """Set g = √(γ·n/m), or 1 if γ is None."""
     length = 1.0 if gamma is None else (gamma * layer.in_features / layer.out_features) ** 0.5
     with torch.no_grad():
         layer.gain.fill_(length)
@@ -58,13 +58,13 @@ def _size(values: Tensor) -> float:
 
 
 def _norms(x: Tensor, hidden: Sequence[Tensor], states: Sequence[Tensor], noise: Tensor) -> Norms:
-    """Norms of `hidden` over that of the input x, and of the gradients at `states` over the last one's."""
+    """Norms of `hidden` relative to the input x, and of the gradients at `states` relative to the last."""
     gradients = [_size(gradient) for gradient in torch.autograd.grad(states[-1], states, noise)]
     return Norms([_size(h) / _size(x) for h in hidden], [g / gradients[-1] for g in gradients])
 
 
 def feed_forward(widths: Sequence[int], g: torch.Generator, device: str = "cpu") -> Callable[[bool], Norms]:
-    """Layers of these widths with ReLU after each; the pre-activations carry the gradient."""
+    """Make layers of these widths, each with ReLU; the returned function measures their pre-activations."""
     layers = [_layer(n, m, g, device) for n, m in pairwise(widths)]
     x = torch.randn(64, widths[0], generator=g).to(device).requires_grad_()
     noise = torch.randn(64, widths[-1], generator=g).to(device)
@@ -80,7 +80,7 @@ def feed_forward(widths: Sequence[int], g: torch.Generator, device: str = "cpu")
 
 
 def residual(widths: Sequence[int], g: torch.Generator, device: str = "cpu") -> Callable[[bool], Norms]:
-    """Blocks h + W₂ ReLU(W₁ h), the stream of the first width and the branches of the others."""
+    """Make blocks h + W₂ ReLU(W₁ h): the stream has the first width, the branches have the others."""
     width, *inner = widths
     blocks = [(_layer(width, size, g, device), _layer(size, width, g, device)) for size in inner]
     x = torch.randn(64, width, generator=g).to(device).requires_grad_()
@@ -157,8 +157,8 @@ def _fig1_checks() -> tuple[Check, ...]:
 def fig1(settings: Settings) -> Measurement:
     """Norms over layers of changing width. Reference: wninit, Figure 1; sections 3 and 4.
 
-    Differs: the supplement with the details is not at hand. In a residual network the width of the stream is drawn once
-    and that inside the branches block by block, since the sum needs equal widths.
+    Differs: the supplement with the details was not available. In a residual network one width is drawn for the stream
+    and one for each branch, since the sum needs equal widths.
     """
     chosen = {name: ends for name, ends in _WIDTHS.items() if not settings.quick or name == "150 to 250"}
     found: dict[tuple[str, str, str], list[Norms]] = {}
@@ -257,16 +257,10 @@ def table2(settings: Settings) -> Measurement:
     images, labels = (data.train.images[:count] / 255 - mean) / std, data.train.labels[:count]
     x, y = images.to(settings.device), labels.to(settings.device)
     found: dict[str, list[Curvature]] = {name: [] for name in _ALL}
-    total, done = len(_ALL) * len(settings.seeds), 0
-    for name, method in _ALL.items():
-        for seed in settings.seeds:
-            settings.progress(done, total, f"{name}, seed {seed}")
-            done += 1
-            g = torch.Generator().manual_seed(seed)
-            model = build(model_name, method, generator=g, example=images[:128]).to(settings.device)
-            found[name].append(
-                top_eigenvalue(model, x, y, max_products=60, tolerance=1e-2, micro_batch=micro, generator=g)
-            )
+    for name, seed in settings.each_seed_of(_ALL):
+        g = torch.Generator().manual_seed(seed)
+        model = build(model_name, _ALL[name], generator=g, example=images[:128]).to(settings.device)
+        found[name].append(top_eigenvalue(model, x, y, max_products=60, tolerance=1e-2, micro_batch=micro, generator=g))
     values: dict[str, list[float]] = {
         f"log10 λ, {name}": [c.log10 for c in curvatures] for name, curvatures in found.items()
     }

@@ -1,4 +1,4 @@
-"""What skip connections do to mean, variance and gradients in `normdead`: sums, concatenations and gates.
+"""The claims of `normdead` on skip connections: mean, variance and gradients of sums, concatenations and gates.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 3.2.
 """
@@ -17,16 +17,16 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.exact import generator, normal, undisturbed
+from normfree_papers.normdead.float64 import generator, normal, undisturbed
 
 # Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
 
 _BLOCKS, _WIDTH, _GROWTH, _BATCH = 12, 512, 64, 256
 _KINDS = ("sum", "concatenation", "gate")
-Moments = tuple[list[float], list[float]]  # means and mean squares, the start first
+Moments = tuple[list[float], list[float]]  # means and mean squares, from the input on
 
 
 def _linear(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
@@ -47,7 +47,7 @@ def _block(kind: str, width: int, g: torch.Generator) -> nn.Module:
 
 @torch.no_grad()
 def chained(kind: str, x: Tensor, g: torch.Generator) -> tuple[Moments, list[float]]:
-    """Moments of all numbers after each block, and the correlation of transform and input where there are sums."""
+    """Moments of all numbers after each block, and for sums the correlation of transform and input."""
     found: Moments = ([float(x.mean())], [float(x.square().mean())])
     correlations = []
     for _ in range(_BLOCKS):
@@ -82,7 +82,7 @@ def expected(kind: str, m: float, q: float) -> Moments:
 
 @torch.no_grad()
 def dense_stage(settings: Settings, seed: int) -> list[float]:
-    """Mean square after each layer of a DenseNet's first stage over that of its stem's output, without a border."""
+    """Mean square after each layer of a DenseNet's first stage relative to its stem, with circular padding."""
     g = generator(seed)
     model = build("dense-40-12", "he_in", padding_mode="circular", generator=g).to(settings.device)
     x = model.stem(torch.randn(8 if settings.quick else 32, 3, 32, 32, generator=g).to(settings.device))
@@ -171,7 +171,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 @undisturbed
 def sec3_2(settings: Settings) -> Measurement:
     """Moments over three kinds of skip connection, held against closed forms. Reference: normdead, section 3.2."""
-    values: dict[str, list[float]] = {}
+    numbers: list[dict[str, float]] = []
     curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
     stages = []
     start = (math.sqrt(1 / math.pi), 1.0)
@@ -181,7 +181,7 @@ def sec3_2(settings: Settings) -> Measurement:
         one: dict[str, float] = {}
         for kind in _KINDS:
             width = 256 if kind == "concatenation" else _WIDTH
-            # What the transform itself puts out: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
+            # As the outputs of the transform: ReLU of N(0, 2), of mean √(1/π) and mean square 1.
             moments, correlations = chained(kind, torch.relu(math.sqrt(2) * normal((_BATCH, width), g)), g)
             curves[kind].append(moments)
             for what, measured, exact in zip(("mean", "mean square"), moments, theory[kind], strict=True):
@@ -203,8 +203,7 @@ def sec3_2(settings: Settings) -> Measurement:
             "mean square of a DenseNet's stage": stages[-1][-1],
             "variance of x - ReLU(x)": float((x - x.relu()).var()),
         }
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
+        numbers.append(one)
 
     positions = tuple(map(float, range(_BLOCKS + 1)))
 
@@ -221,7 +220,7 @@ def sec3_2(settings: Settings) -> Measurement:
         return Panel(title, curve, "measured over closed form", "block", log_y=False, x=positions)
 
     return Measurement(
-        values=values,
+        values=by_name(numbers),
         panels=(
             drawn(0, "mean"),
             drawn(1, "mean square", Curve("DenseNet, first stage", means(stages))),
