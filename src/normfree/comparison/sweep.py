@@ -20,7 +20,7 @@ from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
-from normfree.report.progress import metrics_text
+from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import FREE
 from normfree.train.engine.inputs import Data, example_of, open_data
@@ -28,7 +28,6 @@ from normfree.train.engine.model_setup import class_count, model_of
 from normfree.train.run.result import Snapshot
 from normfree.train.run.signals import Stop
 
-Progress = Callable[[int, int, str], None]
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
 
@@ -41,7 +40,7 @@ def compare(
     lrs: Sequence[float] | None = None,
     out: str | Path,
     jobs: int = 1,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Comparison:
     """Train every method in every model with every learning rate and seed, and compare the results.
 
@@ -141,7 +140,7 @@ def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Seque
 
 
 def _train_missing(
-    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: Progress | None
+    tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: ProgressCallback | None
 ) -> tuple[list[ComparedRun], int | None]:
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
     found = {task: ended_result(task.folder) for task in tasks}

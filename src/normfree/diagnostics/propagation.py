@@ -86,7 +86,8 @@ class Signal:
         }
 
     def __repr__(self) -> str:
-        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers, loss {self.loss:.4g})"
+        loss = "" if math.isnan(self.loss) else f", loss {self.loss:.4g}"
+        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers{loss})"
 
 
 def propagate(

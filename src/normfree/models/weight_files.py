@@ -23,7 +23,7 @@ def save_weights(path: str | Path, model: nn.Module) -> None:
         OSError: If the file cannot be written. A previous file stays intact.
     """
     path = _safetensors(path)
-    with explained("the weights", path, "what was there before is whole"), replacing(path) as temporary:
+    with explained("the weights", path, "the earlier file is unchanged"), replacing(path) as temporary:
         temporary.write_bytes(render_weights(model.state_dict()))
 
 
