@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.comparison.sweep import ended_result
+from normfree.report.formatting import percent
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
@@ -227,7 +228,7 @@ def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     """A training run as text, in the order of `RUN_COLUMNS`."""
     if result is None:
         return name, "no longer kept", *[""] * (len(RUN_COLUMNS) - 2)
-    accuracy = f"{100 * result['test']['accuracy']:.2f} %" if result["test"] else ""
+    accuracy = percent(result["test"]["accuracy"], digits=2) if result["test"] else ""
     if result.get("bleu"):
         accuracy = f"BLEU {result['bleu']['score']:.2f}"
     where = origin_of({"seeds": [], **result})
