@@ -27,7 +27,7 @@ from normfree.data.text.token_batches import TokenBatches
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
-from normfree.train.text.token_runs import open_tokens
+from normfree.train.text.text_data import open_text
 
 
 def only_training(data: Prepared) -> Prepared:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    data = only_training(open_tokens(given.data))
+    data = only_training(open_text(given.data).prepared)
     batches = TokenBatches(data.pairs("train"), tokens=given.tokens)
     print(batches)
     methods = given.methods.split(",")
