@@ -1,4 +1,4 @@
-"""Every method on every small model that admits it: it learns, all of it learns, by its seed alone."""
+"""Every method on every small model that admits it: all parameters learn, and the seed alone sets the weights."""
 
 import random
 from collections.abc import Callable

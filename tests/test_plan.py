@@ -1,4 +1,4 @@
-"""Plans as values: numbering, order, printing, refusals."""
+"""Residual plans: numbering, order, printing, errors."""
 
 import copy
 import dataclasses

@@ -1,7 +1,7 @@
-"""The residual plan: everything a method needs to know of a network, keyed by qualified names.
+"""The residual plan: the structure of a network as methods need it, keyed by qualified names.
 
-A plan is a frozen value. Our models state theirs (`Network.plan`); any other gets one from
-`normfree.graph.discover`. Initializers read the plan and nothing else of a network's structure.
+A plan is immutable. The models of normfree have one (`model.plan`); for any other, `normfree.discover` makes one.
+Initializers know the structure of a network from its plan alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ ShortcutKind = Literal["identity", "subsample", "projection", "parallel"]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a branch stands: l of L in the network, b of B_k in stage k, all counted from 1."""
+    """The position of a branch: l of L in the network, b of B_k in stage k, all counted from 1.
+
+    Attributes:
+        index: l.
+        total: L.
+        stage: k.
+        index_in_stage: b.
+        stage_size: B_k.
+        previous_stage_size: B_{k-1}, or 0 in the first stage.
+        transition: Whether the block changes the shape.
+    """
 
     index: int
     total: int
@@ -28,16 +38,21 @@ class Position:
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight layer: where its weight is held, and whether an activation stands right before and right after it.
+    """One weight layer, and whether activations precede and follow it.
 
-    `activated_in` is true when the layer's input comes out of an activation, whatever scalars, pooling or
-    reshaping stand between; `activated_out` when everything that reads its output reads it through an activation
-    before the next weight layer or sum.
-
-    The weight is the attribute `parameter` of the module `name`. It holds `parts` equal matrices, stacked along the
-    outputs (3 for a fused query, key and value), and is stored as (in, out) when `transposed`. A `gate` reaches the sum
-    only as a bounded factor (squeeze and excitation), or the output where it is in no branch. The weight of a `tied`
-    layer is an embedding's too.
+    Attributes:
+        name: The qualified name of the module that holds the weight.
+        activated_in: Whether the layer's input comes out of an activation; scalars, pooling and reshaping between the
+            two do not count.
+        activated_out: Whether every path from the layer's output passes an activation before the next weight layer or
+            sum.
+        parameter: The name of the weight in the module.
+        parts: The number of equal matrices in the weight, stacked along the outputs; 3 for a fused query, key and
+            value.
+        transposed: Whether the weight is stored as (in, out).
+        gate: Whether the layer's output acts on the sum (outside of branches: on the network's output) only as a
+            bounded factor, as in squeeze and excitation.
+        tied: Whether an embedding shares the weight.
     """
 
     name: str
@@ -51,24 +66,30 @@ class Layer:
 
     @property
     def path(self) -> str:
-        """The qualified name of the weight itself, a key of the model's parameters."""
+        """The qualified name of the weight, a key of the model's parameters."""
         return f"{self.name}.{self.parameter}" if self.name else self.parameter
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One residual sum: its branch's weight layers in order, and the shortcut that it is added to.
+    """One residual sum: the weight layers of its branch, in order, and its shortcut.
 
-    A branch has no layers where it was removed, and where all of them belong to sums inside it, as in x + blocks(x).
-    It counts as any other, in positions and in L: what a method does to the sums inside is then rather too small.
+    A branch has no layers if it was removed, or if all its layers belong to sums inside it, as in x + blocks(x). It
+    counts in positions and in L like any other, so that methods scale the sums inside rather too small.
 
-    The sum itself is addition number `addition` (from 0) in the forward pass of the module `home`; `branch_first` says
-    whether the branch is the addition's first operand.
-
-    `m` is the branch's degree in its weights where that is not the number of its layers without gates. `entries` are
-    the layers that read the branch's input (query, key and value), `ends` those whose output is added to the shortcut;
-    where they are not given, the first layer and the last that is no gate. `around` is the name of the branch that this
-    sum is part of, where a longer skip connection goes around it.
+    Attributes:
+        name: The qualified name of the sum.
+        position: The position in the network.
+        layers: The weight layers of the branch.
+        shortcut: The kind of shortcut.
+        shortcut_layers: The weight layers of the shortcut.
+        home: The module whose forward pass contains the sum.
+        addition: The number of the addition in that forward pass, from 0.
+        branch_first: Whether the branch is the addition's first operand.
+        m: The branch's degree in its weights, if it is not the number of its layers without gates.
+        entries: The layers that read the branch's input (query, key and value); by default the first.
+        ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
+        around: The name of the branch that contains this sum, if a longer skip connection goes around it.
     """
 
     name: str
@@ -93,20 +114,24 @@ class Branch:
 
     @property
     def place(self) -> str:
-        """The module in whose forward pass the sum stands: `home`, or what the name says where none was given.
+        """The module whose forward pass contains the sum: `home`, or the module in the name if that is ''.
 
-        A sum in the model's own forward pass has the home '' and a name that is '' or '#2'.
+        A sum in the model's own forward pass has the home '' and the name '' or, for example, '#2'.
         """
         return self.home or self.name.partition("#")[0]
 
     @property
     def depth(self) -> int:
-        """The branch's degree in its weights, m in Fixup's exponent: 4 for attention, 2 for two layers in a row."""
+        """The branch's degree in its weights, m in Fixup's exponent: 2 for two layers in a row, 4 for attention."""
         return sum(not layer.gate for layer in self.layers) if self.m is None else self.m
 
     @property
     def last(self) -> Layer:
-        """The weight layer whose output is added to the shortcut, the last one where there are several."""
+        """The weight layer whose output is added to the shortcut, the last one of several.
+
+        Raises:
+            ValueError: If the branch has no layers of its own.
+        """
         if not self.layers:
             raise ValueError(
                 f"branch '{self.name}' has no weight layer of its own: expected at least one, got a removed branch or "
@@ -117,11 +142,18 @@ class Branch:
 
 @dataclass(frozen=True)
 class ResidualPlan:
-    """The branches of a network in order of depth, and the weight layers outside them.
+    """The residual branches of a network, in order of depth, and the weight layers outside them.
 
-    `stem` comes before the first branch, `classifier` is the last layer, and `body` holds every other layer outside
-    the branches (all hidden layers of a plain, dense or highway network). `aside` names the parameters of two or more
-    dimensions that multiply nothing: embeddings, tokens, position biases. `changes` is what a conversion has done.
+    `print(plan)` shows it as a tree. `normfree.discover` makes one for any model.
+
+    Attributes:
+        branches: The residual branches.
+        stem: The weight layers before the first branch.
+        body: The other layers outside the branches: all hidden layers of a plain, dense or highway network.
+        classifier: The last layer.
+        aside: The names of parameters with two or more dimensions that are not weights of layers: embeddings, tokens,
+            position biases.
+        changes: The changes that a conversion made, or None.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -133,11 +165,15 @@ class ResidualPlan:
 
     @property
     def stage_sizes(self) -> tuple[int, ...]:
-        """The number of branches of each stage, B_1, B_2, …"""
+        """The number of branches in each stage, B_1, B_2, …"""
         return tuple(b.position.stage_size for b in self.branches if b.position.index_in_stage == 1)
 
     def layers(self) -> Iterator[Layer]:
-        """Every weight layer in the order the signal meets it (a shortcut's before its branch's)."""
+        """Iterate over all weight layers in the order of the signal; a shortcut's come before its branch's.
+
+        Returns:
+            An iterator over layers.
+        """
         yield from self.stem
         for branch in self.branches:
             yield from branch.shortcut_layers
@@ -146,12 +182,23 @@ class ResidualPlan:
         yield from self.classifier
 
     def hidden(self) -> Iterator[Layer]:
-        """Every weight layer but the classifier."""
+        """Iterate over all weight layers but the classifier.
+
+        Returns:
+            An iterator over layers.
+        """
         last = set(self.classifier)
         return (layer for layer in self.layers() if layer not in last)
 
     def require_branches(self, method: str) -> None:
-        """Raise `ValueError` when there is no residual branch for `method` to work on."""
+        """Check that there are residual branches, for a method that needs them.
+
+        Args:
+            method: The method's name, for the message.
+
+        Raises:
+            ValueError: If there are none.
+        """
         if not self.branches:
             raise ValueError(
                 f"method '{method}' expects a network with residual branches, but the plan is empty: no residual sum "
@@ -159,42 +206,50 @@ class ResidualPlan:
             )
 
     def require_sums(self) -> None:
-        """Raise `ValueError` when there is no residual sum to look at."""
+        """Check that there are residual sums, for a measurement of them.
+
+        Raises:
+            ValueError: If there are none.
+        """
         if not self.branches:
             raise ValueError(
                 "expected a network with residual sums, got none: its layers follow one another, concatenate, are "
-                "gated, or meet in another way than by + and - (lerp, addcmul, a stack); write the sums as x + f(x)"
+                "gated, or are added by other operations than + and - (lerp, addcmul, stack); write sums as x + f(x)"
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as plain data.
+
+        Returns:
+            A dictionary of lists, dictionaries, texts and numbers.
+        """
         return asdict(self)
 
     def __str__(self) -> str:
-        """A tree of stages, with runs of alike branches on one line."""
-        done = [] if self.changes is None else [str(self.changes)]
+        """Return a tree of stages in which repeated branches share a line."""
+        changes = [] if self.changes is None else [str(self.changes)]
         if not self.branches:
-            return "\n".join([f"no residual branches, {sum(1 for _ in self.layers())} weight layers", *done])
+            return "\n".join([f"no residual branches, {sum(1 for _ in self.layers())} weight layers", *changes])
         stages = len(self.stage_sizes)
         lines = [f"{len(self.branches)} residual branches in {stages} stage{'s' if stages > 1 else ''}"]
         lines += [f"├─ stem        {_label(layer)}" for layer in self.stem]
-        for group in _groups(self.branches):
-            lines += group.lines()
+        for repetition in _repetitions(self.branches):
+            lines += repetition.lines()
         lines += [f"├─ body        {_label(layer)}" for layer in self.body]
         lines += [f"└─ classifier  {_label(layer)}" for layer in self.classifier]
-        return "\n".join([*lines, *done])
+        return "\n".join([*lines, *changes])
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Neighbouring branches that repeat a pattern (attention, feed-forward) a number of times."""
+class _Repetition:
+    """Consecutive branches that repeat a pattern, such as attention and feed-forward."""
 
     pattern: Sequence[Branch]
     times: int
     last: Branch
 
     def lines(self) -> list[str]:
-        """One line for a pattern of one branch; a line a branch under a heading for a longer one."""
+        """Return one line for a pattern of one branch; for a longer pattern, a heading and one line per branch."""
         first = self.pattern[0]
         names = first.name if first is self.last else f"{first.name} … {self.last.name}"
         head = f"├─ stage {first.position.stage}: {self.times} ×"
@@ -204,35 +259,35 @@ class _Group:
 
 
 def _describe(branch: Branch) -> str:
-    """The layers of a branch, m where it is not their number, and the shortcut."""
+    """Return a branch's layers, m if it differs from their number, and the shortcut."""
     layers = ", ".join(_label(layer, branch.place) for layer in branch.layers) or "no layers of its own"
     m = f" m = {branch.depth}" if branch.depth != len(branch.layers) else ""
     return f"[{layers}]{m} + {branch.shortcut}"
 
 
 def _label(layer: Layer, place: str = "") -> str:
-    """A layer's name inside `place`, with what is unusual about its weight."""
+    """Return a layer's name relative to `place`, with marks for a fused, gating or tied weight."""
     path = layer.name if layer.parameter == "weight" else layer.path
     marks = [f" ×{layer.parts}"] * (layer.parts > 1) + [" (gate)"] * layer.gate + [" (tied)"] * layer.tied
     return path.removeprefix(f"{place}." if place else "") + "".join(marks)
 
 
-def _groups(branches: Sequence[Branch], longest: int = 4) -> list[_Group]:
-    """Split the branches into repeated patterns, at each place the one of at most `longest` that covers most."""
+def _repetitions(branches: Sequence[Branch], longest: int = 4) -> list[_Repetition]:
+    """Split the branches into repeated patterns: at each place, the pattern of at most `longest` that covers most."""
     keys = [(b.position.stage, b.shortcut, b.depth, len(b.layers)) for b in branches]
-    groups: list[_Group] = []
+    found: list[_Repetition] = []
     start = 0
     while start < len(keys):
         covered = {period: _covered(keys, start, period) for period in range(1, longest + 1)}
         period = max(covered, key=lambda p: (covered[p] if covered[p] > p else 1 / p, -p))
         stop = start + max(covered[period], 1)
-        groups.append(_Group(branches[start : start + period], (stop - start) // period, branches[stop - 1]))
+        found.append(_Repetition(branches[start : start + period], (stop - start) // period, branches[stop - 1]))
         start = stop
-    return groups
+    return found
 
 
 def _covered(keys: Sequence[object], start: int, period: int) -> int:
-    """How many places from `start` on repeat the first `period` of them, in whole periods."""
+    """Return how many keys from `start` on repeat the first `period` of them, in whole periods."""
     stop = start + period
     while stop < len(keys) and keys[stop] == keys[stop - period]:
         stop += 1
@@ -240,15 +295,22 @@ def _covered(keys: Sequence[object], start: int, period: int) -> int:
 
 
 def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[Position, ...]:
-    """Number the branches of a network with the given stages; `transitions` says which change the shape.
+    """Return the positions of the branches of a network.
 
     >>> [(p.index, p.stage, p.index_in_stage) for p in positions([1, 2], [False, True, False])]
     [(1, 1, 1), (2, 2, 1), (3, 2, 2)]
+
+    Args:
+        stage_sizes: The number of branches in each stage.
+        transitions: For each branch, whether it changes the shape.
+
+    Raises:
+        ValueError: If the numbers of branches and transitions differ.
     """
     total = sum(stage_sizes)
     if len(transitions) != total:
         raise ValueError(
-            f"expected one transition flag a branch ({total} for stages {list(stage_sizes)}), got {len(transitions)}; "
+            f"expected one transition flag per branch ({total} in stages {list(stage_sizes)}), got {len(transitions)}; "
             "pass a flag for every branch, False where the shape stays"
         )
     flags = iter(transitions)

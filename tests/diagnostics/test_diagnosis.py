@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import normfree
 from normfree.conversion import convert
 from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, json_data, page, panels, save, summary, table
 from normfree.diagnostics.moments import Stats
@@ -78,7 +82,7 @@ def test_repr_is_one_short_line(deep: Diagnosis) -> None:
     forward, backward = deep.verdict.forward.factor, deep.verdict.backward.factor
     factors = f"forward ×{forward:.3g} and backward ×{backward:.3g} per block"
     assert repr(deep) == f"Diagnosis('deep': exploding; 27 residual sums, {factors})"
-    assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers, loss nan)"
+    assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers)"
 
 
 def test_text_shows_table_verdict_and_advice(deep: Diagnosis) -> None:
@@ -288,3 +292,21 @@ def test_gradient_that_was_not_measured_is_not_shown(short: Diagnosis, tmp_path:
 
 def test_axes_say_what_is_drawn(short: Diagnosis) -> None:
     assert [panel.y_label for panel in panels([short])] == ["variance", "variance", "squared mean", "variance"]
+
+
+def test_command_imports_nothing_of_training(tmp_path: Path) -> None:
+    words = ["normfree", "diagnose", "resmlp-2-8", "-m", "batchnorm", "-o", str(tmp_path / "report.html")]
+    code = f"""
+import sys
+from normfree.cli import main
+
+sys.argv = {words!r}
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("normfree.")}}
+assert not rooms & {{"train", "data", "optim", "comparison"}}, rooms
+"""
+    source = str(Path(normfree.__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=True)

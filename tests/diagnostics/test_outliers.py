@@ -42,7 +42,7 @@ class ScaledBlock(nn.Module):
 
 
 @pytest.mark.parametrize("place", [0, 1, 7, 23])
-def test_single_broken_block_is_told(place: int) -> None:
+def test_single_broken_block_is_reported(place: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Scaled()
@@ -66,7 +66,7 @@ def test_single_broken_block_is_told(place: int) -> None:
     assert not verdict.at_least("exploding")
 
 
-def test_forgotten_normalizer_is_told() -> None:
+def test_forgotten_normalizer_is_reported() -> None:
     x = batch(8, 3, 16, 16)
     model = build("resnet56", "batchnorm", generator=torch.Generator().manual_seed(0))
     assert judge(propagate(model, x)).outliers == ()
@@ -79,14 +79,14 @@ def test_forgotten_normalizer_is_told() -> None:
     assert not verdict.at_least("vanishing")  # twice what its neighbours do
 
 
-def test_gradient_that_leaps_alone_is_told() -> None:
+def test_gradient_that_leaps_alone_is_reported() -> None:
     exploding = judge(made_up_signal(noisy([1.0] * 40, 0, 0.02), [1e4] * 20 + [1.0] * 20))
     assert (exploding.word, [outlier.name for outlier in exploding.outliers]) == ("exploding, by block20", ["block20"])
     leap = judge(made_up_signal(noisy([1.0] * 40, 0, 0.02), [50.0 if i < 20 else 1.0 for i in range(40)]))
     assert (leap.status, [outlier.name for outlier in leap.outliers]) == ("preserved", ["block20"])
 
 
-def test_block_that_is_taken_back_is_told_once() -> None:
+def test_block_that_is_taken_back_is_reported_once() -> None:
     spike = judge(made_up_signal([1e4 if i == 7 else v for i, v in enumerate(noisy([1.0] * 40, 0, 0.02))]))
     assert [outlier.name for outlier in spike.outliers] == ["block7"]
 
@@ -108,7 +108,7 @@ def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_forgotten_normalizer_in_a_short_stage_is_told(place: int) -> None:
+def test_forgotten_normalizer_in_a_short_stage_is_reported(place: int) -> None:
     """With two blocks per stage there are no factors to compare, only the variances of branches."""
     x = batch(8, 3, 16, 16)
     model = build("resnet20", "batchnorm", generator=torch.Generator().manual_seed(0))
@@ -122,7 +122,7 @@ def test_forgotten_normalizer_in_a_short_stage_is_told(place: int) -> None:
     assert str(outliers[0]) == f"b{place} stands out: its branch has an output variance of 0.3, others have 1"
 
 
-def test_forgotten_normalizer_of_a_resnet18_is_told() -> None:
+def test_forgotten_normalizer_of_a_resnet18_is_reported() -> None:
     from normfree.models.foreign import create_model
 
     with torch.random.fork_rng(devices=[]):
@@ -146,7 +146,7 @@ def test_branches_that_differ_are_not_compared_with_one_another() -> None:
     assert len(judge(replace(flat, sums=(*flat.sums[:-1], replace(elsewhere, name="block7")))).outliers) == 1
 
 
-def test_one_branch_that_does_not_start_at_zero_is_told() -> None:
+def test_one_branch_that_does_not_start_at_zero_is_reported() -> None:
     model = build("resnet20", "fixup", generator=torch.Generator().manual_seed(0))
     assert judge(propagate(model, batch(4, 3, 16, 16))).outliers == ()
     nn.init.normal_(model.get_parameter("body.1.1.branch.conv2.weight"), std=0.1)

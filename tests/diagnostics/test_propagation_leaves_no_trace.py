@@ -18,7 +18,7 @@ from signal_oracles import Block, Composed, Shared, Triple, TwoSums, foreign, la
 class Worn(nn.Module):
     """Everything that a pass can leave its mark on: dropout, batch norm, buffers in place and replaced, a shared block.
 
-    It keeps weak references to its activations, and stops halfway when told to.
+    It keeps weak references to its activations, and stops halfway on request.
     """
 
     calls: Tensor

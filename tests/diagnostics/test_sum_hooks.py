@@ -124,7 +124,7 @@ class Turned(nn.Module):
         return x
 
 
-def test_views_of_one_memory_are_told_apart() -> None:
+def test_views_of_one_memory_are_distinguished() -> None:
     model, x = foreign(Turned), seeded(4, 6, 6)
     signal = propagate(model, x)
     triples: list[Triple] = []

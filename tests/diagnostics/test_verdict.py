@@ -25,7 +25,7 @@ def exponential(count: int, factor: float) -> list[float]:
 
 
 def linear(sizes: Sequence[int], start: float = 1.36, step: float = 0.68) -> tuple[list[float], list[int]]:
-    """The variance of a network with batch norm: it grows by 1 - 1/π a block and restarts at every stage."""
+    """The variance of a network with batch norm: it grows by 1 - 1/π per block and restarts at every stage."""
     values = [start + step * b for size in sizes for b in range(size)]
     return values, [k for k, size in enumerate(sizes, 1) for _ in range(size)]
 
@@ -511,7 +511,7 @@ def bugged(bug: str) -> Verdict:
         ("left out", "preserved", "look at blocks.3: the forward pass has no sum"),
     ],
 )
-def test_bug_is_told_with_its_place(bug: str, word: str, advice: str) -> None:
+def test_bug_is_reported_with_its_place(bug: str, word: str, advice: str) -> None:
     verdict = bugged(bug)
     assert verdict.word == word
     assert advice in verdict.recommendation
@@ -554,7 +554,7 @@ def test_gradient_behind_an_overflow_is_not_measured(targets: Tensor | None) -> 
     assert verdict.dead == ()
 
 
-def test_output_that_is_not_finite_is_told() -> None:
+def test_output_that_is_not_finite_is_reported() -> None:
     model = branched()
     with torch.no_grad():
         model.out.weight.fill_(math.inf)
@@ -574,7 +574,7 @@ def test_output_that_is_not_finite_is_told() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("kind", ["preserved", "growing", "exploding", "vanishing"])
 def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
-    """Also where stages begin anew, inside which the change is another."""
+    """Also if stages restart, so that the change inside them differs."""
     stages = [k for k in (1, 2, 3) for _ in range(9)]
     values = {
         "preserved": [1.0 + 0.1 * k for k in stages],

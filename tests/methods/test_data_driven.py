@@ -29,7 +29,7 @@ def batch(name: str) -> Tensor:
 
 
 def output_variances(model: Network, x: Tensor) -> list[float]:
-    """Variance of what every hidden layer puts out."""
+    """Variance of the output of every hidden layer."""
     seen: list[float] = []
     for layer in model.plan.hidden():
         model.get_submodule(layer.name).register_forward_hook(

@@ -1,4 +1,4 @@
-"""`initialize_` on models that were not built here, and what it refuses before it changes anything."""
+"""`initialize_` on third-party models, and its errors, which leave the model unchanged."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_he_initializes_a_foreign_model_by_formula() -> None:
     )
 
 
-def test_fan_modes_are_told_apart_where_they_differ() -> None:
+def test_fan_modes_give_different_weights_where_they_differ() -> None:
     """The control of the two before: with fan-in for fan-out, the projection would be outside its bounds."""
     bounds = 4 / (2 * 24 * 32) ** 0.5
     assert abs((2 / 24) ** 0.5 / (2 / 32) ** 0.5 - 1) > bounds
@@ -281,7 +281,7 @@ def test_refusal_leaves_attributes_and_replaced_buffers_as_they_were() -> None:
     assert repr(model) == text
 
 
-def test_model_without_plan_is_told_to_discover_one() -> None:
+def test_model_without_plan_is_refused_with_discover_as_remedy() -> None:
     model, _ = foreign()
     refuse(
         r"expected a model that states its plan, got Foreign; pass plan=normfree.discover\(model, example\)",

@@ -1,4 +1,4 @@
-"""Normalizer-free networks: the variance that α expects is the one that comes, beside the growth under batch norm."""
+"""Normalizer-free networks: the measured variance is the expected one; under batch norm it grows linearly."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Methods of Transformers: their constants by formula, their start, and an update that does not grow with depth."""
+"""Methods for Transformers: constants and weights by formula, and a first update that does not grow with depth."""
 
 import math
 from functools import cache

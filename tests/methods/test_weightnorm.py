@@ -1,4 +1,4 @@
-"""Weight norm: lengths by formula, orthogonal directions, and a norm that any depth keeps, forward and backward."""
+"""Weight norm: lengths by formula, orthogonal directions, and a norm that is kept at any depth."""
 
 from collections.abc import Callable
 from functools import cache

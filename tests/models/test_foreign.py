@@ -1,4 +1,4 @@
-"""Models of others by a string: what is built, and what is said when it cannot be."""
+"""Third-party models by name: building them, and errors."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Networks without skip connections against a forward pass written out in float64."""
+"""Plain, dense and highway networks against a forward pass written out in float64, and the gates at the start."""
 
 import pytest
 import torch
@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from normfree.methods import get, names
 from normfree.models import Network, build
+from normfree.models.nonresidual import Highway
 
 DOUBLE = torch.float64
 
 
-def randomized(name: str, method: str, **options: object) -> Network:
+def randomized(name: str, method: str, spread: float = 0.5, **options: object) -> Network:
     """A float64 network without a zero in it."""
     generator = torch.Generator().manual_seed(0)
     model = build(name, method, num_classes=4, size=8, dtype=DOUBLE, generator=generator, **options)  # type: ignore[arg-type]
@@ -19,7 +20,7 @@ def randomized(name: str, method: str, **options: object) -> Network:
         for part, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 draw = torch.randn(tensor.shape, generator=generator, dtype=DOUBLE)
-                tensor.copy_(draw.abs() + 0.5 if part.endswith("running_var") else 0.5 * draw)
+                tensor.copy_(draw.abs() + 0.5 if part.endswith("running_var") else spread * draw)
     return model.eval()
 
 
@@ -28,6 +29,8 @@ def images(size: int = 8) -> Tensor:
 
 
 def normalized(state: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    if f"{name}.weight" not in state:
+        return x
     mean, var, weight, bias = (
         state[f"{name}.{part}"].view(1, -1, *[1] * (x.dim() - 2))
         for part in ("running_mean", "running_var", "weight", "bias")
@@ -116,3 +119,112 @@ def test_plan_has_no_branches_and_marks_the_activations(name: str) -> None:
     assert not plan.branches
     marks = [(layer.activated_in, layer.activated_out) for layer in plan.layers()]
     assert marks == [(False, True), (True, True), (True, True), (True, False)]
+
+
+def dense_reference(w: dict[str, Tensor], x: Tensor, per_stage: int) -> Tensor:
+    """Huang 2017: every layer reads the normalized and rectified concatenation of all before it."""
+    x = F.conv2d(x, w["stem.conv.weight"], padding=1)
+    for stage in range(3):
+        for i in range(per_stage):
+            layer = f"body.{stage}.dense{i + 1 if per_stage > 1 else ''}.branch"
+            new = F.conv2d(normalized(w, f"{layer}.norm", x).relu(), w[f"{layer}.conv.weight"], padding=1)
+            x = torch.cat([x, new], dim=1)
+        if stage < 2:
+            layer = f"body.{stage}.transition"
+            x = F.conv2d(normalized(w, f"{layer}.norm", x).relu(), w[f"{layer}.conv.weight"])
+            x = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
+    x = normalized(w, "head.norm", x).relu().mean((2, 3))
+    return x @ w["classifier.weight"].T + w["classifier.bias"]
+
+
+@pytest.mark.parametrize("method", ["he_in", "batchnorm"])
+@pytest.mark.parametrize(("name", "per_stage"), [("dense-7-3", 1), ("dense-13-3", 3)])
+def test_dense_forward_equals_the_written_out_one(name: str, per_stage: int, method: str) -> None:
+    model = randomized(name, method, spread=0.3)
+    expected = dense_reference(model.state_dict(), images(), per_stage)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(model(images()), expected, rtol=1e-10, atol=1e-10)
+
+
+def highway_reference(w: dict[str, Tensor], x: Tensor, layers: int, gate_bias: float = -1.0) -> Tensor:
+    """Srivastava 2015, equation 3."""
+    x = normalized(w, "stem.norm", x.flatten(1) @ w["stem.linear.weight"].T).relu()
+    for i in range(layers):
+        gate = torch.sigmoid(x @ w[f"body.{i}.gate.weight"].T + gate_bias)
+        transform = normalized(w, f"body.{i}.transform.norm", x @ w[f"body.{i}.transform.linear.weight"].T).relu()
+        x = gate * transform + (1 - gate) * x
+    return x @ w["classifier.weight"].T + w["classifier.bias"]
+
+
+@pytest.mark.parametrize("method", ["he_in", "batchnorm"])
+def test_highway_forward_equals_the_written_out_one(method: str) -> None:
+    model = randomized("highway-5-6", method, spread=0.3)
+    torch.testing.assert_close(
+        model(images()), highway_reference(model.state_dict(), images(), 3), rtol=1e-10, atol=1e-10
+    )
+    without_bias = highway_reference(model.state_dict(), images(), 3, gate_bias=0.0)
+    assert not torch.allclose(model(images()), without_bias, rtol=1e-3)
+
+
+def gate_values(model: Network, x: Tensor) -> Tensor:
+    """The openings of all gates of all layers, from 0 to 1."""
+    found: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, Highway):
+            module.gate.register_forward_hook(lambda _m, _args, out: found.append(torch.sigmoid(out.detach() - 1.0)))
+    model(x)
+    return torch.cat([g.flatten() for g in found])
+
+
+@pytest.mark.parametrize("method", ["he_in", "xavier", "batchnorm", "layernorm"])
+def test_gates_start_mostly_closed(method: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = build("highway-20-50", method, size=8, generator=generator)
+    gates = gate_values(model, torch.randn(64, 3, 8, 8, generator=generator))
+    assert (gates < 0.5).float().mean() > 0.7
+    assert gates.median() == pytest.approx(torch.sigmoid(torch.tensor(-1.0)).item(), abs=0.05)
+    # Control: the same gates without their bias are open as often as closed.
+    unbiased = torch.sigmoid(torch.logit(gates) + 1.0)
+    assert (unbiased < 0.5).float().mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("depth", "growth"), [(7, 4), (40, 12)])
+def test_dense_has_the_depth_and_growth_of_its_name(depth: int, growth: int) -> None:
+    """Stem, dense layers, two transitions and the classifier."""
+    model = build(f"dense-{depth}-{growth}", "he_in", device="meta")
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == depth == sum(1 for _ in model.plan.layers())
+    channels = (2 + 3 * (depth - 4) // 3) * growth
+    assert layers[-1].in_features == channels
+    dense = [m for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and "dense" in n]
+    assert {m.out_channels for m in dense} == {growth}
+
+
+@pytest.mark.parametrize("depth", [3, 20])
+def test_highway_has_the_depth_of_its_name(depth: int) -> None:
+    """Gates share the layer of their transform."""
+    model = build(f"highway-{depth}-9", "he_in", size=4, device="meta")
+    assert sum(isinstance(m, nn.Linear) for m in model.modules()) - (depth - 2) == depth
+    assert sum(isinstance(m, Highway) for m in model.modules()) == depth - 2
+
+
+@pytest.mark.parametrize(("name", "skip"), [("dense-7-4", "dense"), ("highway-4-8", "highway")])
+def test_dense_and_highway_have_one_score_per_class_for_every_method(name: str, skip: str) -> None:
+    admitted = [m for m in names() if skip in get(m).skips and (skip == "dense" or not get(m).spatial_only)]
+    assert len(admitted) >= 5
+    for method in admitted:
+        model = build(name, method, num_classes=7, size=8, in_channels=2, device="meta")
+        assert model(torch.empty(3, 2, 8, 8, device="meta")).shape == (3, 7)
+
+
+@pytest.mark.parametrize(("name", "classifier_activated"), [("dense-10-4", True), ("highway-5-8", False)])
+def test_plan_without_branches_marks_the_activations(name: str, classifier_activated: bool) -> None:
+    plan = build(name, "he_in", device="meta").plan
+    assert not plan.branches
+    assert [(s.activated_in, s.activated_out) for s in plan.stem] == [(False, True)]
+    assert [c.activated_in for c in plan.classifier] == [classifier_activated]
+    inner = {layer.name: layer.activated_in for layer in plan.body}
+    if name.startswith("dense"):
+        assert all(inner.values())
+    else:  # what leaves a gate does not come out of an activation
+        assert {n for n, activated in inner.items() if activated} == {"body.0.gate", "body.0.transform.linear"}

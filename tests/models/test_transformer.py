@@ -1,4 +1,4 @@
-"""Transformers: counts and plan, what each position may see, decoding with a cache, shared weights, and refusals."""
+"""Transformers: parameter counts, plan, masks, decoding with a cache, shared weights, and errors."""
 
 import copy
 from dataclasses import replace
@@ -335,7 +335,7 @@ def test_two_vocabularies_have_two_matrices() -> None:
     assert model(torch.full((2, 3), 49), batch(NAMES[0])[1][:2]).shape == (2, 6, WORDS)
 
 
-def test_dropout_stands_where_it_is_asked_for() -> None:
+def test_dropout_is_where_the_setting_puts_it() -> None:
     for dropout, count in ((0.0, 0), (0.1, 1 + 2 * 3 + 3 * 4)):
         model = built(NAMES[0], dropout=dropout, device="meta", example=None)
         assert sum(isinstance(m, nn.Dropout) for m in model.modules()) == count

@@ -1,4 +1,4 @@
-"""Weights in a safetensors file come back bit for bit, and those of another model are refused."""
+"""Weights in a safetensors file load bit for bit, and those of another model are refused."""
 
 from pathlib import Path
 

@@ -83,7 +83,7 @@ def test_oracle_tells_masks_apart() -> None:
 @torch.no_grad()
 def test_cached_attention_equals_the_whole(steps: list[int]) -> None:
     attention, x = made(causal=True), signal(1, T)
-    cache = attention.room(N, T + 2)
+    cache = attention.empty_cache(N, T + 2)
     parts = [attention(part, None, None, cache) for part in x.split(steps, dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), attention(x))
     assert cache.used == T
@@ -92,14 +92,14 @@ def test_cached_attention_equals_the_whole(steps: list[int]) -> None:
 @torch.no_grad()
 def test_remembered_memory_equals_the_memory() -> None:
     attention, x, memory = made(cross=True, scalar_biases=True), signal(1, T), signal(2, S)
-    torch.testing.assert_close(attention(x, None, None, attention.remember(memory)), attention(x, memory))
+    torch.testing.assert_close(attention(x, None, None, attention.memory_cache(memory)), attention(x, memory))
 
 
 @torch.no_grad()
 def test_reordered_cache_continues_the_chosen_rows() -> None:
     attention, x = made(causal=True), signal(1, T)
     for index in ([1, 0], [1, 1], [0, 1, 1]):
-        cache = attention.room(N, T)
+        cache = attention.empty_cache(N, T)
         attention(x[:, :3], None, None, cache)
         cache.reorder(torch.tensor(index))
         again = attention(x[index][:, 3:], None, None, cache)
@@ -109,8 +109,8 @@ def test_reordered_cache_continues_the_chosen_rows() -> None:
 def test_full_cache_is_refused() -> None:
     attention, x = made(causal=True), signal(1, T)
     with pytest.raises(ValueError, match=r"expected at most 4 more positions of 2 sequences in the cache, got 5 of 2"):
-        attention(x, None, None, attention.room(N, T - 1))
-    cache = attention.room(N + 1, T)
+        attention(x, None, None, attention.empty_cache(N, T - 1))
+    cache = attention.empty_cache(N + 1, T)
     with pytest.raises(ValueError, match=r"of 3 sequences in the cache, got 5 of 2; .*reorder it"):
         attention(x, None, None, cache)
     assert cache.used == 0

@@ -1,4 +1,4 @@
-"""Token embeddings: the formula of the sinusoids, and a level of one."""
+"""Token embeddings: the formula of the sinusoids, and unit variance."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Convolutions whose weight gradient runs beside the backward pass."""
+"""Convolutions whose weight gradient runs in parallel to the backward pass."""
 
 import copy
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from normfree.models import build
-from normfree.nn.residual import Residual, SubsamplePad, set_precision_
+from normfree.nn.residual import Residual, SubsamplePad, lower_precision_, set_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
 SCALARS = ("c", "a", "alpha", "beta", "delta")
@@ -126,7 +126,7 @@ def test_residual_scalar_gradients_match_the_formula() -> None:
         assert getattr(made, name).value.grad.item() == pytest.approx(float(value), rel=1e-7), name
 
 
-def test_residual_shortcut_reads_the_entered_input_only_when_told() -> None:
+def test_residual_shortcut_reads_the_entry_only_with_that_setting() -> None:
     raw, entered = (block(shortcut=False, exit=False, branch=False, reads_entry=reads) for reads in (False, True))
     for made in (raw, entered):
         made.set_scalars_({"alpha": -0.6})
@@ -320,3 +320,29 @@ def test_stream_of_small_additions_survives_in_float32_and_is_lost_in_bf16(
             x = made(x)
     assert x.dtype == stream
     assert x.item() == expected
+
+
+def test_lowering_reaches_weight_layers_of_any_depth_and_leaves_the_rest() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), ScalarBias(0.3), nn.ReLU())
+    model = nn.Sequential(inner, nn.InstanceNorm2d(4, affine=True), ScalarMultiplier(0.3), nn.Conv2d(4, 8, 1))
+    model.append(nn.Sequential(nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    model.extend([nn.Linear(8, 6), nn.LayerNorm(6), nn.RMSNorm(6), nn.Linear(6, 2)])
+    lower_precision_(model, torch.bfloat16)
+    short = {name for name, t in model.state_dict().items() if t.dtype is torch.bfloat16}
+    both = {f"{i}.{name}" for i in ("3", "4.0", "5", "6", "8") for name in ("weight", "bias")}
+    assert short == {"0.0.weight", "7.weight"} | both
+    assert {t.dtype for name, t in model.state_dict().items() if name not in short} == {torch.float32, torch.int64}
+    x = torch.randn(5, 3, 6, 6, generator=generator(0)).bfloat16()
+    assert model(x).dtype is torch.bfloat16
+    alone = nn.Conv1d(2, 3, 1), nn.Conv3d(2, 3, 1), nn.Embedding(2, 3)
+    assert [lower_precision_(layer, torch.float16).weight.dtype for layer in alone] == [torch.float16] * 2 + [
+        torch.float32
+    ]
+
+
+def test_lowering_keeps_shared_weights_shared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    lower_precision_(model, torch.bfloat16)
+    assert model[1].weight is model[0].weight
+    assert model[0].weight.dtype is torch.bfloat16

@@ -1,4 +1,4 @@
-"""Scalars without dimensions: what they compute, that they never promote, and that they copy and save."""
+"""Scalars without dimensions: values, no promotion of types, copies and state dicts."""
 
 import copy
 import doctest

@@ -1,4 +1,4 @@
-"""Batch norm over parts of a batch, one part a thread, against one batch norm of the whole batch."""
+"""Batch norm over parts of a batch, one part per thread, against one batch norm of the whole batch."""
 
 import copy
 import threading
@@ -29,7 +29,7 @@ class Team:
         tensor.copy_(total)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """What the threads return, by their numbers."""
+        """The return values of the threads, by number."""
         results: dict[int, Any] = {}
         threads = [threading.Thread(target=lambda r=rank: results.update({r: work(r)})) for rank in range(self.world)]
         for thread in threads:

@@ -1,4 +1,4 @@
-"""Parameter groups: by what a parameter is, every parameter once, at the method's rates."""
+"""Parameter groups: every parameter once, by its kind, at the method's rates."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The masters' vector against the parameters one by one."""
+"""The master vector against the parameters one by one."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def test_masters_lie_side_by_side(precision: str, channels_last: bool) -> None:
         assert group.stretch.start == ends[-1]
         ends.append(group.stretch.stop)
     assert ends[-1] == len(masters.values) == len(masters.gradient)
-    taken = torch.zeros(len(masters.values), dtype=torch.int64)
-    for view in masters.named(taken).values():
+    folded = torch.zeros(len(masters.values), dtype=torch.int64)
+    for view in masters.named(folded).values():
         view.add_(1)
-    assert taken.max() == 1  # no two overlap
-    assert taken.sum() == sum(p.numel() for p in model.parameters())
+    assert folded.max() == 1  # no two overlap
+    assert folded.sum() == sum(p.numel() for p in model.parameters())
     for name, p in model.named_parameters():
         assert p.storage_offset() % 64 == 0, name
         if p.dim() == 4:
@@ -262,7 +262,7 @@ def test_release_gives_back_a_float32_model(method: str, precision: str) -> None
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("method", LEARNS_BETA)
 def test_learnable_beta_is_published_in_the_weight(method: str, precision: str, channels_last: bool) -> None:
-    """What computes is β · W, rounded once; with G its gradient, W gets β · G and β gets ⟨G, W⟩."""
+    """The layer computes with β · W, rounded once; with G its gradient, W gets β · G and β gets ⟨G, W⟩."""
     model = make(method, precision)
     masters = mastered(model, channels_last=channels_last)
     blocks, scaled = [m for m in model.modules() if isinstance(m, Residual)], scaled_names(model)
@@ -436,15 +436,15 @@ def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_relea
     expected = model(*sentences())
     apply_precision_(model, precision)
     masters = mastered(model)
-    taken = [m for m in model.modules() if isinstance(m, ScalarBias) and m.absorbed]
+    folded = [m for m in model.modules() if isinstance(m, ScalarBias) and m.absorbed]
     others = [m for m in model.modules() if isinstance(m, ScalarBias) and not m.absorbed]
-    assert taken
-    assert others == [*model.head]  # the one before the classifier stands in no block
+    assert folded
+    assert others == [*model.head]  # the one before the classifier is in no block
     assert others[0].moved is not None
     assert (model(*sentences()).float() - expected).norm() < 0.05 * expected.norm()
     masters.release_()
     reset_precision_(model)
-    assert not any(m.absorbed or m.moved is not None for m in (*taken, *others))
+    assert not any(m.absorbed or m.moved is not None for m in (*folded, *others))
     assert (model(*sentences()) - expected).norm() < 0.05 * expected.norm()
 
 

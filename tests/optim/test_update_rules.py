@@ -87,7 +87,7 @@ def test_rule_equals_the_optimizer_of_torch(name: str, decays: tuple[float, ...]
     assert distance(run(rule, decays=decays), oracle(kind, options, decays)) < 1e-12
 
 
-def test_rules_are_told_apart() -> None:
+def test_rules_differ() -> None:
     """The distance that the test above bounds is large between any two rules, and when Adam counts from 0 or 2."""
     ends = {name: run(rule) for name, (rule, _, _) in RULES.items()}
     for one in ends:

@@ -152,9 +152,9 @@ def test_log_labels_are_plain_numbers_or_powers() -> None:
 
 def test_all_panels_of_a_figure_write_their_numbers_alike() -> None:
     short, long = (Panel("p", (Curve("a", (1.0, top)),)) for top in (70.0, 1e12))
-    told = [[label.get_text() for label in axes.get_yticklabels()] for axes in _figure((short, long), "", 2).axes]
-    assert told[0] == ["$10^{0}$", "$10^{1}$"]
-    assert all(text.startswith("$10^") for text in told[1])
+    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in _figure((short, long), "", 2).axes]
+    assert labels[0] == ["$10^{0}$", "$10^{1}$"]
+    assert all(text.startswith("$10^") for text in labels[1])
     (axes,) = _figure((short,), "", 1).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1", "2", "5", "10", "20", "50"]
 

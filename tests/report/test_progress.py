@@ -74,8 +74,8 @@ def test_lines_come_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str
         for done in range(1000):
             clock.now += 0.01
             update(done)
-    told = ["work: 499 of 1000", "work: 999 of 1000", "work: ended after 10 s"]
-    assert [line.split(" done")[0] for line in lines(capsys)] == told
+    printed = ["work: 499 of 1000", "work: 999 of 1000", "work: ended after 10 s"]
+    assert [line.split(" done")[0] for line in lines(capsys)] == printed
 
 
 def test_short_work_is_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,10 +99,10 @@ def test_slow_start_is_forgotten(clock: Clock, capsys: pytest.CaptureFixture[str
         for done in range(1, 101):
             clock.now += 2
             update(done)
-    told = re.search(r"(\d+) of 1000 done .* s, (.*) left", lines(capsys)[-2])
-    assert told is not None
-    assert int(told[1]) > 80
-    assert told[2] == duration(2 * (1000 - int(told[1])))  # at 2 s a step, though the mean is 8 s
+    printed = re.search(r"(\d+) of 1000 done .* s, (.*) left", lines(capsys)[-2])
+    assert printed is not None
+    assert int(printed[1]) > 80
+    assert printed[2] == duration(2 * (1000 - int(printed[1])))  # at 2 s a step, though the mean is 8 s
 
 
 def test_long_log_stays_short_and_knows_the_time_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,11 +111,11 @@ def test_long_log_stays_short_and_knows_the_time_left(clock: Clock, capsys: pyte
         for beat in range(3600):
             clock.now += 0.5
             update(beat // 360, 10, f"beat {beat}")
-    told = lines(capsys)
-    assert 50 < len(told) < 120
-    assert told[-2].startswith("runs: 9 of 10 done")
-    left = [line for line in told if "left" in line]
-    assert len(left) > len(told) / 2
+    printed = lines(capsys)
+    assert 50 < len(printed) < 120
+    assert printed[-2].startswith("runs: 9 of 10 done")
+    left = [line for line in printed if "left" in line]
+    assert len(left) > len(printed) / 2
     assert re.search(r"9 of 10 done after 29 min \d+ s, \d+ s left, beat", left[-1])  # it counts down, not up
 
 

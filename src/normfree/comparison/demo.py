@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,9 @@ from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
+from normfree.report.progress import ProgressCallback
 from normfree.train import TrainConfig
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",
@@ -41,7 +41,6 @@ _IMAGES = 6_000
 # that diverges does only a share of its steps: here over all depths, and at a batch of two.
 _SIGNAL_COST = 16_000.0
 _SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
-Update = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class Demo:
 
 
 def run_demo(
-    out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: Update | None = None
+    out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: ProgressCallback | None = None
 ) -> Demo | None:
     """Run the three experiments, and read those that are in `out` already.
 

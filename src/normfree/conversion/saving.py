@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
-from normfree.files import TEMPORARY, explained, sync, write_json
+from normfree.files import TEMPORARY, explained, render_weights, sync, write_json
 from normfree.models.foreign import create_model
-from normfree.models.weight_files import load_weights, render_weights
+from normfree.models.weight_files import load_weights
 from normfree.plan import ResidualPlan
 from normfree.provenance import commit, versions
 

@@ -114,7 +114,7 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
 
 
 def without_outliers(
-    outliers: Sequence[Outlier], series: Sequence[tuple[str, int, float]], *, backward: bool
+    outliers: Sequence[Outlier], series: Sequence[tuple[str, int, float]], *, backward: bool = False
 ) -> list[tuple[str, int, float]]:
     """Correct a series of names, stages and variances as if the outliers had the factors of similar blocks."""
     excess = {

@@ -86,7 +86,8 @@ class Signal:
         }
 
     def __repr__(self) -> str:
-        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers, loss {self.loss:.4g})"
+        loss = "" if math.isnan(self.loss) else f", loss {self.loss:.4g}"
+        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers{loss})"
 
 
 def propagate(
@@ -116,6 +117,9 @@ def propagate(
         plan: The residual plan (default: the model's own, or the discovered one).
         loss: A function of the output and the targets (default: cross-entropy).
         generator: The source of random gradients (default: seed 0).
+
+    Returns:
+        The statistics at every residual sum, and the norms of weights and gradients.
 
     Raises:
         ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs

@@ -151,11 +151,7 @@ def measure_updates(
     plan.require_sums()
     double = _is_double(model, precision)
     rates = tuple(sorted(rates or (DOUBLE_RATES if double else SINGLE_RATES)))
-    if not rates[0] > 0 or which not in ("branch weights", "branches", "all") or classifier not in ("random", "keep"):
-        raise ValueError(
-            "expected positive rates, which 'branch weights', 'branches' or 'all', and classifier 'random' or 'keep', "
-            f"got {rates}, '{which}', '{classifier}'"
-        )
+    _check_settings(rates, which, classifier)
     method = getattr(model, "method", None)
     if scalar_rate is None:
         scalar_rate = method.scalar_rate.factor(len(plan.branches)) if isinstance(method, Method) else 1.0
@@ -196,15 +192,12 @@ def measure_updates(
     back = gradients(lambda output: (first_tensor(output) * direction).sum())
     parts = {name: float(torch.sum(step[name] * back[name])) for name in learning}
     whole = float(direction.square().sum())
-    mine: list[dict[str, list[str]]] = [{"weights": [], "scalars": []} for _ in plan.branches]
-    for name, owner in owners.items():
-        if owner.branch is not None and name in learning:
-            mine[owner.branch][owner.kind].append(name)
-    fractions = [{kind: _ratio(sum(parts[n] for n in names), whole) for kind, names in m.items()} for m in mine]
-    alone = [math.nan] * len(mine)
+    in_branch = _by_branch({name: owner for name, owner in owners.items() if name in learning}, len(plan.branches))
+    fractions = [{kind: _ratio(sum(parts[n] for n in names), whole) for kind, names in b.items()} for b in in_branch]
+    alone = [math.nan] * len(in_branch)
     rate = rates[0] if double else rates[-1]
-    for i in _spaced(len(mine), share_limit):
-        alone[i] = _norm(change(mine[i]["weights"], rate)) / rate
+    for i in _spaced(len(in_branch), share_limit):
+        alone[i] = _norm(change(in_branch[i]["weights"], rate)) / rate
     shares = tuple(
         BranchShare(b.name, f["weights"], f["scalars"], a)
         for b, f, a in zip(plan.branches, fractions, alone, strict=True)
@@ -222,6 +215,14 @@ def measure_updates(
         scalar_rate=scalar_rate,
         precision="double" if double else "same",
     )
+
+
+def _check_settings(rates: Sequence[float], which: str, classifier: str) -> None:
+    if not rates[0] > 0 or which not in ("branch weights", "branches", "all") or classifier not in ("random", "keep"):
+        raise ValueError(
+            "expected positive rates, which 'branch weights', 'branches' or 'all', and classifier 'random' or 'keep', "
+            f"got {rates}, '{which}', '{classifier}'"
+        )
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,15 @@ def _owners(model: nn.Module, plan: ResidualPlan) -> dict[str, _Owner]:
             full = f"{prefix}.{name}" if prefix else name
             owners[full] = _Owner(branch, kind, single=not weighted and parameter.numel() == 1)
     return owners
+
+
+def _by_branch(owners: Mapping[str, _Owner], count: int) -> list[dict[str, list[str]]]:
+    """The names of weights and of scalars in each branch."""
+    found: list[dict[str, list[str]]] = [{"weights": [], "scalars": []} for _ in range(count)]
+    for name, owner in owners.items():
+        if owner.branch is not None:
+            found[owner.branch][owner.kind].append(name)
+    return found
 
 
 def _is_stepped(owner: _Owner, which: Stepped) -> bool:

@@ -130,17 +130,19 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
         signal: The result of `propagate`.
         method: The method that the network has, which is not recommended.
         admits: Tells whether the network can have the method of this name. Other methods are not recommended.
+
+    Returns:
+        One word for the network, both directions, a description, and the remedy.
     """
-    waiting = _waiting(signal.sums)
+    waiting = _not_reached_yet(signal.sums)
     left_out = set(waiting)
     if signal.unmeasured:
         left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
     reached = [s for s in signal.sums if s.name not in left_out]
-    series = (
-        [(s.name, s.stage, s.sum.variance) for s in signal.sums],
-        [(s.name, s.stage, s.sum_gradient.variance) for s in reached],
-    )
-    forward, backward = (_direction(way, backward=i == 1) for i, way in enumerate(series))
+    forward_series = [(s.name, s.stage, s.sum.variance) for s in signal.sums]
+    backward_series = [(s.name, s.stage, s.sum_gradient.variance) for s in reached]
+    forward = _direction(forward_series)
+    backward = _direction(backward_series, backward=True)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
     statuses: list[SignalStatus] = [d.status for d in (forward, backward) if d.status != "not measured"]
     if dead:
@@ -152,15 +154,15 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     broken = dead or after_blocks or forward.broken_at or backward.broken_at
     outliers = () if broken else find_outliers(signal)
     if outliers and status not in HARMLESS:
-        without = (
-            _direction(without_outliers(outliers, way, backward=i == 1), backward=i == 1)
-            for i, way in enumerate(series)
+        corrected = (
+            _direction(without_outliers(outliers, forward_series)),
+            _direction(without_outliers(outliers, backward_series, backward=True), backward=True),
         )
-        outliers = outliers if all(d.status in (*HARMLESS, "not measured") for d in without) else ()
+        outliers = outliers if all(d.status in (*HARMLESS, "not measured") for d in corrected) else ()
     sentence = _sentence(forward, backward, dead, waiting, outliers, signal.unmeasured)
     if signal.missing_sums:
-        add = "add" if len(signal.missing_sums) > 1 else "adds"
-        sentence += f"; {first_names(signal.missing_sums)} {add} nothing to the input, as others of the class do"
+        add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
+        sentence += f"; {first_names(signal.missing_sums)} {add} input, unlike others of the class"
     if after_blocks:
         sentence += f"; {after_blocks}"
         advice = "look at the layers between the last block and the output"
@@ -187,7 +189,7 @@ def _problem_after_blocks(signal: Signal) -> str:
     return f"the output is ×{math.sqrt(grown):.1e} as large as the signal there" if grown >= LARGE**2 else ""
 
 
-def _waiting(sums: Sequence[SumSignal]) -> list[str]:
+def _not_reached_yet(sums: Sequence[SumSignal]) -> list[str]:
     """The sums without a gradient inside a branch that returns zero, while the sum around them has a gradient."""
     known = {s.name: s for s in sums}
     found: dict[str, None] = {}
@@ -200,7 +202,7 @@ def _waiting(sums: Sequence[SumSignal]) -> list[str]:
     return list(reversed(found))
 
 
-def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool) -> Direction:
+def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool = False) -> Direction:
     """Judge one direction from names, stages and variances in the order of the blocks."""
     if not series:
         return Direction("not measured", math.nan, math.nan, "", math.nan)

@@ -40,8 +40,8 @@ class InitContext:
     def module(self, layer: Layer) -> nn.Conv2d | nn.Linear:
         """Return the module that holds a layer's weight; raise `ValueError` if the model has none."""
         module = self.modules.get(layer.name)
-        held = getattr(module, layer.parameter, None)
-        if not isinstance(held, Tensor) or held.dim() < 2 or isinstance(module, NORM_TYPES):
+        weight = getattr(module, layer.parameter, None)
+        if not isinstance(weight, Tensor) or weight.dim() < 2 or isinstance(module, NORM_TYPES):
             got = "nothing" if module is None else type(module).__name__
             raise ValueError(f"expected a weight layer at '{layer.name}', got {got}; the plan is of another model")
         return module  # type: ignore[return-value]  # Conv1d, Conv3d and other holders of weights have the same fields
@@ -93,9 +93,9 @@ class InitContext:
         if layer.tied:
             return
         module = self.module(layer)
-        held = getattr(module, layer.parameter)
         if layer.transposed:
-            weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(held.shape)
+            stored_shape = getattr(module, layer.parameter).shape
+            weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(stored_shape)
         set_weight_(module, weight, layer.parameter, name=layer.path)
 
     def zero_(self, layer: Layer) -> None:

@@ -126,11 +126,11 @@ def check_example(ctx: InitContext, method: Method) -> None:
             f"method '{method.name}' sets its weights from data: expected a batch of finite values that vary, got "
             f"shape {shapes} without them; pass example=a batch of the training data"
         )
-    for layer, held in ctx.each(ctx.plan.layers()):
-        if not isinstance(held, WEIGHT_LAYERS):
+    for layer, module in ctx.each(ctx.plan.layers()):
+        if not isinstance(module, WEIGHT_LAYERS):
             raise ValueError(
                 f"method '{method.name}' measures the output of each layer: expected convolutions and linear layers, "
-                f"got {type(held).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
+                f"got {type(module).__name__} at '{layer.name}'; use a method that needs no batch, such as 'fixup'"
             )
 
 
@@ -172,8 +172,8 @@ def _check_scalars(ctx: InitContext, method: Method, name: str, values: dict[str
     """Raise if a sum lacks a scalar whose initial value is not neutral."""
     residual = ctx.modules.get(name)
     for scalar, value in values.items():
-        held = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)
-        if not held and value != NEUTRAL[scalar]:
+        present = isinstance(residual, Residual) and not isinstance(getattr(residual, scalar), nn.Identity)
+        if not present and value != NEUTRAL[scalar]:
             raise ValueError(
                 f"method '{method.name}' expects a scalar {scalar} = {value:g} in the sum '{name}', got none; {remedy}"
             )

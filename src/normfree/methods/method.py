@@ -183,11 +183,6 @@ class Method:
         shown = self._options(",")
         return f"{self.name}:{shown}" if shown else self.name
 
-    @property
-    def restructures(self) -> bool:
-        """Whether the method removes branches or adds shortcut layers, which conversion does not do."""
-        return self.remove_branches or self.shortcut == "conv everywhere"
-
     def _options(self, separator: str) -> str:
         """Return the options as they are written after the name."""
         texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}

@@ -62,7 +62,7 @@ def import_object(name: str, what: str = "model") -> Any:
 
     Args:
         name: The module and the name in it.
-        what: What the object is for, for messages.
+        what: The kind of object, for messages.
 
     Raises:
         ValueError: If there is no such module or name, or if the import raises.
@@ -81,7 +81,7 @@ def import_object(name: str, what: str = "model") -> Any:
         if not hasattr(found, part) and (source == "__main__" or part == "<locals>"):
             raise ValueError(
                 f"expected a {what} that other programs can import, got '{name}', of a script or inside a function; "
-                "pass model= to load a run of it, or a factory to load what it was converted to"
+                "pass model= to load a run of it, or a factory to load the converted model"
             )
         if not hasattr(found, part):
             own = [n for n in dir(found) if not n.startswith("_") and not isinstance(getattr(found, n), ModuleType)]

@@ -152,8 +152,8 @@ class Transformer(_SequenceModel):
 
     def start_cache(self, memory: Memory, length: int) -> DecoderCache:
         """Return an empty cache for targets of at most `length` positions, one per row of the memory."""
-        own = [a.room(len(memory.states), length) for a in _attentions(self.decoder) if not a.cross]
-        remembered = [a.remember(memory.states) for a in _attentions(self.decoder) if a.cross]
+        own = [a.empty_cache(len(memory.states), length) for a in _attentions(self.decoder) if not a.cross]
+        remembered = [a.memory_cache(memory.states) for a in _attentions(self.decoder) if a.cross]
         return DecoderCache(own, remembered, memory.real[:, None, None, :])
 
 
@@ -183,7 +183,7 @@ class Decoder(_SequenceModel):
 
     def start_cache(self, rows: int, length: int) -> DecoderCache:
         """Return an empty cache for `rows` sequences of at most `length` positions."""
-        return DecoderCache([attention.room(rows, length) for attention in _attentions(self.decoder)], [], None)
+        return DecoderCache([attention.empty_cache(rows, length) for attention in _attentions(self.decoder)], [], None)
 
 
 class Encoder(_SequenceModel):

@@ -10,9 +10,9 @@ from normfree.nn.scalars import ScalarBias
 
 
 class KeyValueCache:
-    """The keys and values of one attention: room for some positions that fills as a sequence grows, or a memory's.
+    """The keys and values of one attention, of a growing sequence or of a memory.
 
-    Shapes: keys and values are (N, heads, room, width / heads), of which the first `used` positions count.
+    Shapes: keys and values are (N, heads, length, width / heads); the first `used` positions are filled.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, used: int) -> None:
@@ -21,16 +21,17 @@ class KeyValueCache:
         self.used = used
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write down the next positions and give back all there are.
+        """Add the next positions and return the keys and values of all positions so far.
 
-        Raises `ValueError` when there is no room, or when another number of sequences is given.
+        Raises:
+            ValueError: If the cache is too short, or if the number of sequences differs.
         """
-        rows, room = self.keys.shape[0], self.keys.shape[2]
+        rows, length = self.keys.shape[0], self.keys.shape[2]
         end = self.used + keys.shape[2]
-        if end > room or keys.shape[0] != rows:
+        if end > length or keys.shape[0] != rows:
             raise ValueError(
-                f"expected at most {room - self.used} more positions of {rows} sequences in the cache, got "
-                f"{keys.shape[2]} of {keys.shape[0]}; start a cache of more length, or reorder it to the sequences"
+                f"expected at most {length - self.used} more positions of {rows} sequences in the cache, got "
+                f"{keys.shape[2]} of {keys.shape[0]}; start a longer cache, or reorder it to the sequences"
             )
         self.keys[:, :, self.used : end] = keys
         self.values[:, :, self.used : end] = values
@@ -38,24 +39,34 @@ class KeyValueCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reorder(self, index: Tensor) -> None:
-        """Let row i hold what row index[i] held; the number of rows may change."""
+        """Move row index[i] to row i, for all i; the number of rows may change."""
         if len(index) != len(self.keys):
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
             return
-        for held in (self.keys, self.values):  # only what is used is copied
-            held[:, :, : self.used] = held[:, :, : self.used].index_select(0, index)
+        for stored in (self.keys, self.values):  # copies only the positions in use
+            stored[:, :, : self.used] = stored[:, :, : self.used].index_select(0, index)
 
 
 class Attention(nn.Module):
-    """W_o · [softmax(Q Kᵀ / √d + mask) V over heads], Q = W_q x, and K = W_k s, V = W_v s of s = x or a memory.
+    """W_o · [softmax(Q Kᵀ / √d + mask) V over heads], Q = W_q x, K = W_k s, V = W_v s, with s = x or a memory.
 
-    `causal` lets position t see positions up to t only. `cross` says that it reads a memory. `scalar_biases` puts a
-    learnable number before the output layer, and before the layers that read a memory; the one before the others
-    stands at the branch's entry. The key layer has no bias: it would add the same to every logit of a query.
+    The key layer has no bias: it would add the same to every logit of a query.
 
     Reference: Vaswani 2017, section 3.2; fixup, section 3, rule 3 for the scalar biases.
 
-    Shapes: x (N, T, width), memory (N, S, width), mask (N, 1, 1 or T, S), True where a key may be seen → (N, T, width).
+    Shapes: x (N, T, width), memory (N, S, width), mask (N, 1, 1 or T, S), True where a key is visible → (N, T, width).
+
+    Args:
+        width: The number of features.
+        heads: The number of heads; it divides the width.
+        causal: Whether position t attends to positions up to t only.
+        cross: Whether keys and values come from a memory.
+        dropout: The dropout probability of the output.
+        scalar_biases: Whether a learnable scalar precedes the output layer and the layers that read a memory. The one
+            before the other layers is at the branch's entry.
+
+    Raises:
+        ValueError: If the heads do not divide the width, or if the attention is both causal and cross.
     """
 
     def __init__(
@@ -87,7 +98,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Attend; with a cache, x holds only the new positions of a sequence, and a memory is not read again."""
+        """Return the attention's output; with a cache, pass the new positions only, and no memory."""
         query = self._split(self.q(x))
         before = 0
         if self.cross and cache is not None:
@@ -99,18 +110,18 @@ class Attention(nn.Module):
                 keys, values = cache.append(keys, values)
         causal = self.causal and mask is None and before == 0
         if self.causal and not causal:
-            mask = _seen(query, keys, before, mask)
+            mask = _causal_mask(query, keys, before, mask)
         attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
         out: Tensor = self.dropout(self.out(self.bias(attended.transpose(1, 2).flatten(2))))
         return out
 
-    def remember(self, memory: Tensor) -> KeyValueCache:
-        """The keys and values of a memory, computed once for all steps of a decoding."""
+    def memory_cache(self, memory: Tensor) -> KeyValueCache:
+        """Return the keys and values of a memory, computed once for all decoding steps."""
         keys, values = self._project(memory.to(self.k.weight.dtype))
         return KeyValueCache(keys, values, keys.shape[2])
 
-    def room(self, rows: int, length: int) -> KeyValueCache:
-        """An empty cache for at most `length` positions of `rows` sequences."""
+    def empty_cache(self, rows: int, length: int) -> KeyValueCache:
+        """Return an empty cache for `rows` sequences of at most `length` positions."""
         weight = self.k.weight
         shape = (rows, self.heads, length, weight.shape[0] // self.heads)
         return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape), 0)
@@ -121,18 +132,18 @@ class Attention(nn.Module):
         return self._split(self.k(source)), self._split(self.v(source))
 
     def _split(self, x: Tensor) -> Tensor:
-        """(N, T, width) → (N, heads, T, width / heads)."""
+        """Reshape (N, T, width) to (N, heads, T, width / heads)."""
         return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        """The number of heads, and what it sees."""
+        """Return the number of heads and the kind of attention."""
         return f"heads={self.heads}, causal={self.causal}, cross={self.cross}"
 
 
-def _seen(query: Tensor, keys: Tensor, before: int, mask: Tensor | None) -> Tensor | None:
-    """The mask of queries that come after `before` positions: keys up to their own, of those that the mask shows."""
+def _causal_mask(query: Tensor, keys: Tensor, before: int, mask: Tensor | None) -> Tensor | None:
+    """Return the mask of queries after `before` earlier positions: keys up to the query's own, within `mask`."""
     new = query.shape[2]
     if new == 1 and mask is None:
-        return None  # the last position sees everything
+        return None  # the last position attends to all
     own = torch.ones(new, keys.shape[2], dtype=torch.bool, device=query.device).tril(before)
     return own if mask is None else mask & own

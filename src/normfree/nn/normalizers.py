@@ -1,4 +1,4 @@
-"""The normalizers of the survey by name: of activations, and built into the activation function.
+"""Normalizers by name, their replacements (dynamic tanh, affine), and activations with normalization built in.
 
 Reference: normdead, section 2.3 and Figure 2.
 """
@@ -27,14 +27,14 @@ NORM_TYPES = (
 )
 
 _NORM_NAME = re.compile(r"(batch|layer|group|instance|rms|simple)_?norm", re.IGNORECASE)
-FUSED = ("drop", "act")  # what timm builds into a normalizer, in the order it runs
+FUSED = ("drop", "act")  # the children of timm's normalizers, in the order they run
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalizes what passes through it.
+    """Whether a module is a normalizer.
 
-    By type for torch's own; by the name of the class for others (`LlamaRMSNorm`, `T5LayerNorm`, `FrozenBatchNorm2d`),
-    if their parameters are one-dimensional and they hold nothing but an activation or a dropout.
+    Torch's are recognized by type. Others are recognized by the class name (`LlamaRMSNorm`, `T5LayerNorm`,
+    `FrozenBatchNorm2d`), if their parameters are one-dimensional and their children are activation and dropout only.
     """
     if isinstance(module, NORM_TYPES):
         return True
@@ -45,13 +45,19 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: bool = False) -> nn.Module:
-    """The activation normalizer `name` over (N, channels, H, W) when `spatial`, else over (N, channels).
+    """Return a normalizer by name.
 
-    Of `tokens`, (N, T, channels), each position is normalized alone: by layer norm, RMS norm or dynamic tanh.
+    Group norm has as many groups as possible, at most 32, with at least four channels per group. Layer norm of images
+    is group norm with one group. `tanh` is dynamic tanh, which computes no statistics.
 
-    Group norm takes the most groups, at most 32, that leave at least four channels a group; layer norm of images is
-    group norm with one group, so that all but instance norm work in both cases. `tanh` is dynamic tanh, which takes no
-    statistics.
+    Args:
+        name: The normalizer.
+        channels: The number of channels.
+        spatial: Whether the inputs are images (N, channels, H, W) or vectors (N, channels).
+        tokens: Whether the inputs are sequences (N, T, channels), whose positions are normalized separately.
+
+    Raises:
+        ValueError: If the name is unknown, or if the normalizer does not fit the inputs.
     """
     if tokens:
         return _token_normalizer(name, channels)
@@ -69,7 +75,7 @@ def normalizer(name: NormName, channels: int, *, spatial: bool = True, tokens: b
             return nn.InstanceNorm2d(channels, affine=True)
         case "instance":
             raise ValueError(
-                "instance norm expects images (N, C, H, W), got vectors (N, C), of which it would leave only zeros; "
+                "instance norm expects images (N, C, H, W), got vectors (N, C), which it would set to zero; "
                 "use layer or group norm"
             )
         case "rms":
@@ -91,10 +97,10 @@ def _token_normalizer(name: NormName, channels: int) -> nn.Module:
 
 
 class DynamicTanh(nn.Module):
-    """γ · tanh(α · x) + β with one learnable α, and γ, β a channel.
+    """γ · tanh(α · x) + β with a learnable scalar α and learnable γ, β per channel.
 
-    `dim` is the dimension of the channels: 1 for images (N, C, H, W), -1 for tokens (N, T, C). With `alpha` 0.5 at the
-    start, as the paper has it.
+    `dim` is the dimension of the channels: 1 for images (N, C, H, W), -1 for tokens (N, T, C). `alpha` is the initial
+    value of α, 0.5 in the paper.
 
     Reference: Zhu, Chen, He, LeCun & Liu 2025, "Transformers without Normalization", section 4.
 
@@ -112,24 +118,24 @@ class DynamicTanh(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Write the initial values."""
+        """Set the initial values."""
         self.alpha.fill_(self.start)
         self.weight.fill_(1.0)
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Squash and stretch."""
+        """Apply the function."""
         shape = [1] * x.dim()
         shape[self.dim] = -1
         return torch.tanh(self.alpha * x) * self.weight.view(shape) + self.bias.view(shape)
 
     def extra_repr(self) -> str:
-        """The number of channels and where they are."""
+        """Return the number of channels, the initial α and the channels' dimension."""
         return f"{self.weight.numel()}, alpha={self.start:g}, dim={self.dim}"
 
 
 class ChannelAffine(nn.Module):
-    """w · x + b with one w and one b a channel, both learnable.
+    """w · x + b with learnable w and b per channel: a batch norm whose statistics no longer change.
 
     Shapes: (N, C, …) → the same.
 
@@ -141,7 +147,7 @@ class ChannelAffine(nn.Module):
         super().__init__()
         if weight.dim() != 1 or weight.shape != bias.shape:
             raise ValueError(
-                f"expected one factor and one summand a channel, got shapes {tuple(weight.shape)} and "
+                f"expected one factor and one summand per channel, got shapes {tuple(weight.shape)} and "
                 f"{tuple(bias.shape)}; pass two vectors of one length"
             )
         self.weight = nn.Parameter(weight.detach().clone())
@@ -153,7 +159,7 @@ class ChannelAffine(nn.Module):
         return torch.addcmul(self.bias.to(x.dtype).view(shape), x, self.weight.to(x.dtype).view(shape))
 
     def extra_repr(self) -> str:
-        """The number of channels."""
+        """Return the number of channels."""
         return str(self.weight.numel())
 
 
@@ -166,12 +172,12 @@ class NormPropReLU(nn.Module):
     mean, std = normprop_constants()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rectify, centre and scale."""
+        """Apply ReLU, then shift and scale."""
         return (F.relu(x) - self.mean) / self.std
 
 
 class SELU(nn.Module):
-    """SELU, with alpha dropout after it when `dropout` is positive: mean and variance survive both.
+    """SELU, followed by alpha dropout if `dropout` is positive; both keep mean 0 and variance 1.
 
     Reference: normdead, section 2.3; Klambauer 2017.
     """
@@ -183,11 +189,11 @@ class SELU(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activate, then drop out in training mode."""
+        """Apply SELU, then dropout in training mode."""
         return F.alpha_dropout(torch.selu(x), self.dropout, self.training)
 
     def extra_repr(self) -> str:
-        """The dropout probability."""
+        """Return the dropout probability."""
         return f"dropout={self.dropout}"
 
 
@@ -195,7 +201,7 @@ ACTIVATION_TYPES = (nn.ReLU, NormPropReLU, SELU, nn.GELU, nn.SiLU, nn.ELU, nn.Le
 
 
 def activation(name: ActivationName, *, dropout: float = 0.0) -> nn.Module:
-    """The activation function `name`; `dropout` is alpha dropout and goes with selu only."""
+    """Return an activation function by name; `dropout` is the probability of alpha dropout, for selu only."""
     if dropout and name != "selu":
         raise ValueError(f"alpha dropout goes with selu, got dropout={dropout} for '{name}'; use dropout=0")
     match name:

@@ -1,7 +1,7 @@
-"""Convolutions whose weight gradient is computed beside the backward pass instead of in it.
+"""Convolutions whose weight gradient is computed on a second CUDA stream, in parallel to the backward pass.
 
-The chain of a backward pass needs only the gradient of the input; the weight's is not read before the update. In a deep
-narrow network neither fills a GPU, so on a stream of its own the weight's costs next to no time.
+The backward pass itself needs only the gradients of the inputs; nothing reads a weight's gradient before the update. In
+a deep narrow network neither kernel fills a GPU, so the second stream costs almost no time.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_AHEAD = 8  # weight gradients that may be under way, whose operands are kept until then
+_AHEAD = 8  # the most weight gradients in flight; their operands are kept until they are done
 
 
-class _Lane:
-    """The second stream of a device, and the operands of what runs on it."""
+class _SideStream:
+    """The second stream of a device, and the operands of the work in flight."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._under_way: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+        self._in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
     def run(self, operands: tuple[Tensor, ...], work: Callable[[], Tensor]) -> Tensor:
-        """Start `work`, and wait for what was started a while ago, so that its operands may go."""
+        """Start `work`, and let the main stream wait for the oldest work in flight, so that its operands are freed."""
         main = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
             done = work()
             event = torch.cuda.Event()
             event.record(self.stream)
-        self._under_way.append((event, operands))
-        if len(self._under_way) > _AHEAD:
-            main.wait_event(self._under_way.popleft()[0])
+        self._in_flight.append((event, operands))
+        if len(self._in_flight) > _AHEAD:
+            main.wait_event(self._in_flight.popleft()[0])
         return done
 
     def join(self) -> None:
-        """Let the current stream wait for all of it, if there is any: a capture knows no stream that was not used."""
-        if self._under_way:
+        """Let the current stream wait for all work in flight; without any, a capture would not know the stream."""
+        if self._in_flight:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-            self._under_way.clear()
+            self._in_flight.clear()
 
 
-_open: dict[torch.device, _Lane] = {}  # the backward pass runs in a thread of its own, so no context variable would do
-_lanes: dict[torch.device, _Lane] = {}
+_active: dict[torch.device, _SideStream] = {}  # no context variable, because the backward pass is another thread
+_streams: dict[torch.device, _SideStream] = {}
 
 
 @contextmanager
 def overlapping(device: torch.device) -> Iterator[None]:
-    """While it is open, weight gradients on a GPU run on a second stream; at the end they are there."""
+    """Run weight gradients on a second stream inside the context; they are complete at its end. No effect on a CPU."""
     if device.type != "cuda":
         yield
         return
-    lane = _open[device] = _lanes.setdefault(device, _Lane(device))
+    stream = _active[device] = _streams.setdefault(device, _SideStream(device))
     try:
         yield
     finally:
-        del _open[device]
-        lane.join()
+        del _active[device]
+        stream.join()
 
 
 @torch.library.custom_op("normfree::weight_gradient", mutates_args=())
@@ -72,17 +72,17 @@ def _weight_gradient(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """∂L/∂W of W * x, given ∂L/∂(W * x), on the second stream where one is open."""
+    """Return ∂L/∂W of W * x, given ∂L/∂(W * x); runs on the second stream inside `overlapping`."""
 
     def work() -> Tensor:
         found: Tensor = torch.ops.aten.convolution_backward(
             gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]
         )[1]
-        # The compiler counts on the strides of the weight.
+        # The compiler relies on the strides of the weight.
         return found if found.stride() == weight.stride() else torch.empty_like(weight).copy_(found)
 
-    lane = _open.get(x.device)
-    return work() if lane is None else lane.run((x, gradient), work)
+    stream = _active.get(x.device)
+    return work() if stream is None else stream.run((x, gradient), work)
 
 
 @_weight_gradient.register_fake
@@ -105,9 +105,9 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.settings
-        of_weight = _weight_gradient(x, gradient, weight, *ctx.settings)  # first, so that it starts at once
+        of_weight = _weight_gradient(x, gradient, weight, *ctx.settings)  # first, so that it starts early
         of_x: Tensor | None = None
-        if ctx.needs_input_grad[0]:  # nobody asks for that of the images
+        if ctx.needs_input_grad[0]:  # the images need none
             of_x = torch.ops.aten.convolution_backward(
                 gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
             )[0]
@@ -115,7 +115,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class OverlappedConv2d(nn.Conv2d):
-    """A plain convolution whose weight gradient may run beside the backward pass; see `overlap_`."""
+    """A plain convolution whose weight gradient may run in parallel to the backward pass; see `overlap_`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         settings = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
@@ -124,9 +124,9 @@ class OverlappedConv2d(nn.Conv2d):
 
 
 def overlap_(model: nn.Module, on: bool = True) -> nn.Module:
-    """Turn plain convolutions without bias into `OverlappedConv2d`, in place, or back when not `on`.
+    """Turn plain convolutions without bias into `OverlappedConv2d`, in place; with `on=False`, turn them back.
 
-    One that pads by a word ('same') or with other than zeros stays as it is.
+    Convolutions with padding given as text ('same') or padding other than zeros stay unchanged.
     """
     before, after = (nn.Conv2d, OverlappedConv2d) if on else (OverlappedConv2d, nn.Conv2d)
     for module in model.modules():

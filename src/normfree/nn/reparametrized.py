@@ -12,8 +12,8 @@ from normfree.nn.weight_layers import (
     CONVOLUTIONS,
     LINEARS,
     WeightKind,
-    _Convolves,
-    _Multiplies,
+    _ConvForward,
+    _LinearForward,
     _Standardized,
     _WeightNorm,
     is_computed,
@@ -98,7 +98,7 @@ def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
     if plain is nn.Linear:
         return LINEARS[kind]
     name = "".join(word.title() for word in kind.split("_")) + plain.__name__
-    forward = _Multiplies if issubclass(plain, nn.Linear) else _Convolves
+    forward = _LinearForward if issubclass(plain, nn.Linear) else _ConvForward
     mixins = (_TransposedLinear, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
     made_by = functools.partial(_class, plain, kind, transposed)
     # The plain class's module, since libraries look at where a class comes from.

@@ -1,6 +1,6 @@
-"""Batch norm whose batch is spread over processes, each of which holds an equal part of it.
+"""Batch norm over several processes, each with an equal part of the batch.
 
-How the parts are summed is handed in, so this file knows nothing of processes.
+The caller passes the function that sums a tensor over processes, so this file does not depend on how they communicate.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over all processes
+Sum = Callable[[Tensor], None]  # replaces a tensor by its sum over all processes, in place
 
 
 def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
-    """Let every batch norm take its statistics over the batches of `world` processes, in place.
+    """Let every batch norm compute its statistics over the batches of `world` processes, in place.
 
-    The modules, their parameters and their names stay; `unsync_batch_norms_` makes them plain again. Those of torch
-    that are synchronized already are left alone.
+    Modules, parameters and names stay; `unsync_batch_norms_` undoes it. A `torch.nn.SyncBatchNorm` stays unchanged.
 
     Raises:
-        ValueError: for a batch norm with a forward pass of its own, whose statistics cannot be reached.
+        ValueError: If a batch norm has its own forward pass, whose statistics cannot be shared.
     """
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm) or isinstance(module, nn.SyncBatchNorm | SyncedBatchNorm):
@@ -32,16 +31,16 @@ def sync_batch_norms_(model: nn.Module, sum_: Sum, world: int) -> nn.Module:
         if type(module).forward is not _BatchNorm.forward:
             raise ValueError(
                 f"expected batch norms of torch to share among {world} processes, got {type(module).__name__} at "
-                f"'{name}', which computes in a way of its own; train with one process"
+                f"'{name}', which has its own forward pass; train with one process"
             )
         module.sum_, module.world = sum_, world  # type: ignore[assignment]
-        # The same object, because others may refer to it.
-        module.__class__ = _synced(type(module))  # type: ignore[arg-type]
+        # The object stays the same, because other modules may refer to it.
+        module.__class__ = _synced_class(type(module))  # type: ignore[arg-type]
     return model
 
 
 def unsync_batch_norms_(model: nn.Module) -> nn.Module:
-    """Let the batch norms that `sync_batch_norms_` changed see only their own process again, in place."""
+    """Undo `sync_batch_norms_`, in place."""
     for module in model.modules():
         if isinstance(module, SyncedBatchNorm):
             del module.sum_, module.world
@@ -50,18 +49,18 @@ def unsync_batch_norms_(model: nn.Module) -> nn.Module:
 
 
 class SyncedBatchNorm(_BatchNorm):
-    """What a batch norm gains: in training, mean and variance are those of all processes' batches together.
+    """Mixin of a batch norm: in training, mean and variance are over the batches of all processes.
 
-    Its running statistics move as those of one process with the whole batch, variance unbiased by the whole count.
+    The running statistics are those of one process with the whole batch, with the unbiased variance of all values.
     """
 
     sum_: Sum
     world: int
 
-    # Compiled code is left for it, because the sum waits for other processes.
+    # Not compiled, because the sum waits for other processes.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize by the statistics of all processes in training, as the plain module does in evaluation."""
+        """Normalize by the statistics of all processes in training, and by the running ones in evaluation."""
         if not self.training:
             return super().forward(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
@@ -69,13 +68,13 @@ class SyncedBatchNorm(_BatchNorm):
         if count <= 1:
             raise ValueError(f"expected more than one value per channel in training, got input {tuple(x.shape)}")
         with torch.no_grad():
-            mean, var = _moments(x, self.sum_, self.world)
+            mean, var = _batch_moments(x, self.sum_, self.world)
             self._track(mean, var * (count / (count - 1)))
         out: Tensor = _Normalize.apply(x, self.weight, self.bias, mean, var, self.eps, self.sum_, count)  # type: ignore[no-untyped-call]
         return out
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics."""
+        """Update the running statistics."""
         if self.running_mean is None or self.running_var is None:
             return
         momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
@@ -88,14 +87,14 @@ class SyncedBatchNorm(_BatchNorm):
 
 
 @cache
-def _synced(kind: type[_BatchNorm]) -> type[SyncedBatchNorm]:
+def _synced_class(kind: type[_BatchNorm]) -> type[SyncedBatchNorm]:
     return cast(type[SyncedBatchNorm], type(f"SyncedBatchNorm{kind.__name__}", (SyncedBatchNorm, kind), {}))
 
 
-def _moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel over all processes, from E x and E x² in float64, where they do not cancel."""
+def _batch_moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
+    """Return mean and variance per channel over all processes, from E x and E x² in float64 to avoid cancellation."""
     wide = x if x.dtype == torch.float64 else x.float()
-    var, mean = (moment.double() for moment in torch.var_mean(wide, _others(x), correction=0))
+    var, mean = (moment.double() for moment in torch.var_mean(wide, _all_but_channels(x), correction=0))
     both = torch.stack((mean, var + mean.square()))
     sum_(both)
     mean, square = (both / world).unbind()
@@ -105,8 +104,8 @@ def _moments(x: Tensor, sum_: Sum, world: int) -> tuple[Tensor, Tensor]:
 class _Normalize(torch.autograd.Function):
     """y = γ x̂ + β with x̂ = (x - μ)/σ, where μ and σ depend on the batches of all processes.
 
-    ∂L/∂x = γ/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes; the
-    gradients of γ and β are those of this process, which the training step averages with all others.
+    ∂L/∂x = γ/σ · (g - Σg/n - x̂ · Σ(g·x̂)/n) with the sums over all n values of a channel in all processes. The
+    gradients of γ and β are of this process only; the training step averages them over processes.
     """
 
     @staticmethod
@@ -132,7 +131,7 @@ class _Normalize(torch.autograd.Function):
         shape = (1, -1) + (1,) * (x.dim() - 2)
         normal = (x - mean.view(shape)) * inverse.view(shape)
         g = g.to(normal.dtype)
-        of_bias, of_weight = g.sum(_others(x)), (g * normal).sum(_others(x))
+        of_bias, of_weight = g.sum(_all_but_channels(x)), (g * normal).sum(_all_but_channels(x))
         both = torch.stack((of_bias, of_weight))
         ctx.sum_(both)
         shift, tilt = (both / ctx.count).unbind()
@@ -142,6 +141,6 @@ class _Normalize(torch.autograd.Function):
         return (of_x.to(x.dtype), *affine, None, None, None, None, None)
 
 
-def _others(x: Tensor) -> list[int]:
-    """All dimensions but that of the channels."""
+def _all_but_channels(x: Tensor) -> list[int]:
+    """Return all dimensions except that of the channels."""
     return [d for d in range(x.dim()) if d != 1]

@@ -1,4 +1,4 @@
-"""What an optimizer needs to know of a method, and what it does to gradients and rates."""
+"""Parameter groups, learning-rate schedules, gradient clipping, and the optimizer on one vector."""
 
 from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
 from normfree.optim.groups import param_groups

@@ -1,8 +1,8 @@
-"""Learning-rate schedules as pure functions: a factor in [0, 1] of the step, which multiplies every group's rate.
+"""Learning-rate schedules as pure functions: the step gives a factor in [0, 1] on every group's learning rate.
 
-Steps count from 0: t of T = epochs · steps_per_epoch. A warm-up of W steps multiplies the schedule by (t + 1)/W or its
-square, so that the first step is not lost and step W - 1 has the full rate; cosine and linear decay begin where it
-ends, and the milestones of a step schedule stay where they are.
+Steps t count from 0 to T = epochs · steps_per_epoch. A warm-up of W steps multiplies the schedule by (t + 1)/W or its
+square, so the first step has a positive rate and step W - 1 the full one. Cosine and linear decay begin after the
+warm-up; the milestones of a step schedule do not move.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WarmupShape = Literal["linear", "quadratic"]
 
 
 def warmup_factor(step: int, warmup: int, shape: WarmupShape = "linear") -> float:
-    """((t + 1)/W)^p for t < W, else 1, with p = 1 (linear) or 2 (quadratic).
+    """Return ((t + 1)/W)^p for t < W, else 1, with p = 1 (linear) or 2 (quadratic).
 
     Reference: Goyal 2017, section 2.2 (linear); the code of wninit (quadratic in the step).
 
@@ -30,7 +30,7 @@ def warmup_factor(step: int, warmup: int, shape: WarmupShape = "linear") -> floa
 
 
 def step_factor(step: int, milestones: Sequence[int], decay: float) -> float:
-    """decay^k at step t, where k milestones are at or before t.
+    """Return decay^k at step t, where k milestones are at or before t.
 
     >>> [step_factor(t, [2, 3], 0.5) for t in range(4)]
     [1.0, 1.0, 0.5, 0.25]
@@ -39,7 +39,7 @@ def step_factor(step: int, milestones: Sequence[int], decay: float) -> float:
 
 
 def cosine_factor(progress: float) -> float:
-    """½ · (1 + cos(π·p)) at progress p in [0, 1].
+    """Return ½ · (1 + cos(π·p)) at progress p in [0, 1].
 
     Reference: Loshchilov & Hutter 2017, equation 5, without restarts.
 
@@ -50,7 +50,7 @@ def cosine_factor(progress: float) -> float:
 
 
 def linear_factor(progress: float) -> float:
-    """1 - p at progress p in [0, 1].
+    """Return 1 - p at progress p in [0, 1].
 
     >>> linear_factor(0.25)
     0.75
@@ -59,34 +59,40 @@ def linear_factor(progress: float) -> float:
 
 
 def inverse_sqrt_factor(step: int, warmup: int = 0) -> float:
-    """√(W/(t + 1)) after W warm-up steps (at least 1), and 1 until then.
+    """Return √(W/(t + 1)) after W warm-up steps (at least 1), and 1 before.
 
     Reference: Vaswani 2017, equation 3, without its constant.
 
     >>> [inverse_sqrt_factor(t, 4) for t in (0, 3, 15)]
     [1.0, 1.0, 0.5]
     """
-    held = max(warmup, 1)
-    return math.sqrt(held / max(step + 1, held))
+    constant_steps = max(warmup, 1)
+    return math.sqrt(constant_steps / max(step + 1, constant_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """A schedule and its warm-up, independent of the length of a run.
 
-    `milestones` are fractions of the run, or epochs where `milestones_in` says so; each multiplies the rate by `decay`.
-    `by` chooses whether a cosine falls after every step or every epoch. `warmup` is a number of epochs or steps.
-
     >>> halves = Schedule(kind="step", milestones=(0.5,), decay=0.1)
     >>> [halves.factor(step, steps_per_epoch=10, epochs=4) for step in (0, 19, 20)]
     [1.0, 1.0, 0.1]
 
-    Raises `ValueError` for an unknown kind, unit or shape, and for numbers that have no meaning.
+    Attributes:
+        kind: The kind of decay.
+        milestones: The fractions of the run after which a step schedule multiplies the rate by `decay`.
+        decay: The factor at a milestone.
+        by: Whether a cosine falls after every step or after every epoch.
+        warmup: The length of the warm-up.
+        warmup_in: The unit of that length.
+        warmup_shape: Whether the rate grows linearly or quadratically during the warm-up.
+
+    Raises:
+        ValueError: If a name is unknown or a number is out of range.
     """
 
     kind: ScheduleKind = "constant"
     milestones: tuple[float, ...] = (0.5, 0.75)
-    milestones_in: Literal["run", "epochs"] = "run"
     decay: float = 0.1
     by: Literal["step", "epoch"] = "step"
     warmup: float = 0.0
@@ -96,7 +102,6 @@ class Schedule:
     def __post_init__(self) -> None:
         allowed = {
             "kind": get_args(ScheduleKind),
-            "milestones_in": ("run", "epochs"),
             "by": ("step", "epoch"),
             "warmup_in": ("epochs", "steps"),
             "warmup_shape": get_args(WarmupShape),
@@ -106,28 +111,33 @@ class Schedule:
                 raise ValueError(
                     f"expected one of {', '.join(values)} for '{name}' of a schedule, got {getattr(self, name)!r}"
                 )
-        most = 1.0 if self.milestones_in == "run" else math.inf
-        if not all(0 <= m <= most for m in self.milestones) or list(self.milestones) != sorted(self.milestones):
-            unit = "fractions of the run between 0 and 1" if self.milestones_in == "run" else "epochs of at least 0"
-            raise ValueError(f"expected milestones as rising {unit}, got {list(self.milestones)}")
+        if not all(0 <= m <= 1 for m in self.milestones) or list(self.milestones) != sorted(self.milestones):
+            raise ValueError(
+                f"expected milestones as rising fractions of the run between 0 and 1, got {list(self.milestones)}"
+            )
         if not 0 < self.decay <= 1:
             raise ValueError(f"expected a decay above 0 and at most 1 for a schedule, got {self.decay:g}")
         if not 0 <= self.warmup < math.inf:
             raise ValueError(f"expected a warm-up of at least 0 {self.warmup_in}, got {self.warmup:g}")
 
     def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
-        """The factor of the learning rate at a step of a run, 0 ≤ t; past the end of the run it stays where it was.
+        """Return the factor on the learning rate at a step; after the end of the run it stays constant.
 
-        warm-up(t) · one of:
-        constant 1; step decay^k; inverse_sqrt √(W/max(t + 1, W));
-        cosine ½·(1 + cos π·p) and linear 1 - p, with p = (t - W)/(T - W) kept in [0, 1]; where the cosine goes by
-        epoch, t is the first step of its epoch.
+        The factor is warm-up(t) times one of: 1 (constant); decay^k (step); √(W/max(t + 1, W)) (inverse_sqrt);
+        ½·(1 + cos π·p) (cosine); 1 - p (linear). Here p = (t - W)/(T - W), clipped to [0, 1]; with `by="epoch"`, a
+        cosine takes the first step of the epoch for t.
 
-        Raises `ValueError` for a negative step or length.
+        Args:
+            step: The step t, from 0.
+            steps_per_epoch: The number of steps per epoch.
+            epochs: The length of the run.
+
+        Raises:
+            ValueError: If the step or the length is negative.
         """
         if step < 0 or steps_per_epoch < 1 or epochs < 0:
             raise ValueError(
-                "expected a step of at least 0, at least 1 step an epoch and at least 0 epochs, "
+                "expected a step of at least 0, at least 1 step per epoch and at least 0 epochs, "
                 f"got {step}, {steps_per_epoch} and {epochs:g}"
             )
         total = round(steps_per_epoch * epochs)
@@ -135,11 +145,10 @@ class Schedule:
         return warmup_factor(step, warmup, self.warmup_shape) * self._decayed(step, steps_per_epoch, total, warmup)
 
     def _decayed(self, step: int, steps_per_epoch: int, total: int, warmup: int) -> float:
-        """The factor without its warm-up."""
+        """Return the factor without the warm-up."""
         if self.kind == "step":
-            length = total if self.milestones_in == "run" else steps_per_epoch
             # Rounded, because 136/182 of 182 epochs must be the start of epoch 136 and not the step after it.
-            return step_factor(step, [round(m * length) for m in self.milestones], self.decay)
+            return step_factor(step, [round(m * total) for m in self.milestones], self.decay)
         if self.kind == "inverse_sqrt":
             return inverse_sqrt_factor(step, warmup)
         if self.kind == "constant":

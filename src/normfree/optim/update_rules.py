@@ -1,7 +1,8 @@
 """Update rules on one vector: SGD with momentum, Adam and AdamW.
 
-A rule reads and writes only tensors, so that a step can be compiled and captured: the learning rate and whether the run
-is still alive are tensors without dimensions. A run that is not alive changes nothing, which keeps its last good state.
+A rule reads and writes tensors only, so that a step can be compiled and captured in a CUDA graph. The learning rate and
+the flag `alive` are tensors without dimensions. If a run is not alive, an update changes nothing, so its last good
+state is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """An optimizer by name with its numbers."""
+    """An optimizer with its hyperparameters."""
 
     name: OptimizerName = "sgd"
     momentum: float = 0.9
@@ -27,7 +28,7 @@ class UpdateRule:
 
     @property
     def memories(self) -> int:
-        """How many vectors the optimizer remembers."""
+        """The number of state vectors of the optimizer."""
         return 2 if self.name != "sgd" else 1 if self.momentum else 0
 
     def update_(
@@ -41,11 +42,21 @@ class UpdateRule:
         count: Tensor,
         alive: Tensor,
     ) -> None:
-        """One step number `count` (from 1) of `values` against `gradient`, in place; nothing when not `alive`."""
-        new = self._adam if self.name != "sgd" else self._sgd
-        changed = new(values, gradient, memory, lr, weight_decay, count)
-        for old, fresh in zip((values, *memory), changed, strict=True):
-            old.copy_(torch.where(alive, fresh, old))
+        """Update `values` and `memory` in place; if not `alive`, change nothing.
+
+        Args:
+            values: The parameters.
+            gradient: Their gradient.
+            memory: The state vectors; as many as `memories`.
+            lr: The learning rate.
+            weight_decay: The weight decay.
+            count: The number of the step, from 1.
+            alive: Whether the run's loss and gradients have been finite so far.
+        """
+        rule = self._adam if self.name != "sgd" else self._sgd
+        updated = rule(values, gradient, memory, lr, weight_decay, count)
+        for old, new in zip((values, *memory), updated, strict=True):
+            old.copy_(torch.where(alive, new, old))
 
     def _sgd(
         self, w: Tensor, g: Tensor, memory: list[Tensor], lr: Tensor, weight_decay: float, count: Tensor

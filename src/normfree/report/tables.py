@@ -57,7 +57,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.href.startswith("/") or ":" in self.href:
-            raise ValueError(f"link {self.text!r}: expected a relative address, got {self.href!r}; quote what is in it")
+            raise ValueError(
+                f"link {self.text!r}: expected a relative address, got {self.href!r}; escape ':', drop a leading '/'"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Theory: numbers in, numbers out, without a network or a tensor. Every other room is tested against it."""
+"""Formulas of the papers: numbers in, numbers out, without networks or tensors. Tests compare the code with them."""
 
 from normfree.theory.depth import (
     fixup_scale,

@@ -1,7 +1,7 @@
 """Depth: exponents, constants and variance recursions of the residual rules.
 
-Positions are counted from 1: branch ``l`` of ``L`` in the network, branch ``b`` of ``B_k`` in stage ``k``. A rule gives
-(c, a, β) of x_{l+1} = c·(a·x_l + β·f(x_l)) for branch l of L.
+Positions are counted from 1: branch ``l`` of ``L`` in the network, branch ``b`` of ``B_k`` in stage ``k``. A rule maps
+(l, L) to (c, a, β) of x_{l+1} = c·(a·x_l + β·f(x_l)).
 """
 
 import math
@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from normfree.theory.errors import FloatArray, refusal, require_positive
+from normfree.theory.errors import FloatArray, require_positive, value_error
 
 Rule = Callable[[int, int], tuple[float, float, float]]
 
 
 def fixup_scale(branches: int, layers: int) -> float:
-    """Factor L^(-1/(2m-2)) on the weights of a branch of m layers, one of L branches.
+    """Return the factor L^(-1/(2m-2)) on the weights of a branch of m layers, one of L branches.
 
     Reference: fixup, section 3, equation 5 and rule 2.
 
@@ -25,12 +25,12 @@ def fixup_scale(branches: int, layers: int) -> float:
     require_positive(branches=branches)
     if layers < 2:
         remedy = "zero the branch's only layer or give the branch a second one: the exponent 1/(2m-2) has no value"
-        raise refusal("at least 2 weight layers in a branch", layers, remedy)
+        raise value_error("at least 2 weight layers in a branch", layers, remedy)
     return float(branches ** (-1 / (2 * layers - 2)))
 
 
 def scalar_branch_update(a: Sequence[float], x: float = 1.0) -> float:
-    """Size |ΔF|/η of the first step of F(x) = (Π a_i)·x at unit output gradient: Σ_i (x·Π_{k≠i} a_k)² = F² Σ 1/a_i².
+    """Return |ΔF|/η of the first step of F(x) = (Π a_i)·x at unit output gradient: Σ_i (x·Π_{k≠i} a_k)² = F² Σ 1/a_i².
 
     Reference: fixup, appendix B.2, equation 17; written as products, which is equation 18 where an a_i is 0.
 
@@ -38,12 +38,12 @@ def scalar_branch_update(a: Sequence[float], x: float = 1.0) -> float:
     0.25
     """
     if not a:
-        raise refusal("at least one layer", a, "pass the scale of every layer of the branch")
+        raise value_error("at least one layer", a, "pass the scale of every layer of the branch")
     return math.fsum((x * math.prod([*a[:i], *a[i + 1 :]])) ** 2 for i in range(len(a)))
 
 
 def k_n(n: int) -> float:
-    """Ratio K_n = E‖v‖²/‖u‖² of weight norm's Theorem 1, 2·S_{n-1}/S_n times ½·¾⋯(n-2)/(n-1)·π/2 or ⅔·⅘⋯(n-2)/(n-1).
+    """Return K_n = E‖v‖²/‖u‖² of weight norm's Theorem 1: 2·S_{n-1}/S_n times ½·¾⋯(n-2)/(n-1)·π/2 or ⅔·⅘⋯(n-2)/(n-1).
 
     The first product is for odd n, the second for even n; S_n = 2π^((n+1)/2)/Γ((n+1)/2) is the area of Sⁿ in Rⁿ⁺¹.
     Both products are ∫ sinⁿ⁻¹ over [0, π/2] = ½√π·Γ(n/2)/Γ((n+1)/2), so K_n = 1 for every n.
@@ -55,7 +55,7 @@ def k_n(n: int) -> float:
     1.0
     """
     if n < 2:
-        raise refusal("n of at least 2", n, "Theorem 1 is stated for two or more inputs")
+        raise value_error("n of at least 2", n, "Theorem 1 is stated for two or more inputs")
     log_areas = math.lgamma((n + 1) / 2) - math.lgamma(n / 2) - math.log(math.pi) / 2
     product = math.fsum(math.log1p(-1 / (j + 1)) for j in range(2 - n % 2, n - 1, 2))
     return 2 * math.exp(log_areas + product) * (math.pi / 2 if n % 2 else 1.0)
@@ -70,7 +70,7 @@ def plain_rule(l: int, L: int) -> tuple[float, float, float]:
 
 
 def sqrt_half_rule(l: int, L: int) -> tuple[float, float, float]:
-    """Halved sum (√½, 1, 1): the variance stays.
+    """Halved sum (√½, 1, 1): the variance stays constant.
 
     Reference: robust, section 3.3, IdShort; normdead, section 3.2 (Balduzzi et al. 2017).
     """
@@ -90,12 +90,12 @@ def hanin_rule(r: float) -> Rule:
 
     Reference: normdead, section 3.2 (Hanin & Rolnick 2018).
     """
-    hanin_bound(r)  # refuses an r for which the sum of the scales diverges
+    hanin_bound(r)  # raises if the sum of the scales diverges
     return lambda l, L: (1.0, 1.0, r**l)
 
 
 def shao_rule(l: int, L: int) -> tuple[float, float, float]:
-    """Weighted sum (1, √(1-β²), β) with β² = 1/(l + L): the variance stays, all branches weigh the same at the end.
+    """Weighted sum (1, √(1-β²), β) with β² = 1/(l + L): the variance stays constant, and all branches weigh the same.
 
     Reference: normdead, section 4.1 (Shao et al. 2020).
     """
@@ -103,7 +103,7 @@ def shao_rule(l: int, L: int) -> tuple[float, float, float]:
 
 
 def skipinit_rule(l: int, L: int) -> tuple[float, float, float]:
-    """Branch that starts at zero (1, 1, 0), as in SkipInit, ReZero and Fixup: the variance stays.
+    """Branch that starts at zero (1, 1, 0), as in SkipInit, ReZero and Fixup: the variance stays constant.
 
     Reference: normdead, section 4.1 (De & Smith 2020); fixup, section 3, rule 1.
     """
@@ -119,17 +119,17 @@ def weightnorm_rule(l: int, L: int) -> tuple[float, float, float]:
 
 
 def hanin_bound(r: float) -> float:
-    """Limit exp(r²/(1-r²)) that the variance of `hanin_rule` never passes, since Π(1 + r^(2l)) <= exp(Σ r^(2l)).
+    """Return exp(r²/(1-r²)), a bound on the variance of `hanin_rule`, since Π(1 + r^(2l)) <= exp(Σ r^(2l)).
 
     Reference: normdead, section 3.2 (Hanin & Rolnick 2018).
     """
     if not 0 < r < 1:
-        raise refusal("0 < r < 1", r, "use for example r = 0.9, so that the scales r^l sum to a finite number")
+        raise value_error("0 < r < 1", r, "use for example r = 0.9, so that the scales r^l sum to a finite number")
     return math.exp(r**2 / (1 - r**2))
 
 
 def weightnorm_norm_ratio(blocks: int) -> float:
-    """Root mean square of ‖f(x)‖/‖x‖ over a stage of B blocks: (1 + 1/B)^(B/2), between √2 and √e.
+    """Return the root mean square of ‖f(x)‖/‖x‖ over a stage of B blocks: (1 + 1/B)^(B/2), between √2 and √e.
 
     Reference: wninit, section 4, theorem 3, equation 7.
     """
@@ -138,7 +138,7 @@ def weightnorm_norm_ratio(blocks: int) -> float:
 
 
 def variance_by_depth(rule: Rule, branches: int, start: float = 1.0, branch_gain: float = 1.0) -> FloatArray:
-    """Second moments v_1 … v_{L+1} along the branches: v_{l+1} = c²·(a² + branch_gain·β²)·v_l.
+    """Return the second moments v_1 … v_{L+1} along the branches: v_{l+1} = c²·(a² + branch_gain·β²)·v_l.
 
     Holds for a branch that multiplies the second moment by branch_gain and is uncorrelated with its shortcut.
 
@@ -154,9 +154,9 @@ def variance_by_depth(rule: Rule, branches: int, start: float = 1.0, branch_gain
 
 
 def nf_expected_variance(stage_sizes: Sequence[int], beta: float) -> list[list[float]]:
-    """Expected variance of the input of every branch by stage, of which α = 1/√E[Var] is made.
+    """Return the expected input variance E[Var] of every branch, by stage; α = 1/√E[Var].
 
-    1 at the first branch of all, 1 + β²·B_{k-1} at the first branch of a later stage, else 1 + (b-1)·β².
+    It is 1 at the very first branch, 1 + β²·B_{k-1} at the first branch of a later stage, and else 1 + (b-1)·β².
 
     Reference: normdead, section 4.2 and appendix A.3 (β scales the branch and α its input; Brock swaps the names).
 
@@ -164,12 +164,12 @@ def nf_expected_variance(stage_sizes: Sequence[int], beta: float) -> list[list[f
     [[1.0, 2.0], [3.0, 2.0, 3.0]]
     """
     outputs = nf_output_variance(stage_sizes, beta)
-    before = [1.0, *(stage[-1] for stage in outputs)]  # a transition still divides by what the last stage piled up
+    before = [1.0, *(stage[-1] for stage in outputs)]  # a transition still divides by the last stage's variance
     return [[first, *stage[:-1]] for first, stage in zip(before, outputs, strict=False)]
 
 
 def nf_output_variance(stage_sizes: Sequence[int], beta: float) -> list[list[float]]:
-    """Expected variance 1 + b·β² of the output of every block by stage; transitions normalize and so restart it.
+    """Return the expected output variance 1 + b·β² of every block, by stage; it restarts at transitions.
 
     Reference: normdead, section 4.2 and appendix A.3.
 
@@ -182,10 +182,10 @@ def nf_output_variance(stage_sizes: Sequence[int], beta: float) -> list[list[flo
 def normalized_variance(
     stage_sizes: Sequence[int], slope: float = 1 - 1 / math.pi, *, first_projects: bool = True
 ) -> list[list[float]]:
-    """Channel variance of every block's output under batch norm and pre-activated transitions: (b + 1)·slope.
+    """Return the channel variance (b + 1)·slope of every block's output under batch norm and pre-activated transitions.
 
-    The branch adds 2·Var ReLU = 1 - 1/π and a projection gives as much. Without ``first_projects`` the first block
-    keeps its input of variance 1: 1 + b·slope in stage 1.
+    The branch adds 2·Var ReLU = 1 - 1/π, and a projection gives as much. Without ``first_projects`` the first block
+    keeps its input of variance 1, so stage 1 has 1 + b·slope.
 
     Reference: normdead, section 4.2, figure 4.
 

@@ -1,4 +1,4 @@
-"""What the theory room shares: the type of its arrays, and how it says no."""
+"""Error messages that several modules share, and the type of float arrays."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-_FEW, _MANY = 12, 40  # names that a message lists beside close ones, and at most
+_FEW, _MANY = 12, 40  # the most names that a message lists next to close matches, and without
 
 
-def refusal(expected: str, got: object, remedy: str) -> ValueError:
-    """The error for a number that has no meaning here."""
+def value_error(expected: str, got: object, remedy: str) -> ValueError:
+    """Return the error for an invalid value."""
     return ValueError(f"expected {expected}, got {got!r}; {remedy}")
 
 
 def require_positive(**values: int) -> None:
-    """Refuse counts below 1, by name."""
+    """Raise `ValueError` if a count is below 1."""
     for name, value in values.items():
         if value < 1:
-            raise refusal(f"{name} of at least 1", value, f"check the {name} of the layer")
+            raise value_error(f"{name} of at least 1", value, f"check the {name} of the layer")
 
 
 def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:
-    """The error for a name that nobody knows: the closest ones, and all known ones where they are few or none is close.
+    """Return the error for an unknown name, with the closest known names, or all if they are few or none is close.
 
     >>> print(unknown_name("colour", "gren", ["red", "green", "blue"]))
     unknown colour 'gren'; did you mean 'green' or 'red'? expected one of: red, green, blue
+
+    Args:
+        what: The kind of name.
+        got: The unknown name.
+        known: The known names.
+        where: A text after the name, such as " in 'setup.toml'".
     """
     known = list(known)
     close = difflib.get_close_matches(got, known, n=3, cutoff=0.5)

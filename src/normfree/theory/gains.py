@@ -1,13 +1,12 @@
-"""Gains: what an activation does to mean, variance and slope of a normal signal, exact and by quadrature."""
+"""Gains of activations: mean, variance and slope at a normal input, in closed form or by quadrature."""
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from normfree.theory.errors import FloatArray, refusal
+from normfree.theory.errors import FloatArray, unknown_name, value_error
 
 _Function = Callable[[FloatArray], FloatArray]
 Activation = str | _Function
@@ -24,7 +23,7 @@ class Moments:
 
 
 def selu_constants() -> tuple[float, float]:
-    """Scale λ and α of SELU, for which zero mean and unit variance are a fixed point.
+    """Return λ and α of SELU, for which zero mean and unit variance are a fixed point.
 
     α = √(2/π) / (1 - √e·erfc(√½)),  λ⁻² = ½ + α²·(½ - √e·erfc(√½) + ½·e²·erfc(√2)).
 
@@ -74,9 +73,9 @@ _LINEAR = ("identity", "relu", "leaky_relu")  # linear on each side of 0, so kno
 
 
 def _quadrature(std: float, kinks: Sequence[float]) -> tuple[FloatArray, FloatArray]:
-    """Points x and weights such that E g(x) = Σ weight·g(x) for x ~ N(0, std²), by Gauss-Legendre on panels.
+    """Return points x and weights with E g(x) = Σ weight·g(x) for x ~ N(0, std²), by Gauss-Legendre on panels.
 
-    The panels halve towards 0, so that neither a kink there nor a feature of width 1/std costs accuracy.
+    The panels halve towards 0, so that a kink at 0 or a feature of width 1/std costs no accuracy.
     """
     halving = 12.0 * 0.5 ** np.arange(32)  # beyond 12 standard deviations lies a mass of 1e-33
     inner = np.array([kink / std for kink in kinks if abs(kink) < 12 * std])
@@ -88,7 +87,7 @@ def _quadrature(std: float, kinks: Sequence[float]) -> tuple[FloatArray, FloatAr
 
 
 def _difference(function: _Function, x: FloatArray, kinks: Sequence[float]) -> FloatArray:
-    """Derivative by a fourth-order central difference whose stencil never reaches across a kink."""
+    """Return the derivative by a fourth-order central difference whose stencil never crosses a kink."""
     room = np.min([np.abs(x - kink) for kink in (0.0, *kinks)], axis=0)
     h = np.minimum(1e-3 * np.maximum(1.0, np.abs(x)), room / 4)
     near, far = function(x + h) - function(x - h), function(x + 2 * h) - function(x - 2 * h)
@@ -98,10 +97,10 @@ def _difference(function: _Function, x: FloatArray, kinks: Sequence[float]) -> F
 def moments(
     activation: Activation, std: float = 1.0, *, negative_slope: float = 0.01, kinks: Sequence[float] = ()
 ) -> Moments:
-    """Moments of an activation at a centred normal input, in closed form or by quadrature in float64.
+    """Return the moments of an activation at z ~ N(0, std²), in closed form or by quadrature in float64.
 
-    E f = ∫ f(z) φ(z) dz with φ the density of N(0, std²); a callable takes and returns an array, and ``kinks`` names
-    the points other than 0 where its slope jumps; ``negative_slope`` is read by "leaky_relu" alone.
+    E f = ∫ f(z) φ(z) dz with φ the density of N(0, std²). A callable takes and returns an array; ``kinks`` are the
+    points other than 0 where its slope jumps. ``negative_slope`` is for "leaky_relu" only.
 
     Reference: He et al. 2015, section 2.2; robust, section 2, equations 1 to 3.
 
@@ -109,23 +108,21 @@ def moments(
     Moments(mean=0.3989..., second=0.5, variance=0.3408..., slope=0.5)
     """
     if not (std > 0 and math.isfinite(std)):
-        raise refusal("a finite std > 0", std, "pass the standard deviation of the pre-activation")
+        raise value_error("a finite std > 0", std, "pass the standard deviation of the pre-activation")
     if isinstance(activation, str):
         if activation in _LINEAR:
             below = {"identity": 1.0, "relu": 0.0, "leaky_relu": negative_slope}[activation]
             mean, slope = (1 - below) * std / math.sqrt(2 * math.pi), (1 + below**2) / 2
             return Moments(mean, slope * std**2, slope * std**2 - mean**2, slope)
         if activation not in _SMOOTH:
-            known = [*_LINEAR, *_SMOOTH]
-            closest = difflib.get_close_matches(activation, known, n=1, cutoff=0.0)[0]
-            remedy = f"did you mean {closest!r}? Any other function can be passed as a callable"
-            raise refusal(f"an activation among {', '.join(known)}", activation, remedy)
+            error = unknown_name("activation", activation, [*_LINEAR, *_SMOOTH])
+            raise ValueError(f"{error}; pass any other function as a callable")
     x, weight = _quadrature(std, kinks)
     function, derivative = _SMOOTH[activation] if isinstance(activation, str) else (activation, None)
     value = np.asarray(function(x), dtype=np.float64)
     if value.shape != x.shape or not np.isfinite(value).all():
         got = f"shape {value.shape}" if value.shape != x.shape else "infinite or undefined values"
-        raise refusal(f"an elementwise activation, finite on ±{12 * std:g}", got, "pass a function of one array")
+        raise value_error(f"an elementwise activation, finite on ±{12 * std:g}", got, "pass a function of one array")
     slopes = derivative(x) if derivative else _difference(function, x, kinks)
     average = float(weight @ value)
     # Centred before squaring: second - mean² would lose the digits of a nearly constant activation.
@@ -133,13 +130,13 @@ def moments(
 
 
 def _gain(moment: float, second: float, what: str) -> float:
-    if moment <= 1e-24 * second:  # what rounding leaves of the variance of a constant
-        raise refusal(f"an activation with {what} > 0", moment, "use one that is not constant")
+    if moment <= 1e-24 * second:  # the variance of a constant, up to rounding
+        raise value_error(f"an activation with {what} > 0", moment, "use one that is not constant")
     return 1 / moment
 
 
 def forward_gain(activation: Activation, *, negative_slope: float = 0.01) -> float:
-    """Gain 1/E f², so that Var[W] = gain/fan_in keeps the second moment of the forward signal.
+    """Return the gain 1/E f²; Var[W] = gain/fan_in keeps the second moment of the forward signal.
 
     Reference: He et al. 2015, equation 10; robust, section 2, equation 1.
 
@@ -151,7 +148,7 @@ def forward_gain(activation: Activation, *, negative_slope: float = 0.01) -> flo
 
 
 def variance_gain(activation: Activation, *, negative_slope: float = 0.01) -> float:
-    """Gain γ² = 1/Var f, so that centred weights with variance γ²/fan_in keep the variance of each channel.
+    """Return the gain γ² = 1/Var f; centred weights with variance γ²/fan_in keep the variance of each channel.
 
     Reference: robust, section 2, equation 3, there γ² = 2/(1 - 1/π) for ReLU; Brock et al. 2021a.
 
@@ -163,7 +160,7 @@ def variance_gain(activation: Activation, *, negative_slope: float = 0.01) -> fl
 
 
 def backward_gain(activation: Activation, *, negative_slope: float = 0.01) -> float:
-    """Gain 1/E f'², so that Var[W] = gain/fan_out keeps the second moment of the gradient.
+    """Return the gain 1/E f'²; Var[W] = gain/fan_out keeps the second moment of the gradient.
 
     Reference: He et al. 2015, equation 14; robust, section 2, equation 2.
 
@@ -175,7 +172,7 @@ def backward_gain(activation: Activation, *, negative_slope: float = 0.01) -> fl
 
 
 def normprop_constants() -> tuple[float, float]:
-    """Mean √(1/2π) and standard deviation √(½·(1 - 1/π)) of ReLU(N(0, 1)), which NormProp subtracts and divides by.
+    """Return mean √(1/2π) and standard deviation √(½·(1 - 1/π)) of ReLU(N(0, 1)), which NormProp normalizes with.
 
     Reference: normdead, section 2.3; Arpit et al. 2016.
 

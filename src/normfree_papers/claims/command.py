@@ -98,11 +98,11 @@ def _note_missing_results(options: Options, claims: Sequence[Claim]) -> None:
     """Say that there are no stored results, and what it costs to run the claims, before anything is run."""
     if options.out.is_dir() or (options.files and not claims):  # the ledger of no results is refused
         return
-    costs = [f"{claim.id} takes about {cost_of(claim, options.scale)}" for claim in claims]
-    running = f" to run, {'; '.join(costs)};" if costs else ""
+    costs = ", ".join(f"{cost_of(claim, options.scale)} ({claim.id})" for claim in claims)
+    new_run = f"a new run takes about {costs}; " if costs else ""
     _message(
-        f"note: no stored results in '{options.out}';{running} the repository has them: run there, or name its results "
-        "folder with --out"
+        f"note: no stored results in '{options.out}'; {new_run}for the stored results run in the repository, or name "
+        "its results folder with --out"
     )
 
 

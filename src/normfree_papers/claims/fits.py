@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 
-def factor_a_block(values: Sequence[float], stages: Sequence[int], *, backward: bool = False) -> float:
+def factor_per_block(values: Sequence[float], stages: Sequence[int], *, backward: bool = False) -> float:
     """Geometric mean of the factor from block to block inside stages; `backward` counts from the last block.
 
-    >>> round(factor_a_block([1, 2, 4, 1, 2], [1, 1, 1, 2, 2]), 6)
+    >>> round(factor_per_block([1, 2, 4, 1, 2], [1, 1, 1, 2, 2]), 6)
     2.0
     """
     if len(values) != len(stages):

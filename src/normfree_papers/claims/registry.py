@@ -1,4 +1,7 @@
-"""The registry of claims, which imports the module of a claim when it is asked for."""
+"""The registry of claims, which imports the module of a claim when it is asked for.
+
+To add a claim, decorate its measurement with `@claim(...)` in a module of its paper, and add its name to `MODULES`.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def error(run: Trained) -> float:
     return 100 - accuracy(run)
 
 
-def fitted(run: Trained, diverged: float = CHANCE) -> float:
+def training_accuracy(run: Trained, diverged: float = CHANCE) -> float:
     """Accuracy on the augmented training images over the last epoch."""
     return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
 
@@ -52,7 +52,7 @@ def fitted(run: Trained, diverged: float = CHANCE) -> float:
 # Numbers by seed
 
 
-def each(runs: Mapping[int, Trained], number: Callable[[Trained], float]) -> Numbers:
+def by_seed(runs: Mapping[int, Trained], number: Callable[[Trained], float]) -> Numbers:
     """A number of every run, by seed."""
     return {seed: number(run) for seed, run in runs.items()}
 
@@ -67,10 +67,10 @@ def minus(a: Numbers, b: Numbers) -> Numbers:
     return {seed: a[seed] - b[seed] for seed in a if seed in b}
 
 
-def over(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
+def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
     """Combine columns into one number per seed, for the seeds that all of them have.
 
-    >>> over([{0: 1.0, 1: 2.0}, {0: 5.0}], max)
+    >>> combined([{0: 1.0, 1: 2.0}, {0: 5.0}], max)
     {0: 5.0}
     """
     seeds = set.intersection(*(set(column) for column in columns)) if columns else set()
@@ -85,7 +85,7 @@ def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
 # Panels
 
 
-def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
+def learning_panel(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
     """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
     curves, gone = [], []
     for row, seeds in runs.items():
@@ -101,7 +101,7 @@ def learning(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Pan
     return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
-def points(
+def point_curve(
     name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
 ) -> list[Curve]:
     """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
@@ -112,7 +112,7 @@ def points(
         crossed: The columns to mark with a cross.
         at: The positions of the columns; 1, 2, 3, … by default.
 
-    >>> points("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
+    >>> point_curve("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
     [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
     """
     here = [place for place, numbers in enumerate(columns) if numbers]
@@ -123,20 +123,20 @@ def points(
     return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
 
 
-def bars(curves: Sequence[Curve]) -> str:
+def bars_note(curves: Sequence[Curve]) -> str:
     """A note that explains the bars; '' if there are none."""
     shown = any(half > 0 for curve in curves for half in curve.spread)
     return "bars: standard deviation over the seeds" if shown else ""
 
 
-def beside_paper(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
+def paper_panel(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
     """The panel of printed beside measured values; none if either is missing."""
     if not any(found.values()) or not paper:
         return ()
     names = tuple(row for row in found if found[row] or row in paper)
     printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
-    curves = (*points("paper", printed), *points("measured here", [found[row] for row in names]))
-    return (Panel(title, curves, "%", "", log_y=False, note=bars(curves), names=names),)
+    curves = (*point_curve("paper", printed), *point_curve("measured here", [found[row] for row in names]))
+    return (Panel(title, curves, "%", "", log_y=False, note=bars_note(curves), names=names),)
 
 
 # Sweeps over learning rates
@@ -209,9 +209,9 @@ class Sweep:
         """Test accuracy of a run."""
         return accuracy(run, self.diverged)
 
-    def fitted(self, run: Trained) -> float:
+    def training_accuracy(self, run: Trained) -> float:
         """Accuracy on the augmented training images over the last epoch."""
-        return fitted(run, self.diverged)
+        return training_accuracy(run, self.diverged)
 
     def rates(self, label: str, depth: int, *, whole: bool) -> dict[int, dict[float, Trained]]:
         """The runs of an initialization at a depth, by seed and rate.
@@ -265,12 +265,12 @@ class Sweep:
             columns.append(
                 {seed: float(ours[seed] > 0 and ours[seed] >= 0.99 * factor * theirs[seed]) for seed in both}
             )
-        return over(columns, mean)
+        return combined(columns, mean)
 
     def panels(self, images: str) -> tuple[Panel, ...]:
         """The panels of test and training accuracy over depth, at the best of the rates that were tried."""
         panels = []
-        for title, number in (("test", self.accuracy), ("training", self.fitted)):
+        for title, number in (("test", self.accuracy), ("training", self.training_accuracy)):
             curves = []
             for label in self.labels:
                 bests = {depth: self.best(label, depth, whole=False) for depth in self.depths}

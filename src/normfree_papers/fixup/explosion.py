@@ -16,7 +16,7 @@ from normfree.models import Network, build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import factor_a_block, geometric_means, straight_line
+from normfree_papers.claims.fits import factor_per_block, geometric_means, straight_line
 from normfree_papers.claims.registry import claim
 
 ROUNDING = "the inequality itself; 1e-6 is left for rounding in float64"
@@ -75,13 +75,13 @@ def sec2(settings: Settings) -> Measurement:
     depth = range(1, blocks + 1)
     long = slice(stages.index(3) + 2, stages.index(3) + 6)
     values = {
-        "factor, residual MLP": [factor_a_block(c, [1] * blocks) for c in curves["residual MLP"]],
+        "factor, residual MLP": [factor_per_block(c, [1] * blocks) for c in curves["residual MLP"]],
         "R² of the logarithm, residual MLP": [
             straight_line(depth, [math.log(v) for v in c])[1] for c in curves["residual MLP"]
         ],
-        "factor, ResNet-50": [factor_a_block(c, stages) for c in curves["ResNet-50"]],
+        "factor, ResNet-50": [factor_per_block(c, stages) for c in curves["ResNet-50"]],
         "factor, ResNet-50 with batch norm": [
-            factor_a_block(c[long], stages[long]) for c in curves["ResNet-50, batch norm"]
+            factor_per_block(c[long], stages[long]) for c in curves["ResNet-50, batch norm"]
         ],
     }
     mlp_means, deep, normed = (geometric_means(c) for c in curves.values())

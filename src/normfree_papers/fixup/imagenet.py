@@ -14,12 +14,12 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
     accuracy,
-    beside_paper,
-    each,
-    fitted,
-    learning,
+    by_seed,
+    learning_panel,
     minus,
+    paper_panel,
     train_rows,
+    training_accuracy,
     values_of,
 )
 
@@ -115,15 +115,15 @@ def table2(settings: Settings) -> Measurement:
     runs = train_rows(settings, _rows(settings.scale))
     network = "ResNet-20" if settings.quick else "ResNet-50"
     chance = CHANCE if settings.quick else 0.1  # ten classes, and a thousand
-    found = {row: each(seeds, lambda run: 100 - accuracy(run, chance)) for row, seeds in runs.items()}
-    normed, plain = (each(runs[f"{network}, {row}"], fitted) for row in _PLAIN)
+    found = {row: by_seed(seeds, lambda run: 100 - accuracy(run, chance)) for row, seeds in runs.items()}
+    normed, plain = (by_seed(runs[f"{network}, {row}"], training_accuracy) for row in _PLAIN)
     columns = {f"test error, {row}": numbers for row, numbers in found.items()}
     columns[f"{network}, {_FIXUP} - {_GROUP}"] = minus(found[f"{network}, {_FIXUP}"], found[f"{network}, {_GROUP}"])
     columns[f"{network}, training error, batch norm - Fixup"] = minus(plain, normed)
     return Measurement(
         values=values_of(columns),
         panels=(
-            *beside_paper("test error", found, {} if settings.quick else _TABLE2),
-            *learning("training accuracy, on mixed images where there is mixup", runs, chance),
+            *paper_panel("test error", found, {} if settings.quick else _TABLE2),
+            *learning_panel("training accuracy, on mixed images where there is mixup", runs, chance),
         ),
     )

@@ -17,15 +17,15 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
     accuracy,
-    bars,
-    beside_paper,
-    each,
+    bars_note,
+    by_seed,
     error,
-    fitted,
-    learning,
+    learning_panel,
     minus,
-    points,
+    paper_panel,
+    point_curve,
     train_rows,
+    training_accuracy,
     values_of,
 )
 
@@ -116,7 +116,7 @@ def fig3(settings: Settings) -> Measurement:
     """Test accuracy after the first epoch over depth. Reference: fixup, section 4.1, Figure 3."""
     rows = _depth_rows(settings.scale)
     runs = train_rows(settings, {f"{method}, {depth:,} layers": config for (method, depth), config in rows.items()})
-    found = {row: each(seeds, accuracy) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
     columns = {f"accuracy, {row}": numbers for row, numbers in found.items()}
     for method, depth in rows:
         if method in ("Fixup", _SLOW):
@@ -125,9 +125,9 @@ def fig3(settings: Settings) -> Measurement:
     depths = _DEPTHS[settings.scale]
     curves: list[Curve] = []
     for method in dict.fromkeys(method for method, _ in rows):
-        curves += points(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
+        curves += point_curve(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
-    note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars(curves)) else ""
+    note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars_note(curves)) else ""
     chance = (Level("chance", CHANCE),)
     panels: tuple[Panel, ...] = ()
     if curves:
@@ -231,21 +231,21 @@ _TWO_SIGMA = "no spread is printed; two standard deviations of an error counted 
 def table1(settings: Settings) -> Measurement:
     """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
     runs = train_rows(settings, _resnet_rows(settings.scale))
-    found = {row: each(seeds, error) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
     model, mark = ("ResNet-20", "ResNet-20: ") if settings.quick else ("ResNet-110", "")
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
     columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
     columns[f"{mark}training accuracy, Fixup - batch norm"] = minus(
-        each(runs["Fixup"], fitted), each(runs["batch norm"], fitted)
+        by_seed(runs["Fixup"], training_accuracy), by_seed(runs["batch norm"], training_accuracy)
     )
     if not settings.quick:
         columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
-        columns[f"accuracy, {_XAVIER}"] = each(runs[_XAVIER], accuracy)
+        columns[f"accuracy, {_XAVIER}"] = by_seed(runs[_XAVIER], accuracy)
     return Measurement(
         values=values_of(columns),
         panels=(
-            *beside_paper(f"test error of {model}", found, {} if settings.quick else _TABLE1),
-            *learning(f"training accuracy of {model}", runs),
+            *paper_panel(f"test error of {model}", found, {} if settings.quick else _TABLE1),
+            *learning_panel(f"training accuracy of {model}", runs),
         ),
         notes=(
             "the paper gives the mean or median of 5 runs, without their spread",
@@ -311,12 +311,12 @@ def fig4(settings: Settings) -> Measurement:
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
     runs = train_rows(settings, _ablation_rows(settings.scale))
-    found = {row: each(seeds, fitted) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
     columns = {f"training accuracy, {row}": numbers for row, numbers in found.items()}
     columns |= {f"{a} - {b}": minus(found[a], found[b]) for a, b in (*_LOSES, ("Fixup", "batch norm"))}
     return Measurement(
         values=values_of(columns),
-        panels=learning(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}", runs),
+        panels=learning_panel(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}", runs),
         notes=("a diverged run counts as chance",),
     )
 
@@ -360,15 +360,15 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
 def table4(settings: Settings) -> Measurement:
     """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""
     runs = train_rows(settings, _wide_rows(settings.scale))
-    found = {row: each(seeds, error) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
     model, mark = ("WRN-16-1", "WRN-16-1: ") if settings.quick else ("WRN-40-10", "")
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items()}
     columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
     return Measurement(
         values=values_of(columns),
         panels=(
-            *beside_paper(f"test error of {model}", found, {} if settings.quick else _TABLE4),
-            *learning(f"training accuracy of {model}, on mixed images", runs),
+            *paper_panel(f"test error of {model}", found, {} if settings.quick else _TABLE4),
+            *learning_panel(f"training accuracy of {model}, on mixed images", runs),
         ),
         notes=("the rows on SVHN were not run: SVHN is not at hand",),
     )

@@ -21,11 +21,11 @@ from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     Numbers,
     Runs,
-    bars,
-    each,
-    learning,
+    bars_note,
+    by_seed,
+    learning_panel,
     minus,
-    points,
+    point_curve,
     train_rows,
     values_of,
 )
@@ -69,14 +69,17 @@ def _small(settings: Settings, method: str) -> TrainConfig:
 def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Measurement:
     """Train every row, and measure its BLEU and its lead over layer norm."""
     runs = train_rows(settings, rows)
-    found: dict[str, Numbers] = {row: each(seeds, bleu) for row, seeds in runs.items()}
+    found: dict[str, Numbers] = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
     columns |= {f"{row} - layer norm": minus(found[row], found["layer norm"]) for row in rows if row != "layer norm"}
-    panels = learning("target tokens predicted in training", runs, chance=None)
+    panels = learning_panel("target tokens predicted in training", runs, chance=None)
     here = {row: numbers for row, numbers in found.items() if numbers}
-    if curves := tuple(points("measured here", list(here.values()))):
+    if curves := tuple(point_curve("measured here", list(here.values()))):
         names = tuple(here)
-        panels = (Panel("test sentences", curves, "BLEU", "", log_y=False, note=bars(curves), names=names), *panels)
+        panels = (
+            Panel("test sentences", curves, "BLEU", "", log_y=False, note=bars_note(curves), names=names),
+            *panels,
+        )
     return Measurement(
         values=values_of(columns),
         panels=panels,
@@ -156,13 +159,13 @@ def table3(settings: Settings) -> Measurement:
         settings,
         {f"{data}: {row}": run.with_changes(method=_METHODS[row]) for data, run in recipes.items() for row in _FEW},
     )
-    found = {row: each(seeds, bleu) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
     for data in _DATA:
         columns[f"{data}: Fixup - layer norm"] = minus(found[f"{data}: Fixup"], found[f"{data}: layer norm"])
     return Measurement(
         values=values_of(columns),
-        panels=learning("target tokens predicted in training", runs, chance=None),
+        panels=learning_panel("target tokens predicted in training", runs, chance=None),
         tables=_files(runs),
     )
 

@@ -38,7 +38,7 @@ def listing(x: Tensor) -> Tensor:
     return (x - torch.mean(x, dim=(0, -1, -2))) / torch.sqrt(torch.var(x, dim=(0, -1, -2)) + 1e-5)
 
 
-def left_mean(gradient: Tensor) -> Tensor:
+def remaining_mean(gradient: Tensor) -> Tensor:
     """The mean over the batch relative to the root mean square, for every channel."""
     return gradient.mean(_OVER).abs() / gradient.square().mean(_OVER).sqrt()
 
@@ -132,14 +132,14 @@ def eq3(settings: Settings) -> Measurement:
             "torch's batch norm against equation 3": apart(its_gradient, equation3(its_arriving, its_hat, its_sigma)),
             "printed μ_g against the gradient": apart(equation3(at_hat, x_hat, sigma, summed=True), at_x),
             "gradient at x̂ against γ times that at y": apart(at_hat, gamma * at_y),
-            "gradient along x̂, batch norm": float(left_mean(at_x * x_hat).max()),
+            "gradient along x̂, batch norm": float(remaining_mean(at_x * x_hat).max()),
             "weight of x̂ over cov(g, x̂), listing's variance": _weight_along(x, gamma, beta, target),
             "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
-            **{f"mean of the gradient, {name}": float(left_mean(means[name]).max()) for name in means},
+            **{f"mean of the gradient, {name}": float(remaining_mean(means[name]).max()) for name in means},
         }
         numbers.append(one)
         for name in _SHOWN:
-            shown[name].append(left_mean(means[name]).tolist())
+            shown[name].append(remaining_mean(means[name]).tolist())
         refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
     columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
     words = "raises an error" if refused else "runs"

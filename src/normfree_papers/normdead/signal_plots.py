@@ -18,7 +18,7 @@ from normfree.models import build
 from normfree.models.builder import Padding
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import factor_a_block, means, stage_starts, straight_line
+from normfree_papers.claims.fits import factor_per_block, means, stage_starts, straight_line
 from normfree_papers.claims.registry import claim
 
 _STAGES = (3, 4, 6, 3)
@@ -107,7 +107,7 @@ def fig4(settings: Settings) -> Measurement:
     lines = [_lines(curve, stages) for curve in normed["variance"]]
     starts = [i - 1 for i in stage_starts(stages)]
     values = {
-        "factor a block without batch norm": [factor_a_block(curve, stages) for curve in plain["variance"]],
+        "factor a block without batch norm": [factor_per_block(curve, stages) for curve in plain["variance"]],
         "decades without batch norm": [math.log10(curve[-1] / curve[0]) for curve in plain["variance"]],
         "slope with batch norm": [fmean([slope for slope, _ in line]) for line in lines],
         "smallest R² with batch norm": [min(share for _, share in line) for line in lines],

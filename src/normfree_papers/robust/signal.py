@@ -17,7 +17,7 @@ from normfree.methods.init_context import gain, standardized
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import decades, factor_a_block, geometric_means, stage_starts
+from normfree_papers.claims.fits import decades, factor_per_block, geometric_means, stage_starts
 from normfree_papers.claims.registry import register
 
 
@@ -217,8 +217,8 @@ def _figure(depth: int, settings: Settings) -> Measurement:
             stages = [s.stage for s in signal.sums]
             ahead.append(signal.series("sum"))
             back.append(signal.series("sum_gradient"))
-        values[f"forward a block, {name}"] = [factor_a_block(curve, stages) for curve in ahead]
-        values[f"backward a block, {name}"] = [factor_a_block(curve, stages, backward=True) for curve in back]
+        values[f"forward a block, {name}"] = [factor_per_block(curve, stages) for curve in ahead]
+        values[f"backward a block, {name}"] = [factor_per_block(curve, stages, backward=True) for curve in back]
         values[f"forward decades, {name}"] = [decades(curve) for curve in ahead]
         values[f"backward decades, {name}"] = [decades(curve, backward=True) for curve in back]
         forward[label], backward[label] = geometric_means(ahead), geometric_means(back)

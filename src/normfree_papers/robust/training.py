@@ -24,13 +24,13 @@ from normfree_papers.claims.seed_metrics import (
     Numbers,
     Runs,
     accuracy,
-    bars,
-    each,
-    learning,
+    bars_note,
+    by_seed,
+    combined,
+    learning_panel,
     mean,
     minus,
-    over,
-    points,
+    point_curve,
     train_rows,
     values_of,
 )
@@ -202,16 +202,16 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
     """
     network = figure.network(settings.scale)
     runs = train_rows(settings, {row: figure.config(row, settings.scale) for row in ROWS})
-    found = {row: each(seeds, accuracy) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
     columns = {_accuracy_of(row, network): numbers for row, numbers in found.items()}
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in (_NORMED, *_OTHERS))):
         columns[_lead(first, second)] = minus(found[first], found[second])
-    columns["rank of ConvShort"] = over(
+    columns["rank of ConvShort"] = combined(
         [found[_CONV], *found.values()], lambda a: 1.0 + sum(other > a[0] for other in a)
     )
     return Measurement(
         values=values_of(columns),
-        panels=(*learning(f"{network}: training accuracy", runs), *_tested(network, runs, found)),
+        panels=(*learning_panel(f"{network}: training accuracy", runs), *_tested(network, runs, found)),
         tables=_table(network, runs, found),
         notes=_notes(figure, settings.scale),
     )
@@ -222,7 +222,7 @@ def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel,
     curves = []
     for name, rows in (("proposed", list(PROPOSED.values())), ("Brock", list(BROCK.values()))):
         crossed = [i for i, row in enumerate(rows) if any(run.diverged for run in runs[row].values())]
-        curves += points(name, [found[row] for row in rows], crossed)
+        curves += point_curve(name, [found[row] for row in rows], crossed)
     if not curves:
         return ()
     normed = found[_NORMED].values()
@@ -234,7 +234,7 @@ def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel,
             "%",
             x_label="",
             log_y=False,
-            note="; ".join(filter(None, ("× diverged, and counts as chance", bars(curves)))),
+            note="; ".join(filter(None, ("× diverged, and counts as chance", bars_note(curves)))),
             levels=tuple(levels),
             names=tuple(map(_short, PROPOSED.values())),
         ),

@@ -12,7 +12,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, Sweep, held_out, mean, minus, over, values_of
+from normfree_papers.claims.seed_metrics import CHANCE, EMBEDDED, Sweep, combined, held_out, mean, minus, values_of
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
@@ -282,9 +282,9 @@ def fig3_right(settings: Settings) -> Measurement:
         [columns[f"{label}, {depth} layers"] for depth in depths]
         for label in ("proposed", "proposed - stage-wise Hanin", "PyTorch default")
     )
-    columns["proposed, most - least over depths"] = over(own, lambda xs: max(xs) - min(xs))
-    columns["proposed - stage-wise Hanin, mean over depths"] = over(gaps, mean)
-    columns[_DEEP] = over(default, lambda xs: mean([float(x >= sweep.trains) for x in xs]))
+    columns["proposed, most - least over depths"] = combined(own, lambda xs: max(xs) - min(xs))
+    columns["proposed - stage-wise Hanin, mean over depths"] = combined(gaps, mean)
+    columns[_DEEP] = combined(default, lambda xs: mean([float(x >= sweep.trains) for x in xs]))
     columns["depths with a rate ten times Hanin's"] = sweep.allows("proposed", "stage-wise Hanin", 10)
     return Measurement(
         values=values_of(columns),

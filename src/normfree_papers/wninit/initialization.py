@@ -24,7 +24,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.fits import geometric_means
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import bars, points
+from normfree_papers.claims.seed_metrics import bars_note, point_curve
 
 # Figure 1: widths that change from layer to layer
 
@@ -275,7 +275,7 @@ def table2(settings: Settings) -> Measurement:
         (name, f"{_PRINTED[name]:.2f}", f"{fmean(values[f'log10 λ, {name}']):.2f}", str(found[name][0].products))
         for name in _ALL
     )
-    measured = points("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])
+    measured = point_curve("measured here", [dict(enumerate(values[f"log10 λ, {name}"])) for name in _ALL])
     history = tuple(Curve(name, tuple(abs(v) for v in c[0].history)) for name, c in found.items())
     return Measurement(
         values=values,
@@ -289,7 +289,7 @@ def table2(settings: Settings) -> Measurement:
                 "log10 λ",
                 x_label="",
                 log_y=False,
-                note=bars(measured),
+                note=bars_note(measured),
                 names=tuple(_ALL),
             ),
             Panel(f"the estimate of λ, seed {settings.seeds[0]}", history, "|λ|", x_label="Hessian-vector products"),

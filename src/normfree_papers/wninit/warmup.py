@@ -17,13 +17,13 @@ from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     EMBEDDED,
     Numbers,
-    beside_paper,
-    each,
+    by_seed,
     error,
     held_out,
-    learning,
+    learning_panel,
     mean,
     minus,
+    paper_panel,
     train_rows,
     values_of,
 )
@@ -87,7 +87,7 @@ def fig4(settings: Settings) -> Measurement:
             for label, rate, warm in keys
         },
     )
-    survived = {key: each(runs[names[key]], lambda run: float(not run.diverged)) for key in keys}
+    survived = {key: by_seed(runs[names[key]], lambda run: float(not run.diverged)) for key in keys}
     values: dict[str, Any] = values_of({f"survive, {names[key]}": survived[key] for key in keys})
     shares = {key: mean(numbers.values()) for key, numbers in survived.items() if numbers}
     if all(len(numbers) == len(settings.seeds) for numbers in survived.values()):
@@ -260,7 +260,7 @@ def table1(settings: Settings) -> Measurement:
                     rate = max(runs, key=lambda rate, runs=runs: held_out(runs[rate]))  # type: ignore[misc]
                     best.setdefault((network, row), {})[seed] = runs[rate]
                     chosen.setdefault((network, row), []).append(f"{rate:g}")
-    errors = {place: each(runs, error) for place, runs in best.items()}
+    errors = {place: by_seed(runs, error) for place, runs in best.items()}
     columns = {f"{network}, {row}": numbers for (network, row), numbers in errors.items()}
     for network in networks:
         for a, b in (
@@ -282,10 +282,10 @@ def table1(settings: Settings) -> Measurement:
 
 def _panels(network: str, best: dict[tuple[str, str], dict[int, Trained]]) -> tuple[Panel, ...]:
     runs = {row: best.get((network, row), {}) for row in _ROWS}
-    found = {row: each(seeds, error) for row, seeds in runs.items()}
+    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
     if network in _PRINTED:
-        return beside_paper(f"test error of {network}", found, _PRINTED[network])
-    return learning(f"training accuracy of {network}", runs)
+        return paper_panel(f"test error of {network}", found, _PRINTED[network])
+    return learning_panel(f"training accuracy of {network}", runs)
 
 
 def _table(errors: dict[tuple[str, str], Numbers], chosen: dict[tuple[str, str], list[str]]) -> Table:

@@ -118,7 +118,7 @@ def test_long_runs_show_progress_in_plain_lines(make, run, monkeypatch, tmp_path
 
 
 def marks(listed: str) -> list[str]:
-    """What stands beside each claim."""
+    """The mark beside each claim."""
     return [line.split()[1] for line in listed.splitlines() if "/" in line.partition(" ")[0]]
 
 
@@ -162,8 +162,10 @@ def test_claim_without_stored_results_tells_its_cost_before_it_is_run(make, run,
     status, _, err = run("fixup/other", "fixup/fake")
     assert status == 0
     first, second = err.splitlines()[:2]
-    assert first.startswith("note: no stored results in 'results'; to run, fixup/other takes about 2 h on one H200; ")
-    assert "fixup/fake takes about 1 s on one core; the repository has them" in first
+    assert first.startswith(
+        "note: no stored results in 'results'; a new run takes about 2 h on one H200 (fixup/other), 1 s on one core "
+        "(fixup/fake); for the stored results run in the repository"
+    )
     assert second == "measured"
     assert run("fixup/other")[2] == ""  # there are results now
 
@@ -173,13 +175,13 @@ def test_listing_and_writing_without_stored_results_say_so(make, run, tmp_path, 
     make()
     status, out, err = run("--list")
     assert (status, marks(out)) == (0, ["–"] * len(all_claims()))
-    assert err.startswith("note: no stored results in 'results'; the repository has them")
+    assert err.startswith("note: no stored results in 'results'; for the stored results run in the repository")
     status, _, err = run("--write", "claims.md")
     assert (status, names(tmp_path)) == (2, [])
     assert "expected a folder of results at 'results', found none" in err
     status, _, err = run("fixup/fake", "--quick", "--write", "claims.md")
     assert status == 0
-    assert err.startswith("note: no stored results in 'results'; to run, fixup/fake takes about 1 s on one core;")
+    assert err.startswith("note: no stored results in 'results'; a new run takes about 1 s on one core (fixup/fake); ")
     assert "claims.md" in names(tmp_path)
 
 

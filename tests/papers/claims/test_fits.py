@@ -5,7 +5,7 @@ import pytest
 from normfree_papers.claims.fits import (
     decades,
     exponent,
-    factor_a_block,
+    factor_per_block,
     geometric_means,
     means,
     stage_starts,
@@ -15,11 +15,11 @@ from normfree_papers.claims.fits import (
 
 def test_factor_leaves_out_the_steps_between_stages():
     values, stages = [1, 3, 9, 1000, 3000, 1], [1, 1, 1, 2, 2, 3]
-    assert factor_a_block(values, stages) == pytest.approx(3)
-    assert factor_a_block(values, stages, backward=True) == pytest.approx(1 / 3)
-    assert math.isnan(factor_a_block([1, 2], [1, 2]))
+    assert factor_per_block(values, stages) == pytest.approx(3)
+    assert factor_per_block(values, stages, backward=True) == pytest.approx(1 / 3)
+    assert math.isnan(factor_per_block([1, 2], [1, 2]))
     with pytest.raises(ValueError, match="one stage per value"):
-        factor_a_block([1, 2], [1])
+        factor_per_block([1, 2], [1])
 
 
 def test_decades_count_growth_in_both_directions():

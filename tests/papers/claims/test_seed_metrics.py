@@ -22,45 +22,49 @@ def test_rows_are_trained_with_every_seed_and_what_is_missing_is_left_out():
     found = rows.train_rows(Settings(seeds=(0, 3), runs=runs), ROWS)  # type: ignore[arg-type]
     assert runs.asked == {f"{row}, seed {n}": ROWS[row].with_changes(seed=n) for row in ROWS for n in (0, 3)}
     assert {row: list(seeds) for row, seeds in found.items()} == {"one": [0, 3], "two": [0]}
-    accuracies = {row: rows.each(seeds, rows.accuracy) for row, seeds in found.items()}
+    accuracies = {row: rows.by_seed(seeds, rows.accuracy) for row, seeds in found.items()}
     assert accuracies["one"] == pytest.approx({0: 10.0, 3: 40.0})
     assert rows.minus(accuracies["one"], accuracies["two"]) == pytest.approx({0: 9.0})
 
 
 def test_diverged_run_counts_as_chance_unless_told_otherwise():
-    assert (rows.accuracy(DIVERGED), rows.error(DIVERGED), rows.fitted(DIVERGED)) == (10.0, 90.0, 10.0)
-    assert (rows.accuracy(DIVERGED, 0.0), rows.fitted(DIVERGED, 0.0)) == (0.0, 0.0)
-    assert (rows.accuracy(finished(0.5)), rows.error(finished(0.5)), rows.fitted(finished(0.5))) == (50.0, 50.0, 25.0)
+    assert (rows.accuracy(DIVERGED), rows.error(DIVERGED), rows.training_accuracy(DIVERGED)) == (10.0, 90.0, 10.0)
+    assert (rows.accuracy(DIVERGED, 0.0), rows.training_accuracy(DIVERGED, 0.0)) == (0.0, 0.0)
+    assert (rows.accuracy(finished(0.5)), rows.error(finished(0.5)), rows.training_accuracy(finished(0.5))) == (
+        50.0,
+        50.0,
+        25.0,
+    )
 
 
 def test_learning_names_what_diverged_before_its_first_epoch():
-    (panel,) = rows.learning("training", {"one": {0: DIVERGED, 1: finished(0.5)}, "two": {0: DIVERGED}})
+    (panel,) = rows.learning_panel("training", {"one": {0: DIVERGED, 1: finished(0.5)}, "two": {0: DIVERGED}})
     assert [(curve.name, curve.values) for curve in panel.curves] == [("one", (25.0,))]
     assert panel.note == "diverged in the first epoch: one (1 of 2 seeds), two"
-    assert rows.learning("training", {"one": {0: DIVERGED}, "two": {}}) == ()
+    assert rows.learning_panel("training", {"one": {0: DIVERGED}, "two": {}}) == ()
 
 
 def test_learning_is_the_mean_of_the_seeds_that_ended_an_epoch():
     long, short = ([{"train_accuracy": share} for share in shares] for shares in ((0.1, 0.2, 0.6), (0.3,)))
     runs = {0: Trained({"status": "finished"}, long), 1: Trained({"status": "diverged"}, short)}
-    (panel,) = rows.learning("training", {"one": runs})
+    (panel,) = rows.learning_panel("training", {"one": runs})
     assert panel.curves[0].values == pytest.approx((20.0, 20.0, 60.0))
     assert panel.note == ""
 
 
 def test_points_are_means_with_the_deviation_over_the_seeds_as_their_bars():
-    (curve,) = rows.points("here", [{0: 1.0, 1: 3.0}, {}, {0: 5.0}], crossed=(1, 2))
+    (curve,) = rows.point_curve("here", [{0: 1.0, 1: 3.0}, {}, {0: 5.0}], crossed=(1, 2))
     assert (curve.x, curve.values) == ((1.0, 3.0), (2.0, 5.0))
     assert curve.spread == pytest.approx((2**0.5, 0.0))
     assert curve.crossed == (1,)  # the third column is the second point
-    assert rows.bars([curve]) == "bars: standard deviation over the seeds"
-    assert rows.bars(rows.points("here", [{0: 1.0}])) == ""
-    assert rows.points("here", [{}, {}]) == []
-    assert rows.points("here", [{0: 1.0}, {}, {0: 2.0}], at=(10, 100, 1_000))[0].x == (10.0, 1_000.0)
+    assert rows.bars_note([curve]) == "bars: standard deviation over the seeds"
+    assert rows.bars_note(rows.point_curve("here", [{0: 1.0}])) == ""
+    assert rows.point_curve("here", [{}, {}]) == []
+    assert rows.point_curve("here", [{0: 1.0}, {}, {0: 2.0}], at=(10, 100, 1_000))[0].x == (10.0, 1_000.0)
 
 
 def test_rows_show_what_is_printed_beside_what_was_measured():
-    (panel,) = rows.beside_paper(
+    (panel,) = rows.paper_panel(
         "error", {"one": {0: 1.0, 1: 3.0}, "none": {}, "two": {}, "three": {0: 5.0}}, {"one": 4.0, "two": 6.0}
     )
     assert panel.names == ("one", "two", "three")
@@ -69,5 +73,5 @@ def test_rows_show_what_is_printed_beside_what_was_measured():
         ("measured here", (1.0, 3.0), (2.0, 5.0)),
     ]
     assert panel.curves[1].spread == pytest.approx((2**0.5, 0.0))
-    assert rows.beside_paper("error", {"one": {}}, {"one": 4.0}) == ()
-    assert rows.beside_paper("error", {"one": {0: 1.0}}, {}) == ()
+    assert rows.paper_panel("error", {"one": {}}, {"one": 4.0}) == ()
+    assert rows.paper_panel("error", {"one": {0: 1.0}}, {}) == ()

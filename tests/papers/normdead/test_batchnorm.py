@@ -34,14 +34,14 @@ def test_equation3_is_the_gradient_of_batch_norm():
     sigma = x.std((0, 2, 3), correction=0, keepdim=True)
     x_hat = bn.batch_normalize(x)
     torch.testing.assert_close(bn.equation3(arriving, x_hat, sigma), exact, rtol=1e-6, atol=1e-8)
-    assert bn.left_mean(exact).max() < 1e-8
+    assert bn.remaining_mean(exact).max() < 1e-8
     assert not torch.allclose(bn.equation3(arriving, x_hat, sigma, summed=True), exact, rtol=0.1)
 
 
 def test_held_statistics_leave_the_mean_of_the_gradient():
     x = torch.randn(8, 2, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(bn.batch_normalize(x, hold=True).relu().sum(), x)
-    assert bn.left_mean(gradient).min() > 0.1
+    assert bn.remaining_mean(gradient).min() > 0.1
 
 
 def test_listing_raises_on_images_and_centres_the_wrong_dimension():

@@ -1,58 +1,19 @@
-"""Figures 2 to 4 and Table 1 of wninit: numbers and verdicts from made-up runs, and a short real sweep."""
+"""Figures 2 and 3 of wninit, and the runs of all its trained claims: made-up runs, and a short real sweep."""
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from made_up_runs import MadeUpRuns, checks_that, measure
+from made_up_runs import checks_that
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims import registry as claims
-from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
+from normfree_papers.claims.claim import Settings, judge
 from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
 from normfree_papers.claims.seed_metrics import Sweep
 from normfree_papers.claims.storage import collect
-from normfree_papers.wninit import depth, warmup
+from wninit_runs import DIVERGED, Made, asked_for, depth_of, get, made_up, measured, nothing
 
-assert depth
-assert warmup
 NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1")
-Made = Callable[[TrainConfig], Trained | None]
-DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())
-
-
-def made_up(test: float, validation: float | None = None) -> Trained:
-    """A run that ended with this test accuracy in per cent; its held-out accuracy is the same unless given."""
-    held = test if validation is None else validation
-    metrics = [{"epoch": i, "train_accuracy": (test + i) / 100} for i in (1, 2)]
-    scores = {"test": {"accuracy": test / 100}, "validation": {"accuracy": held / 100}}
-    return Trained({"status": "finished", **scores}, metrics)
-
-
-def get(name: str) -> Claim:
-    return claims.get(f"wninit/{name}")
-
-
-def measured(
-    name: str, make: Made, scale: str = "full", seeds: tuple[int, ...] = (0,)
-) -> tuple[Measurement, Judgement, MadeUpRuns]:
-    return measure(get(name), lambda _, config: make(config), scale=scale, seeds=seeds)
-
-
-def nothing(config: TrainConfig) -> None:
-    return None
-
-
-@cache
-def asked_for(name: str) -> dict[str, TrainConfig]:
-    """The runs of a full claim."""
-    return measured(name, nothing, seeds=get(name).seeds_at("full"))[2].asked
-
-
-def depth_of(config: TrainConfig) -> int:
-    return int(config.model.split("-")[1])
 
 
 # The runs that are asked for
@@ -91,22 +52,6 @@ def test_wide_resnets_are_trained_for_one_epoch_to_10000_layers():
     assert max(depth_of(config) for config in asked.values()) == 10_000
     assert {config.method for config in asked.values()} == {"wn", "wn_data", "wn_hanin", "wn_default"}
     assert asked["proposed, 100 layers, lr 0.03, seed 0"] == recipe("wninit_depth")
-
-
-def test_figure_4_has_20_seeds_and_three_epochs():
-    asked = asked_for("fig4")
-    assert {config.seed for config in asked.values()} == set(range(20))
-    assert {(config.model, config.epochs) for config in asked.values()} == {("wrn-40-10", 3)}
-    assert {config.warmup for config in asked.values()} == {0.0, 1.0}
-
-
-def test_table_1_is_trained_by_the_recipes_that_train_alone():
-    asked = asked_for("table1")
-    assert asked["ResNet-110, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_cifar")
-    assert asked["ResNet-56, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_cifar", model="resnet56")
-    assert asked["WRN-40-10, proposed + warm-up, lr 0.1, seed 0"] == recipe("wninit_wrn")
-    warm = {name: config.warmup > 0 for name, config in asked.items()}
-    assert all(("warm-up" in name) == warmed for name, warmed in warm.items())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -272,96 +217,6 @@ def test_wide_resnets_without_the_deepest_leave_out_what_needs_it():
     assert checks_that(judgement, "holds") == {"proposed, 100 layers", "proposed, 1000 layers"}
     assert not checks_that(judgement, "fails")
     assert measurement.panels[0].curves[0].x == (100, 1000)
-
-
-# Seeds and warm-up
-
-
-def survivors(config: TrainConfig) -> Trained:
-    """Five seeds: the proposed survives all but one, the others only with warm-up and a small rate."""
-    if config.method == "wn":
-        return DIVERGED if (config.lr, config.warmup, config.seed) == (0.1, 0.0, 4) else made_up(50.0)
-    return made_up(50.0) if config.warmup and config.lr < 0.1 else DIVERGED
-
-
-def test_share_of_seeds_that_survive_is_counted():
-    values, judgement = (found := measured("fig4", survivors, seeds=range(5)))[0].values, found[1]
-    assert values["survive, proposed, lr 0.1, no warm-up"] == [1.0, 1.0, 1.0, 1.0, 0.0]
-    # leads: 1, 1 and 0.8 without warm-up; 0, 0 and 1 with it
-    assert values["proposed - best other, worst setting"] == pytest.approx(0.0)
-    assert values["proposed - best other, mean over settings"] == pytest.approx(3.8 / 6)
-    # gains: 0, 0, 0.2 for the proposed; 1, 1, 0 for each of three others
-    assert values["warm-up - no warm-up"] == pytest.approx(6.2 / 12)
-    assert judgement.status == "holds"
-
-
-def test_survival_fails_where_another_is_more_robust_and_warm_up_does_nothing():
-    _, judgement, _ = measured("fig4", lambda c: DIVERGED if c.method == "wn" else made_up(50.0), seeds=(0, 1))
-    assert checks_that(judgement, "fails") == {row.check.name for row in judgement.rows}
-
-
-def test_survival_with_a_missing_seed_is_not_judged():
-    measurement, judgement, _ = measured("fig4", lambda c: None if c.seed else survivors(c), seeds=(0, 1))
-    assert measurement.values["survive, proposed, lr 0.01, warm-up"] == [1.0]
-    assert checks_that(judgement, "missing") == {row.check.name for row in judgement.rows}
-
-
-# The error in the end
-
-PRINTED = {  # Table 1, typed again
-    ("resnet56", "wn_data", 0): 9.19, ("resnet56", "wn", 0): 7.87, ("resnet56", "wn", 1): 7.20,
-    ("resnet110", "wn_data", 0): 9.33, ("resnet110", "wn", 0): 7.71, ("resnet110", "wn", 1): 6.69,
-    ("wrn-40-10", "wn_data", 0): 6.10, ("wrn-40-10", "wn", 0): 4.74, ("wrn-40-10", "wn", 1): 4.75,
-    ("resnet56", "batchnorm", 0): 6.97, ("resnet110", "batchnorm", 0): 6.61, ("wrn-40-10", "batchnorm", 0): 3.53,
-}  # fmt: skip
-
-
-def printed(config: TrainConfig) -> Trained:
-    return made_up(100 - PRINTED[config.model, config.method, int(config.warmup > 0)])
-
-
-def test_table_1_holds_with_the_printed_errors():
-    measurement, judgement, _ = measured("table1", printed)
-    assert judgement.status == "partly"
-    assert checks_that(judgement, "missing") == {row.check.name for row in judgement.rows if row.check.lacks}
-    for row in judgement.rows:  # the paper's number of each check is what its own errors give
-        if not row.check.lacks:
-            assert row.measured == pytest.approx(row.check.paper, abs=1e-6)
-    for panel in measurement.panels:
-        assert len(panel.names) == 4
-        paper, here = (curve.values for curve in panel.curves)
-        assert here == pytest.approx(paper)
-    assert len(measurement.tables[0].rows) == 12
-
-
-def test_table_1_takes_the_better_rate_and_a_diverged_run_as_chance():
-    def make(config: TrainConfig) -> Trained:
-        return DIVERGED if (config.model == "resnet56" and config.warmup) or config.lr == 0.1 else printed(config)
-
-    values = measured("table1", make)[0].values
-    assert values["ResNet-56, proposed + warm-up"] == [pytest.approx(90.0)]
-    assert values["ResNet-110, proposed + warm-up"] == [pytest.approx(6.69)]  # at 0.03
-
-
-def test_table_1_fails_with_a_large_error_and_a_reversed_order():
-    def make(config: TrainConfig) -> Trained:
-        if config.model == "resnet56" and config.warmup:
-            return made_up(92.2)  # 0.6 above the printed error
-        return made_up(95.5) if (config.model, config.method) == ("wrn-40-10", "wn_data") else printed(config)
-
-    _, judgement, _ = measured("table1", make)
-    assert checks_that(judgement, "fails") == {
-        "ResNet-56, proposed + warm-up",
-        "ResNet-56, proposed - proposed + warm-up",
-        "WRN-40-10, data-dependent - proposed",
-    }
-
-
-def test_table_1_with_the_headline_rows_alone():
-    measurement, judgement, _ = measured("table1", lambda c: printed(c) if c.warmup and c.lr == 0.1 else None)
-    assert set(measurement.values) == {f"{net}, proposed + warm-up" for net in ("ResNet-56", "ResNet-110", "WRN-40-10")}
-    assert checks_that(judgement, "holds") == set(measurement.values)
-    assert judgement.status == "partly"
 
 
 # Real runs
