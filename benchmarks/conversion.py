@@ -1,11 +1,11 @@
-"""The table of conversions: other people's models, converted by each method, and how they start and learn.
+"""Convert other people's models by each method, and measure how they start and learn.
 
     python benchmarks/conversion.py --markdown docs/models.md --json results/benchmarks/conversion.json
 
 For each model and method: the residual branches found, the normalizers removed, the verdict on the signal before and
-after, and the loss in 50 steps of AdamW on one fixed batch of noise with random labels, which says whether the model
-trains at all. A pair that is in the JSON file already is not run again; --fresh runs all that are chosen. The page ends
-with what rates.py has found.
+after, and the loss in 50 steps of AdamW on one fixed batch of noise with random labels, which shows whether the model
+trains at all. A pair that is in the JSON file is not run again, except with --fresh. The page ends with the results of
+rates.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RATE, NARROW_RATE = 3e-4, 1e-3  # for the models as they come, and for those of 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, a batch that it accepts, the labels to be learned, and the learning rate, the same for all methods."""
+    """A model, a batch that it accepts, labels, and the learning rate for all methods."""
 
     model: nn.Module
     inputs: Any
@@ -59,7 +59,7 @@ class Subject:
 
 
 def _load_torchvision() -> None:
-    """Import torchvision, also where its compiled part does not load, and take no random number for it."""
+    """Import torchvision, even if its compiled part does not load, without drawing global random numbers."""
     with torch.random.fork_rng(devices=[]):
         create_model("torchvision:resnet18")
 
@@ -157,7 +157,7 @@ def measure(name: str, method: str) -> dict[str, Any]:
     row["verdict"] = found.verdict.status
     optimizer = torch.optim.AdamW(groups, lr=subject.rate, weight_decay=0.0, fused=True)
     model.train()
-    _without_chance(model)
+    _without_dropout(model)
     losses: list[float] = []
     for _ in range(STEPS + 1):
         loss = subject.loss(model)
@@ -167,16 +167,16 @@ def measure(name: str, method: str) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    told = {
+    measured = {
         "loss_before": losses[0],
         "lowest": min(filter(math.isfinite, losses), default=math.nan),
         "loss": losses[-1],
     }
-    return row | told | {"seconds": round(time.perf_counter() - began, 1)}
+    return row | measured | {"seconds": round(time.perf_counter() - began, 1)}
 
 
-def _without_chance(model: nn.Module) -> None:
-    """Switch off dropout and stochastic depth, so that a low loss is reached by all that learn."""
+def _without_dropout(model: nn.Module) -> None:
+    """Switch off dropout and stochastic depth, so that every model that learns reaches a low loss."""
     for module in model.modules():
         if "drop" in type(module).__name__.lower() or type(module).__name__ == "StochasticDepth":
             module.eval()
@@ -190,24 +190,26 @@ def _work(pair: tuple[str, str]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
-    """The table as a page: a section a model, a row a method."""
+    """Write the page: a table with one row per model and method."""
     lines = [
         "# Other people's models, converted",
         "",
-        f"Every model is built by its own package with random weights and {CLASSES} classes, converted, and trained "
-        f"for {STEPS} steps of AdamW (rate {RATE:g}, for transformers {NARROW_RATE:g}; no weight decay) on one fixed "
-        f"batch of noise with fixed labels, without dropout: {IMAGES} images of 32 pixels a side (64 for the mixer). "
-        f"Those of transformers have a width of 64, four layers (four and four for T5), {WORDS} words and {TEXTS} "
-        f"inputs. Chance is a loss of {math.log(CLASSES):.2f} for classes and {math.log(WORDS):.2f} for words. The "
-        "lowest loss says that a model learns at all; one batch is no ranking of methods, and on one that is learned "
-        "AdamW may jump, so that the last loss can be above it. The rate was chosen after a first "
-        f"run with {NARROW_RATE:g} for all, in which four ended above where they began: `vit_b_16` by fixup and by "
+        f"Each model is built by its own package with random weights and {CLASSES} classes, converted, and trained "
+        f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed labels. "
+        f"The batch has {IMAGES} images of 32 pixels a side (64 for the mixer). Models of the package transformers "
+        f"have a width of 64, four layers (four and four for T5), {WORDS} words and {TEXTS} inputs. Chance is a loss "
+        f"of {math.log(CLASSES):.2f} for classes and {math.log(WORDS):.2f} for words.",
+        "",
+        "A low loss shows that a model learns at all. One batch does not rank methods. Once a batch is learned, AdamW "
+        "may jump, so that the last loss can be above the lowest. The learning rate is "
+        f"{RATE:g}, and {NARROW_RATE:g} for the package transformers. It was chosen after a first run with "
+        f"{NARROW_RATE:g} for all models, in which four ended above their initial loss: `vit_b_16` by fixup and by "
         "hanin, `swin_t` by fixup, `mixer_s32_224` by wn.",
         "",
-        "The verdict is that of `normfree diagnose` on the same batch, before (first line of a model) and after; "
-        "*preserved* and *growing* are good.",
+        "The verdict is that of `normfree diagnose` on the same batch, before conversion (first line of a model) and "
+        "after it; *preserved* and *growing* are good.",
         "",
-        "Which learning rates converted models bear is [below](#learning-rates).",
+        "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
         f"Made by `{origin['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
@@ -227,7 +229,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
             row = of_model[method]
             label = f"`{name}`" if method == ORIGINAL else ""
             if "loss" not in row:
-                key = notes.setdefault(_few_words(row), str(len(notes) + 1))
+                key = notes.setdefault(_reason(row), str(len(notes) + 1))
                 lines.append(f"| {label} | {method} | | | refused [{key}] | | | |")
                 continue
             gone = row.get("removed", f"of {row.get('norms')}")
@@ -240,8 +242,8 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _few_words(row: dict[str, Any]) -> str:
-    """The first reason of a refusal, without the model's name in front."""
+def _reason(row: dict[str, Any]) -> str:
+    """Return the first reason of a refusal, without the name of the model."""
     if "failed" in row:
         return f"{row['model']} failed: {row['failed']}"
     reason = row["refused"].partition(": ")[2] or row["refused"]
@@ -257,12 +259,12 @@ def _number(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", help="some of them, by a part of their names, with commas between")
-    parser.add_argument("--methods", help="some of them, with commas between", default=",".join(METHODS))
+    parser.add_argument("--models", help="parts of the names of the models to run, separated by commas")
+    parser.add_argument("--methods", help="the methods to run, separated by commas", default=",".join(METHODS))
     parser.add_argument("--markdown", type=Path, metavar="FILE")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows, and go on from those that are there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--fresh", action="store_true", help="run the chosen ones again")
+    parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
     models = [name for name in MODELS if any(part in name for part in wanted)]
@@ -275,12 +277,12 @@ def main() -> None:
     known = {name: version(name) for name in ("torchvision", "timm", "transformers")}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
     if given.models and rows:
-        command = stored["command"]  # a few rows do not make the table
+        command = stored["command"]  # the whole table is not made by a command for some rows
     origin = {"command": command, "commit": commit(), "versions": {**versions(), **known}, "hardware": hardware()}
     if rows.keys() - set(left) and stored["versions"] != origin["versions"]:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
     done = 0
-    # Each worker is a new process, since torch's threads do not survive a fork.
+    # Workers are spawned, because torch's threads do not survive a fork.
     with (
         multiprocessing.get_context("spawn").Pool(given.jobs) as pool,
         progress("conversions", len(pairs), done=len(pairs) - len(left)) as update,
@@ -309,7 +311,7 @@ def _place(pair: tuple[str, str]) -> tuple[int, int]:
 
 
 def _command(words: list[str]) -> list[str]:
-    """The command without absolute folders and without --fresh."""
+    """Return the command without absolute folders and without --fresh."""
     short = [os.path.relpath(word) if os.path.isabs(word) else word for word in words]
     return [word for word in short if word != "--fresh"]
 

@@ -1,15 +1,15 @@
-"""What it costs to measure a network's signal: `propagate` beside one plain forward and backward pass.
+"""Measure the cost of a diagnosis: `propagate` beside one plain forward and backward pass.
 
     python benchmarks/propagation.py --batch 4 --size 224
     python benchmarks/propagation.py --device cuda --batch 8 --batch 32 --batch 128 --batch 256 --json propagation.json
     python benchmarks/propagation.py --model torchvision:resnet50 --device cuda --deep
 
-Model and batch are the same for all, in training mode, from a random gradient at the output, up to the end of the last
-kernel; repeats take turns, and a ratio is that of medians. `propagation` is a call as anyone makes it, which states the
-plan of one of our models anew where it changed and discovers that of any other each time; `plan kept` is handed the
-plan, as `Monitor` does; `first` is the first call for a model, with all that happens once. On a GPU a last row with a
-few tiny images, where the GPU waits for Python, shows the time of the host alone. `--deep` compares the peak memory at
-10,000 layers: what the GPU allocated, or on the CPU what each took in a process of its own.
+All use the same model and batch, in training mode, with a random gradient at the output, and are timed to the end of
+the last kernel. They take turns, and ratios are those of medians. `propagation` is a plain call, which finds the plan
+of the model each time. `plan kept` gets the plan, as in `Monitor`. `first` is the first call for a model, with all
+one-time costs. On a GPU a last row with a few tiny images, where the GPU waits for Python, shows the time of the host
+alone. `--deep` compares the peak memory with 10,000 layers: allocated on the GPU, or of a separate process on the
+CPU.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Which learning rates converted models bear: other people's, by each method, trained at several rates.
+"""Train converted models at several learning rates, and record where they diverge.
 
     python benchmarks/rates.py --json results/benchmarks/rates.json
     python benchmarks/rates.py resnet18=0.1,0.05 --methods fixup,nf
 
 For each model of torchvision, method, rate and seed: 150 steps of SGD with momentum 0.9 on batches of 16 of
-`fashion14`, enlarged to 32 pixels a side, with the dropout and stochastic depth that the model comes with. A seed gives
-all methods and rates the same batches in the same order. A run has diverged at the first step, counted from 1, whose
-loss is not finite or above the limit, and ends there. The limit is far above what a run may jump to and come back from,
-which is kept beside it as the highest loss. A method with "+agc" clips gradients adaptively, by
-`nf.clip_grad_agc_`, which leaves out the classifier. A run that is in the JSON file already is not made again;
---fresh makes all anew.
+`fashion14`, enlarged to 32 pixels a side, with the dropout and stochastic depth of the model. A seed gives all methods
+and rates the same batches in the same order. A run diverges, and ends, at the first step (counted from 1) whose loss is
+not finite or above the limit. The limit is far above the highest loss from which a run recovered; that loss is recorded
+too. A method with "+agc" clips gradients adaptively by `nf.clip_grad_agc_`, which leaves out the classifier. A run that
+is in the JSON file is not made again, except with --fresh.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Run = tuple[str, str, float, int]  # model, method, rate, seed
 
 
 def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """The batches of a seed: training images in a random order, standardized, enlarged, of three equal colours."""
+    """Return the batches of a seed: shuffled training images, standardized, enlarged, with three equal channels."""
     split = fashion14.load().train
     images = split.images.float()
     images = (images - images.mean()) / images.std()
@@ -65,7 +64,7 @@ def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """One run: the step at which it diverged, or the mean loss of the last steps."""
+    """Train one run, and return the step at which it diverged or the mean loss of the last steps."""
     began = time.perf_counter()
     name, method, rate, seed = run
     clipped, method = method.endswith(CLIPPED), method.removesuffix(CLIPPED)
@@ -77,7 +76,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         model, plan = convert(model, method, data[0][0], generator=generator)
         groups = nf.param_groups(model, lr=rate, method=method, plan=plan)
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=SETTINGS["momentum"])
-    torch.manual_seed(seed)  # for dropout, whatever was drawn before
+    torch.manual_seed(seed)  # the same dropout for all methods
     model.train()
     bounded = agc_parameters(model) if clipped else []
     losses: list[float] = []
@@ -85,7 +84,7 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     for images, labels in data:
         loss = F.cross_entropy(model(images), labels)
         losses.append(loss.item())
-        if not losses[-1] <= SETTINGS["limit"]:  # nor where it is not a number
+        if not losses[-1] <= SETTINGS["limit"]:  # true for NaN too
             diverged = len(losses)
             break
         optimizer.zero_grad(set_to_none=True)
@@ -106,37 +105,37 @@ def train(run: Run, data: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row a model and rate, a column a method, and in a cell the mean loss over seeds, or how many diverged."""
+    """Tabulate the mean loss over the seeds, or the number of diverged runs, by model, rate and method."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
     cells = []
     for model, rate in dict.fromkeys((row["model"], row["rate"]) for row in rows):
         here = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
-        told = (_told([row for row in here if row["method"] == method]) for method in methods)
-        cells.append((model, f"{rate:g}", *told))
+        losses = (_cell([row for row in here if row["method"] == method]) for method in methods)
+        cells.append((model, f"{rate:g}", *losses))
     names = (method.removesuffix(CLIPPED).replace(ORIGINAL, "as built") for method in methods)
     heads = (Column("model"), Column("rate", "right"), *(Column(name, "right") for name in names))
     return Table(f"mean loss of the last {SETTINGS['last']} steps", heads, tuple(cells))
 
 
-def _told(rows: Sequence[dict[str, Any]]) -> str:
+def _cell(rows: Sequence[dict[str, Any]]) -> str:
     if lost := sum(row["diverged"] is not None for row in rows):
         return f"{lost} of {len(rows)} diverged"
     return f"{sum(row['loss'] for row in rows) / len(rows):.2f}" if rows else ""
 
 
 def markdown(stored: dict[str, Any]) -> list[str]:
-    """What a JSON file has, as lines of a page: what was done, the table, and the highest loss that it tolerates."""
+    """Write the stored runs as lines of a page: the setting, and the tables without and with clipping."""
     rows, done = stored["rows"], stored["settings"]
     seeds = len({row["seed"] for row in rows})
     plain, clipped = ([row for row in rows if row["method"].endswith(CLIPPED) == part] for part in (False, True))
     back = max((row for row in plain if not row["diverged"]), key=lambda row: row["highest"])
     return [
-        f"Models of torchvision with random weights, as built and converted, trained for {done['steps']} steps of SGD "
-        f"(momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
-        f"{done['size']} pixels a side, with the dropout and stochastic depth that they come with, from {seeds} seeds: "
-        f"the mean loss of the last {done['last']} steps where none diverged, else how many did, by a loss above "
-        f"{done['limit']:g} or not finite. Chance is {math.log(10):.2f}. The highest loss of a run that did not "
-        f"diverge is {back['highest']:.1f}, of `{back['model']}` "
+        f"Models of torchvision with random weights, as built and converted, are trained for {done['steps']} steps of "
+        f"SGD (momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
+        f"{done['size']} pixels a side, with the dropout and stochastic depth of the model. The tables give the mean "
+        f"loss of the last {done['last']} steps over {seeds} seeds, or how many of them diverged, which means a loss "
+        f"above {done['limit']:g} or not finite. Chance is {math.log(10):.2f}. The highest loss from which a run "
+        f"recovered is {back['highest']:.1f}, of `{back['model']}` "
         f"{('by ' + back['method']).replace('by ' + ORIGINAL, 'as built')} at {back['rate']:g}.",
         "",
         *_lines(plain),
@@ -167,10 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = [_sweep(text) for text in SWEEPS]
     parser.add_argument("sweeps", nargs="*", type=_sweep, default=default, metavar="MODEL=RATE,RATE")
-    parser.add_argument("--methods", help="some of them, with commas between", default=",".join(METHODS))
-    parser.add_argument("--seeds", help="with commas between", default=SEEDS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the runs, and go on from those that are there")
-    parser.add_argument("--fresh", action="store_true", help="make the chosen ones again")
+    parser.add_argument("--methods", help="the methods to run, separated by commas", default=",".join(METHODS))
+    parser.add_argument("--seeds", help="separated by commas", default=SEEDS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="store the runs; skip those that are there")
+    parser.add_argument("--fresh", action="store_true", help="make the chosen runs again")
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds, methods = [int(seed) for seed in given.seeds.split(",")], given.methods.split(",")
@@ -196,7 +195,7 @@ def main() -> None:
         for done, run in enumerate(left, len(runs) - len(left) + 1):
             row = train(run, data[run[3]])
             rows[run] = row | {"commit": origin["commit"]}
-            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}, seed {run[3]}: {_told([row])}")
+            update(done, len(runs), f"{run[0]}, {run[1]}, {run[2]:g}, seed {run[3]}: {_cell([row])}")
             if given.json is not None:
                 write_json(given.json, {**origin, "rows": [rows[key] for key in _in_order(rows, runs)]})
     for part in (False, True):
@@ -205,7 +204,7 @@ def main() -> None:
 
 
 def _in_order(rows: dict[Run, dict[str, Any]], runs: list[Run]) -> list[Run]:
-    """The runs of this command first, as they come in it, then others."""
+    """Sort the runs of this command first, in its order, and then the others."""
     return [run for run in runs if run in rows] + [run for run in rows if run not in runs]
 
 

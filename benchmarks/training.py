@@ -1,17 +1,17 @@
-"""How fast a training step is: the engine beside what one would write without it, in one run on one GPU.
+"""Measure the speed of a training step: the engine beside plain PyTorch, in one run on one GPU.
 
     python benchmarks/training.py step --json results/benchmarks/training-step.json
     python benchmarks/training.py width
     python benchmarks/training.py depth
 
 `step`   images/s of ResNet-110 at batch 128. The engine's rows are whole steps: gathering, cropping and flipping the
-         batch, the schedule, the update. The rivals are given their batch and do only forward, backward and update:
+         batch, the schedule, the update. The rivals get a fixed batch and do only forward, backward and update:
          plain PyTorch in float32, the same in bf16 autocast with channels last, and a compiled model captured by
          torch.compile(mode="reduce-overhead").
 `width`  TFLOP/s of WRN-40-10 at batch 128, counting three times the operations of a forward pass.
-`depth`  seconds a step and peak memory of Fixup at 100, 1,000 and 10,000 layers, batch 64, and how they grow.
+`depth`  time per step and peak memory of Fixup with 100, 1,000 and 10,000 layers, batch 64.
 
-Images are random bytes in the shape of CIFAR-10. Setting up (building, compiling, capturing) is timed apart.
+Images are random bytes in the shape of CIFAR-10. The set-up (building, compiling, capturing) is timed separately.
 """
 
 from __future__ import annotations

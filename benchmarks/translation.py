@@ -1,11 +1,11 @@
-"""How fast Transformers train: norm-free beside layer norm in the engine, on the same batches, in one run.
+"""Measure the training speed of Transformers: norm-free beside layer norm in the engine, on the same batches.
 
     normfree data prepare --source multi30k.train.de --target multi30k.train.en
     python benchmarks/translation.py pairs:.data/multi30k-8000 --json results/benchmarks/translation.json
 
-Rows are whole steps (gathering the batch, forward, backward, update), in target tokens a second without padding; the
-share of padding is printed, too. Setting up (building, compiling, capturing a graph a shape) is timed apart. Methods
-take turns, `--repeats` times, and a ratio is that of medians.
+Rows are whole steps (gathering the batch, forward, backward, update), in target tokens per second without padding; the
+share of padding is printed too. The set-up (building, compiling, capturing one graph per shape) is timed separately.
+Methods take turns `--repeats` times, and ratios are those of medians.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from normfree.data.text.token_batches import TokenBatches
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
-from normfree.train.text.token_runs import open_tokens
+from normfree.train.text.text_data import open_text
 
 
 def only_training(data: Prepared) -> Prepared:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    data = only_training(open_tokens(given.data))
+    data = only_training(open_text(given.data).prepared)
     batches = TokenBatches(data.pairs("train"), tokens=given.tokens)
     print(batches)
     methods = given.methods.split(",")

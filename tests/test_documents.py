@@ -88,7 +88,7 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
-    "docs/findings.md", "docs/models.md", "benchmarks/README.md",
+    "docs/findings.md", "docs/moved.md", "docs/models.md", "benchmarks/README.md",
 ]  # fmt: skip
 
 
@@ -116,6 +116,14 @@ def test_commands_name_verbs_and_options_that_exist(document: str) -> None:
         options = {name for parameter in command.params for name in parameter.opts}
         if verb != "data":
             assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", words)) <= options, (verb, words)
+
+
+def test_moved_modules_lead_to_modules_that_exist() -> None:
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", (ROOT / "docs" / "moved.md").read_text(encoding="utf-8"), flags=re.M)
+    assert len(rows) > 50
+    for old, new in rows:
+        for module in re.findall(r"`(.*?)`", new):
+            assert (ROOT / "src" / f"{module.replace('.', '/')}.py").is_file(), (old, module)
 
 
 def test_documents_name_only_methods_that_exist() -> None:

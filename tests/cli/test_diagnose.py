@@ -435,6 +435,18 @@ def test_traceback_is_shown_on_request(folder: Path, monkeypatch: pytest.MonkeyP
         main(["diagnose", "my_factories:good", "--input", "7"])
 
 
+def test_diagnosing_a_model_imports_no_training() -> None:
+    code = (
+        "import sys; from normfree.cli import main\n"
+        "try:\n    main(['diagnose', 'resmlp-2-8', '-m', 'he_in'])\n"
+        "finally:\n    rooms = ('normfree.train', 'normfree.data', 'normfree_papers')\n"
+        "    print([name for name in sys.modules if name.startswith(rooms)])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
 def test_command_in_a_process_of_its_own(folder: Path) -> None:
     """As a user runs it, in the folder of the factory."""
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

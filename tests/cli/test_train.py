@@ -16,7 +16,7 @@ from normfree.cli import main
 from normfree.train import RunFolder, read_config
 from normfree.train.engine import loop as engine
 from normfree.train.engine.evaluation import Score
-from normfree.train.engine.step import Step
+from normfree.train.engine.step import TrainStep
 from normfree.train.recipes import recipes
 from tiny_images import tiny_images
 
@@ -30,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("COLUMNS", "FORCE_COLOR", "NORMFREE_TRACEBACK", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: tiny_images(name=name))
+    monkeypatch.setattr("normfree.train.data.load", lambda name, root: tiny_images(name=name))
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -51,16 +51,16 @@ def result(folder: str = "run") -> dict[str, Any]:
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
-    original, calls = Step.__call__, 0
+    original, calls = TrainStep.__call__, 0
 
-    def step(self: Step) -> None:
+    def step(self: TrainStep) -> None:
         nonlocal calls
         calls += 1
         if calls == call:
             os.kill(os.getpid(), number)
         original(self)
 
-    monkeypatch.setattr(Step, "__call__", step)
+    monkeypatch.setattr(TrainStep, "__call__", step)
 
 
 # Without training
@@ -142,7 +142,7 @@ def test_options_stand_for_settings(run: Run) -> None:
 def test_mistakes_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str) -> None:
     from normfree.data import load
 
-    monkeypatch.setattr("normfree.train.engine.inputs.load", load)
+    monkeypatch.setattr("normfree.train.data.load", load)
     status, out, err = run("train", *arguments)
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
@@ -176,7 +176,7 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
 def test_warm_up_that_outlasts_the_run_is_told(
     run: Run, monkeypatch: pytest.MonkeyPatch, warmup: int, unit: str, told: bool
 ) -> None:
-    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)
     _, out, err = run("train", "fashion", *SMALL, "--set", f"warmup={warmup}", "--set", f"warmup_in={unit}")
     for text in (out, err):  # at the end, and as soon as it is known
         assert (f"the warm-up of {warmup} {unit} is longer than the run" in " ".join(text.split())) == told
@@ -191,7 +191,7 @@ def test_batch_that_takes_all_images_is_told(run: Run, size: int, told: bool) ->
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
     monkeypatch.setattr("normfree.report.progress._SHARE", 0.0)
-    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)
     status, _, err = run("train", *SMALL, "--out", "run")
     assert status == 0
     assert "\x1b[" not in err

@@ -13,7 +13,7 @@ import pytest
 
 import normfree
 from normfree.comparison.process_pool import Reports, _receive, _send_next, _work, run_tasks
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 
 def test_error_of_a_process_is_one_sentence() -> None:
@@ -63,7 +63,7 @@ def test_process_that_is_gone_before_its_task_is_noticed_by_its_receive() -> Non
 PARENT = """
 import os, signal, sys, time
 from normfree.comparison.process_pool import run_tasks
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 if __name__ == "__main__":
     with Stop() as stop:

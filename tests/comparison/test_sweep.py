@@ -153,7 +153,7 @@ def test_processes_read_an_image_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_say_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
-    monkeypatch.setattr(engine, "_LOOK", 0.0)  # in this process; others look twice a second
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)  # in this process; others look twice a second
     told: list[str] = []
     model, base = ("resmlp-2-16", BASE) if jobs == 1 else ("resnet8", TrainConfig(epochs=1))
     compare(

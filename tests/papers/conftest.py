@@ -13,7 +13,7 @@ Make = Callable[..., Claim]
 
 
 def measure(settings: Settings) -> Measurement:
-    """One number a seed, and a picture of them."""
+    """Measure one number per seed, with a picture."""
     settings.progress(0, 1, "the only step")
     numbers = [1.0 + 0.1 * seed for seed in settings.seeds]
     panel = Panel("numbers", (Curve("one", tuple(numbers)), Curve("gone", (float("nan"),) * len(numbers))), log_y=False)

@@ -86,14 +86,14 @@ def _serve() -> None:
     import torch
 
     import normfree.report.progress
-    import normfree.train.engine.inputs
+    import normfree.train.data
     import normfree.train.engine.loop
     from normfree.cli import main
     from tiny_images import tiny_images
 
     torch.set_num_threads(1)
     images = tiny_images()
-    normfree.train.engine.inputs.load = lambda name, root: images
+    normfree.train.data.load = lambda name, root: images
     normfree.train.engine.loop.write_curves = lambda *_: None  # it takes longer than such a run
     print("ready", flush=True)
     for line in sys.stdin:

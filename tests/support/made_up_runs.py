@@ -1,4 +1,4 @@
-"""Training runs that end as a test tells them to, for claims that stand on runs."""
+"""Made-up training runs, for the claims that need training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Make = Callable[[str, TrainConfig], Trained | None]
 
 
 class MadeUpRuns:
-    """In the place of `RunCache`: gives what a function makes of a name and a configuration; None was not run."""
+    """A stand-in for `RunCache`: a function makes each run from its name and configuration, or None."""
 
     trains = True
 
@@ -29,7 +29,7 @@ class MadeUpRuns:
 
 
 def measure(claim: Claim, make: Make, **fields: Any) -> tuple[Measurement, Judgement, MadeUpRuns]:
-    """What a claim makes of such runs, how that is judged, and what was asked for."""
+    """The measurement of a claim with made-up runs, its judgement, and the runs that it asked for."""
     runs = MadeUpRuns(make)
     settings = Settings(runs=runs, **fields)  # type: ignore[arg-type]
     measurement = claim.measure(settings)

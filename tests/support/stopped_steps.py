@@ -4,18 +4,18 @@ import os
 
 import pytest
 
-from normfree.train.engine.step import Step
+from normfree.train.engine.step import TrainStep
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, call: int, number: int) -> None:
     """Send this process a signal in the middle of its `call`-th step from now."""
-    original, calls = Step.__call__, 0
+    original, calls = TrainStep.__call__, 0
 
-    def step(self: Step) -> None:
+    def step(self: TrainStep) -> None:
         nonlocal calls
         calls += 1
         if calls == call:
             os.kill(os.getpid(), number)
         original(self)
 
-    monkeypatch.setattr(Step, "__call__", step)
+    monkeypatch.setattr(TrainStep, "__call__", step)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
 
@@ -63,26 +62,6 @@ def load_plugins(modules: Sequence[str] | None) -> None:
                 f"--plugin: expected a module that can be imported, but {module!r} stopped: {describe_error(error)}; "
                 "import it in Python to see where"
             ) from error
-
-
-class Verb(TyperCommand):
-    """A command that refuses an option given twice, unless the option may be repeated.
-
-    Without this the last one would count, and the first would be ignored without a word.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            ValueError: if an option that may not be repeated is given twice.
-        """
-        found: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-        for option in found:
-            if found.count(option) > 1 and not (option.multiple or option.is_flag):
-                names = " or ".join(name for name in option.opts if name.startswith("--"))
-                raise ValueError(f"expected {names} once, got it {found.count(option)} times; leave all but one out")
-        return super().parse_args(ctx, args)
 
 
 def given(context: typer.Context) -> list[str]:

@@ -9,6 +9,7 @@ from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from normfree import __version__
 from normfree.cli.compare import compare_methods
@@ -18,10 +19,30 @@ from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
-from normfree.cli.options import Verb
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
+
+
+class Verb(TyperCommand):
+    """A command that refuses an option given twice, unless the option may be repeated.
+
+    Without this the last one would count, and the first would be ignored without a word.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            ValueError: if an option that may not be repeated is given twice.
+        """
+        found: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in found:
+            if found.count(option) > 1 and not (option.multiple or option.is_flag):
+                names = " or ".join(name for name in option.opts if name.startswith("--"))
+                raise ValueError(f"expected {names} once, got it {found.count(option)} times; leave all but one out")
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     name="normfree",

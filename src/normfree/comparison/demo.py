@@ -26,7 +26,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.progress import ProgressCallback
 from normfree.train import TrainConfig
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 DESCRIPTIONS = {
     "fixup": "no normalization, Fixup",

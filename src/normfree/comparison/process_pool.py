@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 
 T = TypeVar("T")
 Result = TypeVar("Result")

@@ -12,8 +12,6 @@ import torch
 
 from normfree.comparison.comparison import ComparedRun, Comparison
 from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
-from normfree.data.images.fashion14 import LINEAR_ACCURACY
-from normfree.data.text.prepared_folder import Prepared
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -23,10 +21,10 @@ from normfree.plan import ResidualPlan
 from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import FREE
-from normfree.train.engine.inputs import Data, example_of, open_data
-from normfree.train.engine.model_setup import class_count, model_of
+from normfree.train.data import Data, open_data
+from normfree.train.engine.environment import Stop
 from normfree.train.run.result import Snapshot
-from normfree.train.run.signals import Stop
+from normfree.train.text.text_data import TextData
 
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
@@ -95,8 +93,8 @@ def compare(
         methods=specs,
         lrs=rates,
         seeds=tuple(dict.fromkeys(seeds)),
-        chance=1 / class_count(data),
-        linear_accuracy=LINEAR_ACCURACY if base.data == "fashion14" else None,
+        chance=1 / data.num_classes,
+        linear_accuracy=data.linear_accuracy,
         signal=signal,
     )
 
@@ -111,9 +109,10 @@ def layers(plan: ResidualPlan) -> int:
 
 def _require_validation(base: TrainConfig, data: Data) -> None:
     """Refuse data without a validation part; for text it is a file, for images a share of the training images."""
-    if isinstance(data, Prepared):
-        there = "valid" in data.splits
-        got = f"got '{data.folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
+    if isinstance(data, TextData):
+        there = "valid" in data.prepared.splits
+        folder = data.prepared.folder
+        got = f"got '{folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
     else:
         there, got = base.validation > 0, "got validation=0; set validation=0.1"
     if not there:
@@ -122,17 +121,17 @@ def _require_validation(base: TrainConfig, data: Data) -> None:
 
 def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
     """Return the depth of every model; refuse a model that does not admit a method."""
-    if isinstance(data, Prepared):
+    if isinstance(data, TextData):
         tried = {m: [build(m, get(method), form=base.form, device="meta") for method in methods] for m in models}
         kinds = (EncoderLayer, DecoderLayer)  # the layers that people count, not the weight layers inside
         return {m: sum(isinstance(part, kinds) for part in alike[0].modules()) for m, alike in tried.items()}
-    example = torch.zeros_like(example_of(base, data, 2))
+    example = torch.zeros_like(data.example(base, 2)[0])
     depths = {}
     for model in models:
         for method in methods:
             if is_foreign(model):
                 with torch.random.fork_rng(devices=[]):
-                    built, plan = model_of(base.with_changes(model=model, method=method), data)
+                    built, plan = data.build_model(base.with_changes(model=model, method=method))
                 depths[model] = layers(plan or discover(built, example))
             else:
                 depths[model] = layers(build(model, get(method), form=base.form, example=example, device="meta").plan)

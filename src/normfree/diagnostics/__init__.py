@@ -1,4 +1,8 @@
-"""Diagnostics: see where a network's signal dies or explodes."""
+"""Diagnostics: see where a network's signal dies or explodes.
+
+`diagnose` measures and judges a model, `Monitor` does so during training, and `propagate` and `judge` are their two
+steps. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities of the papers.
+"""
 
 from normfree.diagnostics.bounds import gradient_bounds
 from normfree.diagnostics.curvature import top_eigenvalue

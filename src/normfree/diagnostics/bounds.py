@@ -139,6 +139,9 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
         parameters: The names of the parameters, as in `named_parameters`.
         alpha: The scale α.
 
+    Returns:
+        The relative deviation.
+
     Raises:
         ValueError: for names that the model does not have, and for an alpha that is not positive.
 

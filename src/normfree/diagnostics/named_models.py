@@ -36,6 +36,9 @@ def build_by_name(
         checkpoint: A .safetensors file with the model's weights.
         seed: Seed of the weights. The global random state stays as it is.
 
+    Returns:
+        The model, in training mode unless its constructor decides otherwise.
+
     Raises:
         ValueError: if the model, the method or the weights are not found or do not fit.
     """

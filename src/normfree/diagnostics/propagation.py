@@ -118,6 +118,9 @@ def propagate(
         loss: A function of the output and the targets (default: cross-entropy).
         generator: The source of random gradients (default: seed 0).
 
+    Returns:
+        The statistics at every residual sum, and the norms of weights and gradients.
+
     Raises:
         ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs
             to another model, or if the batch is too small for a variance.

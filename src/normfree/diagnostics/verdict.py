@@ -130,6 +130,9 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
         signal: The result of `propagate`.
         method: The method that the network has, which is not recommended.
         admits: Tells whether the network can have the method of this name. Other methods are not recommended.
+
+    Returns:
+        One word for the network, both directions, a description, and the remedy.
     """
     waiting = _not_reached_yet(signal.sums)
     left_out = set(waiting)

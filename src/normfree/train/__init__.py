@@ -1,4 +1,4 @@
-"""Training: configurations and recipes, the engine, checkpoints, and runs kept in folders.
+"""Training: configurations and recipes, the training loop, and runs stored in folders.
 
 Names load on first use, so that reading a configuration does not import torch.
 """

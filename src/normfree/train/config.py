@@ -312,6 +312,11 @@ class TrainConfig:
             warmup_shape=self.warmup_shape,
         )
 
+    def lr_factors(self, epoch: int, steps: int) -> list[float]:
+        """Return the factor of the learning rates in each step of an epoch of `steps` steps."""
+        schedule = self.lr_schedule
+        return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
+
     def augmentation(self) -> Augmentation:
         """Return the augmentation of training images."""
         from normfree.data.images.augment import Augmentation

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from normfree.theory.errors import unknown_name
 from normfree.train.config import TrainConfig
 
 
@@ -59,8 +60,6 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
         ValueError: If the recipe or a setting is unknown (the message names the closest one) or a value is bad.
     """
     if name not in _RECIPES:
-        from normfree.theory.errors import unknown_name
-
         raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name].make().with_changes(**changes)
 

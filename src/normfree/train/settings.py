@@ -15,6 +15,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from normfree.theory.errors import unknown_name
+
 
 @dataclass(frozen=True)
 class Range:
@@ -51,8 +53,6 @@ def require_known(name: str, known: Iterable[str], where: str = "") -> None:
     """Raise `ValueError` with the closest known name if a name is unknown."""
     known = list(known)
     if name not in known:
-        from normfree.theory.errors import unknown_name
-
         raise unknown_name("setting", name, known, where)
 
 
@@ -69,8 +69,6 @@ def checked(name: str, hint: Any, value: Any) -> Any:
         return None
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            from normfree.theory.errors import unknown_name
-
             raise unknown_name(f"value of '{name}'", str(value), get_args(hint))
         return value
     if get_origin(hint) is tuple:

@@ -126,18 +126,6 @@ class Check:
                 f"{self.high} and {self.why!r}; pass low= or high=, and why="
             )
 
-    @property
-    def expected(self) -> str:
-        """The range in words.
-
-        >>> expect("x", high=2).says("x is small", why="the text").expected
-        '≤ 2'
-        """
-        if self.low is None or self.high is None:
-            return f"≥ {self.low:.4g}" if self.low is not None else f"≤ {self.high:.4g}"
-        digits = 6 if abs(self.high - self.low) < 0.01 * abs(self.high) else 4
-        return f"{self.low:.{digits}g} to {self.high:.{digits}g}"
-
     def admits(self, value: float) -> bool:
         """Whether a number lies in the range; NaN lies in none."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)

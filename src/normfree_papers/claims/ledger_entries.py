@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from normfree.comparison.sweep import ended_result
+from normfree.report.formatting import percent
 from normfree.report.tables import Column
-from normfree_papers.claims.claim import Claim, Judgement, Row, Scale, Status, Verdict, judge
+from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.storage import Result, stored
 
@@ -101,7 +102,21 @@ def cells(row: Row) -> tuple[str, str, str, str, str]:
     aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
     lacks = f", no {row.check.lacks}" if row.check.lacks else ""
     verdict = VERDICTS[row.verdict] + aside + lacks
-    return verdict, row.check.statement, shown, row.check.expected, number(row.measured, row.std)
+    return verdict, row.check.statement, shown, range_text(row.check), number(row.measured, row.std)
+
+
+def range_text(check: Check) -> str:
+    """The range of a check in words.
+
+    >>> from normfree_papers.claims.claim import expect
+    >>> range_text(expect("x", high=2).says("x is small", why="the text"))
+    '≤ 2'
+    """
+    low, high = check.low, check.high
+    if low is None or high is None:
+        return f"≥ {low:.4g}" if low is not None else f"≤ {high:.4g}"
+    digits = 6 if abs(high - low) < 0.01 * abs(high) else 4
+    return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 def number(value: float | None, std: float | None) -> str:
@@ -227,7 +242,7 @@ def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     """A training run as text, in the order of `RUN_COLUMNS`."""
     if result is None:
         return name, "no longer kept", *[""] * (len(RUN_COLUMNS) - 2)
-    accuracy = f"{100 * result['test']['accuracy']:.2f} %" if result["test"] else ""
+    accuracy = percent(result["test"]["accuracy"], digits=2) if result["test"] else ""
     if result.get("bleu"):
         accuracy = f"BLEU {result['bleu']['score']:.2f}"
     where = origin_of({"seeds": [], **result})

@@ -25,7 +25,7 @@ from normfree.files import TEMPORARY, explained, replacing, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.text.token_runs import is_tokens
+from normfree.train.text.text_data import is_text
 
 Progress = Callable[[int, int, str], None]
 
@@ -191,7 +191,7 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
 
 def gpu_seconds(config: TrainConfig) -> float:
     """About how long a run takes on one H200, for planning; a third-party model is not built and counts as small."""
-    if is_tokens(config.data):
+    if is_text(config.data):
         return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
     layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
     images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)

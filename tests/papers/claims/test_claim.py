@@ -101,14 +101,6 @@ def test_check_wants_a_range_and_a_reason():
             Check(name="x", statement="x", **wrong)
 
 
-@pytest.mark.parametrize(
-    ("ends", "text"),
-    [((1.0, None), "≥ 1"), ((None, 2.5), "≤ 2.5"), ((0.9, 1.1), "0.9 to 1.1"), ((38.015, 38.025), "38.015 to 38.025")],
-)
-def test_check_says_its_range(ends, text):
-    assert Check(name="x", statement="x", low=ends[0], high=ends[1], why="x").expected == text
-
-
 def test_settings_refuse_what_cannot_work():
     with pytest.raises(ValueError, match="unknown scale 'ful'; did you mean 'full'"):
         Settings(scale="ful")  # type: ignore[arg-type]

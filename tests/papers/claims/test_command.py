@@ -118,7 +118,7 @@ def test_long_runs_show_progress_in_plain_lines(make, run, monkeypatch, tmp_path
 
 
 def marks(listed: str) -> list[str]:
-    """What stands beside each claim."""
+    """The mark beside each claim."""
     return [line.split()[1] for line in listed.splitlines() if "/" in line.partition(" ")[0]]
 
 

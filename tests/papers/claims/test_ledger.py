@@ -19,7 +19,7 @@ from normfree.files import write_json
 from normfree.report.page import render_page
 from normfree_papers.claims.claim import Check, Claim, Cost, judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
-from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, run_cells
+from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.storage import result_path
 
@@ -609,3 +609,11 @@ def test_entries_are_those_of_the_registry() -> None:
     found = entries(ROOT / "results")
     assert [entry.claim for entry in found] == list(all_claims())
     assert all(isinstance(entry, Entry) for entry in found)
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [((1.0, None), "≥ 1"), ((None, 2.5), "≤ 2.5"), ((0.9, 1.1), "0.9 to 1.1"), ((38.015, 38.025), "38.015 to 38.025")],
+)
+def test_check_says_its_range(ends: tuple[float | None, float | None], text: str) -> None:
+    assert range_text(Check(name="x", statement="x", low=ends[0], high=ends[1], why="x")) == text

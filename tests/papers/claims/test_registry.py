@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[3] / "results"
 
 
 def fresh(code: str) -> str:
-    """What code prints in a new process."""
+    """The output of code in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return done.stdout

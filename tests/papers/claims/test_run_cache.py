@@ -23,8 +23,8 @@ from normfree.comparison.sweep import RunTask, folder_name, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree.train.engine import inputs
-from normfree.train.engine.step import Step
+from normfree.train import data as train_data
+from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
 from normfree_papers.claims import run_cache as place
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
@@ -68,7 +68,7 @@ CLAIM = Claim(
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "load", lambda name, root: tiny_images())
+    monkeypatch.setattr(train_data, "load", lambda name, root: tiny_images())
 
 
 def made(folder: Path, **options: Any) -> RunCache:
@@ -80,7 +80,7 @@ def names(folder: Path) -> list[str]:
 
 
 def timeless(value: Any) -> Any:
-    """Data without what depends on when it was made."""
+    """Data without the values that depend on time."""
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key not in TIMES}
     return [timeless(item) for item in value] if isinstance(value, list) else value
@@ -225,9 +225,9 @@ def test_signal_in_a_run_stops_and_the_same_call_goes_on(
 ) -> None:
     whole = made(tmp_path / "whole")(wanted())
     count = len(fitted)
-    step, calls = Step.__call__, 0
+    step, calls = TrainStep.__call__, 0
 
-    def stopping(self: Step) -> None:
+    def stopping(self: TrainStep) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:  # in the second epoch of the first run
@@ -235,7 +235,7 @@ def test_signal_in_a_run_stops_and_the_same_call_goes_on(
         step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", stopping)
+        patch.setattr(TrainStep, "__call__", stopping)
         with pytest.raises(StoppedError) as caught:
             made(tmp_path / "parts")(wanted())
     assert caught.value.signal == signal.SIGTERM

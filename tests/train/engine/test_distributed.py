@@ -29,11 +29,11 @@ from normfree.data.images.image_set import Split
 from normfree.models import build
 from normfree.nn.sync_batchnorm import SyncedBatchNorm
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
-from normfree.train.engine import inputs
+from normfree.train import data as train_data
 from normfree.train.engine import loop as engine
-from normfree.train.engine import setup as rig
-from normfree.train.engine.distributed import Processes, joined, synchronize_
-from normfree.train.engine.step import Step
+from normfree.train.engine import setup
+from normfree.train.engine.distributed import Processes, join_processes, synchronize_
+from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 
 SMALL = {"model": "resnet8", "epochs": 2, "batch_size": 32, "lr": 0.02, "device": "cpu"}
@@ -73,7 +73,7 @@ def perceptron(seed: int) -> nn.Module:
 
 def main(place: Path) -> None:
     """All in one job, because a process takes seconds to start; at the end the second one is killed."""
-    with joined(torch.device("cpu")):  # every run below joins again, and is here already
+    with join_processes(torch.device("cpu")):  # every run below joins again, and is here already
         live(place)
         die(place / "killed")
 
@@ -82,7 +82,7 @@ def live(place: Path) -> None:
     """What needs two living processes."""
     rank = int(os.environ["RANK"])
     engine.write_curves = lambda *_: None  # matplotlib takes a second
-    engine._LOOK = -1.0  # look at every step
+    engine._POLL_SECONDS = -1.0  # look at every step
     said: dict[str, Any] = {}
 
     def trained(name: str, config: dict[str, Any], **options: Any) -> RunResult:
@@ -116,9 +116,9 @@ def live(place: Path) -> None:
     clock = {"checkpoint_epochs": 0, "checkpoint_minutes": 0.0 if rank else 1e-9}  # the second never keeps a state
     diverged = trained("diverged", {"method": "fixup", "lr": 100.0, "warmup": 2.0, **clock})
     said["diverged"]["finite"] = all(bool(t.isfinite().all()) for t in diverged.model.state_dict().values())
-    rig.synchronize_ = lambda *_: None
+    setup.synchronize_ = lambda *_: None
     trained("unsynchronized", CASES["batchnorm"], out=None)
-    rig.synchronize_ = synchronize_
+    setup.synchronize_ = synchronize_
     (place / f"said-{rank}.json").write_text(json.dumps(said))
 
 
@@ -135,17 +135,17 @@ def die(run: Path) -> None:
     """The command line on a few images; the second process is killed in the middle of an epoch."""
     from normfree import cli
 
-    inputs.load = lambda *_: small()
-    engine._LOOK = 1000.0
+    train_data.load = lambda *_: small()
+    engine._POLL_SECONDS = 1000.0
     if os.environ["RANK"] == "1":
-        one, steps = Step.__call__, iter(range(1, KILLED_AT + 1))
+        one, steps = TrainStep.__call__, iter(range(1, KILLED_AT + 1))
 
-        def until_killed(self: Step) -> None:
+        def until_killed(self: TrainStep) -> None:
             if next(steps) == KILLED_AT:
                 os.kill(os.getpid(), signal.SIGKILL)
             one(self)
 
-        Step.__call__ = until_killed  # type: ignore[method-assign]
+        TrainStep.__call__ = until_killed  # type: ignore[method-assign]
     changes = {**SMALL, **CASES["batchnorm"], "data": "fashion14"}
     cli.main(["train", "--out", str(run), *(part for k, v in changes.items() for part in ("--set", f"{k}={v}"))])
 
@@ -308,7 +308,7 @@ def test_killed_process_ends_the_others_in_one_sentence(job: Path) -> None:
 
 
 def test_run_of_a_killed_process_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "load", lambda *_: small())
+    monkeypatch.setattr(train_data, "load", lambda *_: small())
     run = job / "killed"
     assert RunFolder(run).status == "unfinished"
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-5"]
@@ -321,7 +321,7 @@ def test_run_of_a_killed_process_goes_on(job: Path, monkeypatch: pytest.MonkeyPa
 def test_single_process_of_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
-    with joined(torch.device("cpu")) as processes:
+    with join_processes(torch.device("cpu")) as processes:
         assert processes == Processes()
         assert not dist.is_initialized()
 
@@ -390,6 +390,6 @@ def test_processes_that_cannot_meet_are_told_so(monkeypatch: pytest.MonkeyPatch)
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     says = r"expected 2 processes .*, but they could not meet: .*RANK expected, but not set; start them with torchrun"
-    with pytest.raises(ConnectionError, match=says) as caught, joined(torch.device("cpu")):
+    with pytest.raises(ConnectionError, match=says) as caught, join_processes(torch.device("cpu")):
         pass
     assert "\n" not in str(caught.value)

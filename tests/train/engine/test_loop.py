@@ -24,10 +24,8 @@ from normfree.data.images.image_set import Split, image_set
 from normfree.train import RunFolder, RunResult, Snapshot
 from normfree.train.engine import loop as engine
 from normfree.train.engine.evaluation import Score, score
-from normfree.train.engine.judging import Judge
-from normfree.train.engine.step import Step
+from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
-from normfree.train.run import run_state as standing
 from tiny_images import tiny_images
 
 SMALL = {"model": "cnn-4-8", "method": "he_in", "epochs": 2, "batch_size": 16, "workers": 0}
@@ -252,7 +250,7 @@ def test_data_that_cannot_be_trained_on_is_refused_at_once(labels: list[int], te
         ({"beam": 3}, "expected beam=5 for images"),
         (
             {"model": "torchvision:resnet18", "method": "as built", "form": "pre"},
-            "expected form=None for images and a model of others, where it changes nothing, got pre",
+            "expected form=None for images and a third-party model, where it changes nothing, got pre",
         ),
     ],
 )
@@ -363,7 +361,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An image folder of two classes, dark and bright; images are brought to 16 × 16."""
     from PIL import Image
 
-    monkeypatch.setattr("normfree.train.engine.inputs.FOLDER_SIZE", 16)
+    monkeypatch.setattr("normfree.train.image_data.FOLDER_SIZE", 16)
     draws = np.random.default_rng(0)
     for part, count in (("train", 10), ("val", 4)):
         for label, level in (("bright", 160), ("dark", 0)):
@@ -395,16 +393,16 @@ def test_image_folder_trains_scores_and_resumes(folder: str, tmp_path: Path, mon
     assert whole.test.accuracy == 1.0
     assert not multiprocessing.active_children()
     with monkeypatch.context() as patch:
-        original, calls = Step.__call__, 0
+        original, calls = TrainStep.__call__, 0
 
-        def step(self: Step) -> None:
+        def step(self: TrainStep) -> None:
             nonlocal calls
             calls += 1
             if calls == 6:
                 os.kill(os.getpid(), signal.SIGTERM)
             original(self)
 
-        patch.setattr(Step, "__call__", step)
+        patch.setattr(TrainStep, "__call__", step)
         assert nf.fit(config, out=tmp_path / "two").steps == 6
     assert not multiprocessing.active_children()
     again = nf.fit(config.with_changes(workers=0), out=tmp_path / "two", resume=True)
@@ -421,7 +419,7 @@ def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_p
     lost = next(tmp_path.glob("images/train/dark/*.png"))
     kept = lost.read_bytes()
     lost.write_bytes(kept + b" ")  # another file of the same name
-    with pytest.raises(ValueError, match=r"expected the images that the run in '.*' began with, got another; give it"):
+    with pytest.raises(ValueError, match=r"expected the images of the run in '.*', got another in '.*'; give it"):
         nf.fit(config, out=tmp_path / "run", resume=True)
     lost.unlink()
     with pytest.raises(ValueError, match=r"expected the number of training and test images"):
@@ -497,7 +495,7 @@ def test_linear_baseline_stands_beside_the_embedded_images_only(monkeypatch: pyt
 
 
 def test_progress_is_told_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)
     seen: list[Snapshot] = []
     result = fit(progress=seen.append)
     assert [s.done for s in seen] == list(range(1, 11))
@@ -508,13 +506,13 @@ def test_progress_is_told_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    original = RunFolder.save
+    original = checkpoint.save
 
-    def save(self: RunFolder, tensors: Any, state: Any, **options: Any) -> Path:
+    def save(run: Path, tensors: Any, state: Any, **options: Any) -> Path:
         steps.append(state["step"])
-        return original(self, tensors, state, **options)
+        return original(run, tensors, state, **options)
 
-    monkeypatch.setattr(RunFolder, "save", save)
+    monkeypatch.setattr(checkpoint, "save", save)
     fit(out=tmp_path / "a", epochs=4, checkpoint_epochs=2, checkpoint_minutes=0.0)
     assert steps == [10, 20]
     steps.clear()
@@ -528,22 +526,22 @@ def test_checkpoints_by_the_clock_and_by_the_epoch(tmp_path: Path, monkeypatch: 
 def test_large_checkpoints_come_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short epochs of a large model: saving after each would take longer than training."""
     saved: list[int] = []
-    save, takes = RunFolder.save, 0.0
+    save, takes = checkpoint.save, 0.0
 
-    def slow(run: RunFolder, tensors: Any, state: Any) -> None:
+    def slow(run: Path, tensors: Any, state: Any) -> None:
         time.sleep(takes)
         saved.append(state["step"])
         save(run, tensors, state)
 
-    monkeypatch.setattr(RunFolder, "save", slow)
+    monkeypatch.setattr(checkpoint, "save", slow)
     fit(out=tmp_path / "small", epochs=20)
     assert saved == [5 * (1 + epoch) for epoch in range(20)]
     saved.clear()
-    monkeypatch.setattr(standing, "_SMALL", 0)
+    monkeypatch.setattr(engine, "_SMALL_BYTES", 0)
     takes = 0.2
     result = fit(out=tmp_path / "large", epochs=20)
     assert (saved[0], saved[-1]) == (5, 100)
-    assert takes * (len(saved) - 2) <= standing._SHARE * result.seconds
+    assert takes * (len(saved) - 2) <= engine._SAVE_SHARE * result.seconds
     assert len(saved) < 20
 
 
@@ -626,13 +624,13 @@ def test_name_that_our_models_use_may_be_another_thing_in_others(held: Any) -> N
 
 
 def test_speed_of_an_epoch_is_that_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored = Judge.score
+    scored = engine.Trainer._score
 
-    def slow(judge: Judge, judged: Any) -> Score | None:
+    def slow(trainer: engine.Trainer, batches: Any) -> Score | None:
         time.sleep(0.5)
-        return scored(judge, judged)
+        return scored(trainer, batches)
 
-    monkeypatch.setattr(Judge, "score", slow)
+    monkeypatch.setattr(engine.Trainer, "_score", slow)
     result = fit(out=tmp_path, epochs=3, validation=0.5)
     metrics = RunFolder(tmp_path).read_metrics()
     assert result.seconds > 1.5
@@ -653,7 +651,7 @@ def test_model_that_cannot_compute_in_bf16_is_refused_as_it_was() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "mixed"])
 def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK", 0.0)
+    monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)
     model = nf.build("resnet8", "fixup", num_classes=10, example=example())
     parameters = list(model.parameters())
 

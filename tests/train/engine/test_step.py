@@ -20,7 +20,7 @@ from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, para
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import apply_precision_, forward_of
-from normfree.train.engine.step import Step, StepSettings, loss_of
+from normfree.train.engine.step import StepSettings, TrainStep, cross_entropy
 
 CLASSES, BATCH, LR, DECAY = 5, 8, 0.05, 0.01
 FACTORS = (1.0, 0.5, 0.25)  # of the three steps of an epoch; exact in float32
@@ -59,7 +59,7 @@ def make(method: str = "fixup") -> Network:
 
 def step_of(
     model: nn.Module, feed: Any = None, rule: UpdateRule = SGD, precision: str = "float32", **settings: Any
-) -> Step:
+) -> TrainStep:
     """A step of `model` with the groups of its method, ready at the start of epoch 0."""
     compile, reduce = settings.pop("compile", False), settings.pop("reduce", None)
     apply_precision_(model, precision)
@@ -68,12 +68,12 @@ def step_of(
     feed = feed_of() if feed is None else feed
     masters = MasterWeights(model, param_groups(model, lr=LR, weight_decay=DECAY))
     forward = forward_of(model, compile=compile)
-    step = Step(model, forward, masters, rule, feed, StepSettings(**settings), compile=compile, reduce=reduce)
+    step = TrainStep(model, forward, masters, rule, feed, StepSettings(**settings), compile=compile, reduce=reduce)
     step.start_epoch(0, (2 * FACTORS)[: feed.steps])
     return step
 
 
-def advance(step: Step, steps: int, start: int = 0) -> None:
+def advance(step: TrainStep, steps: int, start: int = 0) -> None:
     """Steps number `start` on of a run."""
     for number in range(start, start + steps):
         if number % step.feed.steps == 0:
@@ -136,11 +136,11 @@ def assert_alike(model: nn.Module, plain: nn.Module, tolerance: float) -> None:
         assert (ours.double() - theirs.double()).abs().max() <= tolerance * size, name
 
 
-def copies(step: Step) -> dict[str, Tensor]:
+def copies(step: TrainStep) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in step.state().items()}
 
 
-def differing(step: Step, state: dict[str, Tensor]) -> set[str]:
+def differing(step: TrainStep, state: dict[str, Tensor]) -> set[str]:
     now = step.state()
     assert now.keys() == state.keys()
     return {name for name in now if not torch.equal(now[name], state[name])}
@@ -260,7 +260,7 @@ def test_loss_of_a_mixed_batch_is_that_of_the_mixed_labels() -> None:
     logits = torch.randn(6, CLASSES, generator=seeded()).bfloat16()
     labels, other, share = torch.arange(6) % CLASSES, torch.arange(1, 7) % CLASSES, torch.tensor(0.3)
     for batch in (ImageBatch(logits, labels, other, share), ImageBatch(logits, labels, None, None)):
-        loss = loss_of(logits, batch, 0.1)
+        loss = cross_entropy(logits, batch, 0.1)
         assert loss.dtype is torch.float32
         torch.testing.assert_close(loss, soft_loss(logits.float(), batch, 0.1))
 
@@ -449,7 +449,7 @@ def test_good_batches_keep_a_run_alive() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16", "mixed"])
 @pytest.mark.parametrize("method", ["fixup", "batchnorm", "spectralnorm"])
 def test_state_has_the_models_names_and_continues_to_the_bit(method: str, precision: str) -> None:
-    def fresh(model: Network) -> Step:
+    def fresh(model: Network) -> TrainStep:
         feed = feed_of(dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
         return step_of(model, feed, UpdateRule(name="adam"), precision, ema=0.9)
 
@@ -500,13 +500,13 @@ def test_wrong_state_is_refused_and_changes_nothing(wrong: str) -> None:
 # On a GPU
 
 
-def on_gpu(method: str, precision: str = "float32", **settings: Any) -> Step:
+def on_gpu(method: str, precision: str = "float32", **settings: Any) -> TrainStep:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     feed = feed_of(device="cuda", dtype=dtype)
     return step_of(make(method).cuda(), feed, precision=precision, ema=0.9, label_smoothing=0.1, **settings)
 
 
-def assert_close_runs(ours: Step, theirs: Step, start: Tensor, tolerance: float) -> None:
+def assert_close_runs(ours: TrainStep, theirs: TrainStep, start: Tensor, tolerance: float) -> None:
     """Both moved alike: to `tolerance` of the way that the weights went, and of the loss."""
     moved = (theirs.masters.values - start).norm()
     assert moved > 0

@@ -141,7 +141,7 @@ def test_any_changed_byte_is_refused_by_name(file: str, tmp_path: Path) -> None:
             (folder / file).write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
             with pytest.raises(ValueError, match=rf"checkpoint-3/{file}' is damaged") as caught:
                 load(tmp_path)
-            assert "start the run anew" in str(caught.value)
+            assert "start the run again" in str(caught.value)
             assert "\n" not in str(caught.value)
     (folder / file).write_bytes(whole)
     assert load(tmp_path)[1]["step"] == 3
@@ -177,7 +177,7 @@ def test_damage_names_another_checkpoint_only_where_there_is_one(tmp_path: Path)
     shutil.rmtree(tmp_path / "checkpoint-3")
     assert load(tmp_path)[1]["step"] == 2
     (tmp_path / "checkpoint-2" / WEIGHTS).unlink()
-    with pytest.raises(ValueError, match=r"is damaged \(not there\); start the run anew$"):
+    with pytest.raises(ValueError, match=r"is damaged \(not there\); start the run again$"):
         load(tmp_path)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import normfree as nf
 from normfree.train import read_config
 from normfree.train.engine import loop as engine
-from normfree.train.engine.step import Step
+from normfree.train.engine.step import TrainStep
 from normfree.train.run import checkpoint
 from tiny_images import tiny_images
 
@@ -22,7 +22,7 @@ from tiny_images import tiny_images
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
-    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: tiny_images())
+    monkeypatch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
 
 
 def fit(out: Path, **changes: Any) -> nf.train.RunResult:
@@ -71,8 +71,8 @@ def test_unfinished_run_gives_its_last_checkpoint(tmp_path: Path, monkeypatch: p
         if calls == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    original = Step.__call__
-    monkeypatch.setattr(Step, "__call__", lambda self: (stop(), original(self))[1])
+    original = TrainStep.__call__
+    monkeypatch.setattr(TrainStep, "__call__", lambda self: (stop(), original(self))[1])
     result = fit(tmp_path)
     assert (result.status, result.steps) == ("interrupted", 7)
     assert same(nf.load(tmp_path), result.model)
@@ -122,7 +122,7 @@ def test_evaluate_looks_for_data_where_it_is_told(tmp_path: Path, monkeypatch: p
         asked.append(root)
         return tiny_images()
 
-    monkeypatch.setattr("normfree.train.engine.inputs.load", load)
+    monkeypatch.setattr("normfree.train.data.load", load)
     assert nf.evaluate(tmp_path) == nf.evaluate(tmp_path, data_dir="moved") == result.test
     assert asked == ["there", "moved"]
 
@@ -131,6 +131,6 @@ def test_images_of_other_classes_are_not_scored(tmp_path: Path, monkeypatch: pyt
     fit(tmp_path)
     data = tiny_images()
     turned = replace(data, classes=data.classes[::-1])
-    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: turned)
-    with pytest.raises(ValueError, match=r"expected the classes that the run in .* began with, got another"):
+    monkeypatch.setattr("normfree.train.data.load", lambda name, root: turned)
+    with pytest.raises(ValueError, match=r"expected the classes of the run in .*, got another"):
         nf.evaluate(tmp_path)

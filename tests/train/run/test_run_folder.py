@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import normfree
-from normfree.train.run import lock
+from normfree.train.run import checkpoint
 from normfree.train.run import run_folder as runs
 from normfree.train.run.run_folder import RunFolder, require_same
 
@@ -57,7 +57,7 @@ def begin(path: Path, steps: int = 4) -> RunFolder:
         for step in range(1, steps + 1):
             run.append({"step": step, "train_loss": 1 / step})
             if step == 2:
-                run.save({"w": torch.tensor(float(step))}, {"step": step})
+                checkpoint.save(run.path, {"w": torch.tensor(float(step))}, {"step": step})
     return run
 
 
@@ -142,10 +142,10 @@ def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 def test_file_system_without_locks_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(handle: int) -> None:
+    def refuse(handle: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(lock, "_take", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(ValueError, match="expected a file system with locks"), RunFolder(tmp_path).hold():
         pass
 
@@ -161,7 +161,7 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(lock, "FileIO", refuse)
+    monkeypatch.setattr(runs.FileLock, "acquire", refuse)
     with pytest.raises(OSError, match="Read-only file system; choose a folder"), RunFolder(tmp_path).hold():
         pass
 
@@ -195,7 +195,7 @@ def test_resume_after_more_lines_in_the_same_process_loses_none(tmp_path: Path) 
     run = RunFolder(tmp_path)
     with run.hold():
         run.append({"step": 1})
-        run.save({}, {"step": 1})
+        checkpoint.save(run.path, {}, {"step": 1})
         run.append({"step": 2})
         run.resume()  # its open file is replaced
         run.append({"step": 5})
@@ -280,12 +280,11 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_metrics_are_on_the_disk_before_their_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(runs, "sync", lambda path: events.append(path.name))
-    monkeypatch.setattr(runs.checkpoint, "save", lambda *_, **__: events.append("checkpoint"))
+    monkeypatch.setattr(checkpoint, "sync", lambda path: events.append(path.name))
     with RunFolder(tmp_path).hold() as run:
         run.append({"step": 1})
-        run.save({}, {"step": 1})
-    assert events == ["metrics.jsonl", "checkpoint"]
+        checkpoint.save(run.path, {}, {"step": 1})
+    assert events[:3] == ["metrics.jsonl", checkpoint.WEIGHTS, checkpoint.STATE]
 
 
 # The result
@@ -384,6 +383,7 @@ def test_other_configuration_is_refused_by_field(change: dict[str, object], says
 
 TRAINS = """
 import sys, torch
+from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 run = RunFolder(sys.argv[1])
 with run.hold(resume=run.exists):
@@ -396,7 +396,7 @@ with run.hold(resume=run.exists):
         total += step
         run.append({"step": step, "total": int(total)})
         if step % 5 == 0:
-            run.save({"total": total}, {"step": step})
+            checkpoint.save(run.path, {"total": total}, {"step": step})
 """
 
 

@@ -363,7 +363,7 @@ def test_device_is_seldom_waited_for(decode: Callable[..., list[list[int]]], mon
     assert decode(ends_after(*lengths), padded(sources), longest=60) == expected
     counts = {}
     for every in (1, 8):
-        monkeypatch.setattr(decoding, "_asks", lambda step, device, every=every: step % every == every - 1)
+        monkeypatch.setattr(decoding, "_checks_at", lambda step, device, every=every: step % every == every - 1)
         model = ends_after(*lengths)
         with Waits() as waits:
             assert decode(model, padded(sources), longest=60) == expected

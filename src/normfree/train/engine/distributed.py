@@ -1,8 +1,8 @@
 """Several processes that train one model together, as torchrun starts them.
 
-Each takes its part of every batch; gradients, losses and the statistics of batch norm are averaged over all of them, so
-that the numbers are those of one process. The first writes and prints. What the host decides by its own clock or
-signals, all agree on after every step.
+Each process takes its part of every batch. Gradients, losses and the statistics of batch norm are averaged over all
+processes, so that the numbers are those of a single process. The first process writes and prints. After every step all
+processes agree on decisions that depend on a clock or on a signal.
 """
 
 from __future__ import annotations
@@ -24,80 +24,80 @@ T = TypeVar("T")
 
 
 class SharedError(ValueError):
-    """An error of one process or more that all processes of the job raise, so that one of them may tell it."""
+    """An error of one or more processes that all processes of the job raise; the first process reports it."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the job; alone it is number 0 of 1.
+    """This process among those of the job; a single process is number 0 of 1.
 
-    Every method but `first` is called by all of them, at the same place. When one has ended, the others raise
+    All processes call each method at the same point of the program. If one of them has ended, the others raise
     `ConnectionError` there.
     """
 
     rank: int = 0
     world: int = 1
-    host: Any = None  # a group over the CPU, for what the host reads
-    launcher: int | None = None  # torchrun's process, which may be killed
+    host: Any = None  # a process group over the CPU, for values that the host reads
+    launcher: int | None = None  # the id of torchrun's process, which may be killed
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and prints for all."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all processes."""
+        """Replace a tensor by its sum over all processes, in place."""
         if self.world > 1:
-            with _noticing(self.world):
+            with _explained_disconnection(self.world):
                 dist.all_reduce(tensor)
 
     def average_(self, tensor: Tensor) -> None:
-        """Replace a tensor by its mean over all processes."""
+        """Replace a tensor by its mean over all processes, in place."""
         if self.world > 1:
             self.sum_(tensor)
             tensor.div_(self.world)
 
     def agree(self, number: int) -> int:
-        """The largest of the processes' numbers; a process whose launcher is gone says SIGTERM, or it would stay."""
+        """Return the largest number of all processes; one whose launcher was killed passes SIGTERM, so that all end."""
         if self.world == 1:
             return number
         if self.launcher is not None and os.getppid() != self.launcher:
             number = max(number, signal.SIGTERM)
         flag = torch.tensor(number)
-        with _noticing(self.world):
+        with _explained_disconnection(self.world):
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.host)
         return int(flag)
 
-    def tell(self, value: T) -> T:
-        """The value that the first process has."""
+    def broadcast(self, value: T) -> T:
+        """Return the value that the first process passes."""
         if self.world == 1:
             return value
-        told = [value]
-        with _noticing(self.world):
-            dist.broadcast_object_list(told, src=0, group=self.host)
-        return told[0]
+        values = [value]
+        with _explained_disconnection(self.world):
+            dist.broadcast_object_list(values, src=0, group=self.host)
+        return values[0]
 
     @torch.no_grad()
-    def share_(self, tensors: Iterable[Tensor]) -> None:
-        """Fill the tensors with the values that they have in the first process."""
-        alike: dict[torch.dtype, list[Tensor]] = {}
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Replace tensors by those of the first process, in place."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors if self.world > 1 else ():
-            alike.setdefault(tensor.dtype, []).append(tensor)
-        for found in alike.values():
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        for found in by_type.values():
             whole = torch.cat([tensor.flatten() for tensor in found])  # one message instead of thousands
-            with _noticing(self.world):
+            with _explained_disconnection(self.world):
                 dist.broadcast(whole, src=0)
             for tensor, part in zip(found, whole.split([tensor.numel() for tensor in found]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Let an error of one process inside the block be one of all, who would otherwise wait for it.
+    def shared_errors(self) -> Iterator[None]:
+        """Raise an error of one process inside the block in all processes, which would otherwise wait for it.
 
         The block itself must not wait for other processes.
 
         Raises:
-            SharedError: with the text of the first process that failed.
+            SharedError: With the text of the first process that failed.
         """
         if self.world == 1:
             yield
@@ -105,30 +105,30 @@ class Processes:
         error: Exception | None = None
         try:
             yield
-        except (ValueError, OSError) as raised:  # what one sentence explains; anything else ends the process
+        except (ValueError, OSError) as raised:  # errors that one sentence explains; any other ends the process
             error = raised
         texts: list[str | None] = [None] * self.world
-        with _noticing(self.world):
+        with _explained_disconnection(self.world):
             dist.all_gather_object(texts, None if error is None else str(error), group=self.host)
         failed = [rank for rank, text in enumerate(texts) if text is not None]
         if failed:
             where = "" if len(failed) == self.world else f" (in process {failed[0]} of {self.world})"
             raise SharedError(f"{texts[failed[0]]}{where}") from error
 
-    def wait(self) -> None:
-        """Until all processes are here."""
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
         if self.world > 1:
-            with _noticing(self.world):
+            with _explained_disconnection(self.world):
                 dist.barrier(group=self.host)
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
-    """Join the job that torchrun started, or be alone; NCCL on GPUs, gloo on the CPU.
+def join_processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that torchrun started, if it did, with NCCL on GPUs and gloo on the CPU.
 
-    A process group that is there already is used, and left.
+    A process group that exists already is used, and not destroyed at the end.
 
-    Raises `ConnectionError` when the processes do not meet.
+    Raises `ConnectionError` if the processes cannot connect.
     """
     own = not (dist.is_available() and dist.is_initialized())
     world = int(os.environ.get("WORLD_SIZE", "1")) if own else dist.get_world_size()
@@ -145,12 +145,12 @@ def joined(device: torch.device) -> Iterator[Processes]:
                 f"expected {world} processes to train together, as WORLD_SIZE says, but they could not meet: {reason}; "
                 "start them with torchrun"
             ) from error
-    with _noticing(world):
+    with _explained_disconnection(world):
         host = dist.new_group(backend="gloo")
     try:
         yield Processes(dist.get_rank(), world, host, launcher)
     except ConnectionError:
-        own = False  # to take the group down would wait for the process that is gone
+        own = False  # destroying the group would wait for the process that ended
         raise
     finally:
         if own:
@@ -158,7 +158,7 @@ def joined(device: torch.device) -> Iterator[Processes]:
 
 
 def synchronize_(model: nn.Module, processes: Processes) -> None:
-    """Let every batch norm see the batch of all processes, in place.
+    """Let every batch norm compute the statistics of the batch of all processes, in place.
 
     Raises `ValueError` for one that cannot.
     """
@@ -167,16 +167,16 @@ def synchronize_(model: nn.Module, processes: Processes) -> None:
 
 
 def desynchronize_(model: nn.Module) -> None:
-    """Let the model work without other processes again, in place."""
+    """Undo `synchronize_`, in place."""
     unsync_batch_norms_(model)
 
 
 @contextmanager
-def _noticing(world: int) -> Iterator[None]:
-    """Say in one sentence that another process is gone."""
+def _explained_disconnection(world: int) -> Iterator[None]:
+    """Explain in one sentence that another process ended."""
     try:
         yield
-    except RuntimeError as error:  # which is all that gloo raises; NCCL's are kinds of it
+    except RuntimeError as error:  # gloo raises nothing else, and NCCL's errors are subclasses
         raise ConnectionError(
             f"expected {world} processes to train together, but another one ended or cannot be reached; "
             "the last checkpoint is whole: start all of them again with --resume"

@@ -1,6 +1,6 @@
-"""How a model is run in training: its precision, compiled regions, and segments that are computed again.
+"""The forward pass in training: precision, compiled regions, and segments that the backward pass computes again.
 
-Compiling a block instead of the network lets blocks of one shape share one compiled program, so that 10,000 layers
+Blocks are compiled instead of the network. Blocks of the same shape share one compiled program, so 10,000 layers
 compile as fast as ten.
 """
 
@@ -28,12 +28,13 @@ _OPTIONS: dict[str, Any] = {"allow_buffer_reuse": False, "inplace_buffers": Fals
 
 
 def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
-    """Give the weight layers the type that a precision says, in place, and return the type of the inputs.
+    """Convert the weight layers to the type of a precision, in place, and return the type of the inputs.
 
-    "bf16" computes all weight layers in it, and of a model of others all but scalars and norms that keep statistics;
-    "mixed" only the residual branches, and what turns tokens into vectors and back, and keeps the stream in float32.
+    "bf16" computes all weight layers in bf16, and in a third-party model everything except scalars and norms with
+    running statistics. "mixed" computes only the residual branches, the embeddings and the classifier of a Transformer
+    in bf16, and keeps the residual stream in float32.
 
-    Raises `ValueError` for "mixed" and a model of others, whose branches are not known.
+    Raises `ValueError` for "mixed" and a third-party model, whose branches are unknown.
     """
     if precision == "float32":
         return torch.float32
@@ -55,7 +56,7 @@ def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
 
 
 def _lower_rest_(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give the parameters that stand outside of weight layers the type of the signal, which they would widen."""
+    """Convert the parameters outside weight layers too: in float32 they would turn the signal into float32."""
     for module in model.modules():
         if isinstance(module, _STATISTICS):
             continue
@@ -66,13 +67,20 @@ def _lower_rest_(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, recompute: int = 0) -> Forward:
-    """The function that training calls in place of the model.
+    """Return the function that training calls in place of the model.
 
-    With `compile`, `region` consecutive blocks are one compiled program; with `recompute`, that many regions keep only
-    their input and are computed again in the backward pass. The layers of a Transformer are compiled one by one for any
-    length; `uncompile_` undoes it. A model that is not ours is compiled whole.
+    The layers of a Transformer are compiled one by one for any length; `uncompile_` undoes it. A third-party model is
+    compiled as a whole.
 
-    Raises `ValueError` when segments are asked for of a model without a sequence of blocks.
+    Args:
+        model: The model.
+        compile: Whether to compile it.
+        region: The number of consecutive blocks in one compiled program.
+        recompute: The number of regions per segment that keeps only its input, and that the backward pass computes
+            again; 0 keeps all activations.
+
+    Raises:
+        ValueError: If segments are asked for and the model is not a sequence of blocks.
     """
     if not isinstance(model, Network):
         if recompute:
@@ -93,7 +101,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
         return x
 
     segments = [(part, _changing(part)) for part in _batched(regions, recompute)] if recompute else []
-    draws = any(getattr(module, "dropout", 0.0) for module in model.modules())  # random numbers, which must come again
+    draws = any(getattr(module, "dropout", 0.0) for module in model.modules())  # random numbers, to be drawn again
 
     def forward(x: Tensor) -> Tensor:
         x = model.stem(x)
@@ -108,13 +116,13 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
 
 
 def uncompile_(model: nn.Module) -> None:
-    """Let the layers of a Transformer run as they are written again."""
+    """Undo the compilation of the layers of a Transformer, in place."""
     for layer in _layers(model) if isinstance(model, BaseModel) else ():
         layer._compiled_call_impl = None
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a Transformer, encoder and decoder."""
+    """Return the layers of a Transformer, encoder and decoder."""
     return [layer for stack in model.children() if isinstance(stack, nn.ModuleList) for layer in stack]
 
 
@@ -125,13 +133,13 @@ def _run(blocks: Region, x: Tensor) -> Tensor:
 
 
 def _changing(regions: Sequence[Region]) -> list[Tensor]:
-    """The buffers that a pass in training changes: running statistics, their counts, singular vectors."""
+    """Return the buffers that a pass in training changes: running statistics, their counts, singular vectors."""
     buffers = [b for region in regions for block in region for b in block.buffers()]
     return [b for b in buffers if b.dim() > 0 or not b.is_floating_point()]
 
 
 def _twice(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a pass and of its repetition, which finds the buffers as the pass did and leaves them as they are."""
+    """Return the contexts of a pass and of its repetition, which reads the same buffers and restores the new ones."""
     start = [b.clone() for b in buffers]
 
     @contextmanager
@@ -153,7 +161,7 @@ def _write_(buffers: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _regions(model: Network, size: int) -> Iterator[Region]:
-    """The parts of the body in order, `size` at a time; a change of shape stands alone, so that regions repeat."""
+    """Yield the blocks of the body, `size` at a time; one that changes the shape is alone, so that regions repeat."""
     parts = list(model.body)
     staged = all(isinstance(part, nn.Sequential) for part in parts)
     for stage in [list(part) for part in parts if isinstance(part, nn.Sequential)] if staged else [parts]:

@@ -1,55 +1,47 @@
-"""`fit`: a configuration becomes a trained model and a folder that holds everything about it.
+"""`fit`: the training loop with validation, logging, checkpoints, and the result at the end.
 
-The loop below only counts steps, looks at the run now and then, and saves. What it trains with is put together in
-`rig`, what a step does is in `step`, what is fed to it in `inputs`, how it is scored in `judging`, where it stands in
-`standing`, where things are kept in `runs` and `checkpoint`.
+`Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep` is one step.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
-from normfree.data.images.fashion14 import LINEAR_ACCURACY
-from normfree.data.text.prepared_folder import VOCABULARY, Prepared
-from normfree.files import explained, replacing, write_json
-from normfree.models.foreign import is_foreign
+from normfree.data.text.prepared_folder import Prepared
+from normfree.files import explained, write_text
+from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
-from normfree.train.config import TrainConfig
-from normfree.train.engine.distributed import joined
-from normfree.train.engine.evaluation import Score
-from normfree.train.engine.hardware import InFlight, device_of, fast
-from normfree.train.engine.inputs import example_of, open_data, require_whole
-from normfree.train.engine.judging import Judge
-from normfree.train.engine.model_setup import (
-    as_given,
-    branch_count,
-    class_count,
-    model_of,
-    require_effect,
-    require_scores,
-)
-from normfree.train.engine.randomness import seeded_draws
-from normfree.train.engine.setup import Rig
+from normfree.train.config import FREE, TrainConfig
+from normfree.train.data import require_same_data
+from normfree.train.engine.distributed import join_processes
+from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
+from normfree.train.engine.evaluation import Score, UntilSignal, score
+from normfree.train.engine.inputs import EvalBatches
+from normfree.train.engine.setup import TrainSetup, prepared
+from normfree.train.run import checkpoint
 from normfree.train.run.logging import EventLog, write_curves
 from normfree.train.run.result import RunResult, Snapshot
-from normfree.train.run.run_folder import RunFolder, Status
-from normfree.train.run.run_state import Standing
-from normfree.train.run.signals import Stop
-from normfree.train.text.token_runs import require_token_scores
+from normfree.train.run.run_folder import RunFolder, RunStatus
 from normfree.train.text.translation import Bleu
 
-_LOOK = 0.5  # seconds between two looks at the loss, each of which waits for the device
-_DEAD = 255  # what a process says that found the run dead; above the numbers of signals
+TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
+_POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
+_DIVERGED = 255  # the number by which a process tells the others that the run diverged; above those of signals
+_SAVE_SHARE = 0.1  # of the time, at most, for large checkpoints after epochs
+_SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
+
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""The tensors and the plain data of a checkpoint."""
 
 
 def fit(
@@ -66,68 +58,83 @@ def fit(
 ) -> RunResult:
     """Train a model, and test it at the end.
 
-    A model of others that the configuration names is converted by its method, or left as it is by 'as built'. `model`
-    and `data` stand in for those that the configuration names, and are named in the run's own. A model that was
-    converted comes with its `plan`, so that its parameters learn and decay as the method asks. With `out` the
-    run is kept in that folder and can be resumed bit for bit after a signal, a kill or a power failure. SIGINT and
-    SIGTERM let it finish its step or batch and save. One that diverges ends with the model of its last checkpoint
-    before that, or of the start. `progress` is told how far it is about twice a second. `command` is kept in the
-    result. `picture` draws curves.png at the end.
+    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
+    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted by its
+    method, or stays as it is with the method 'as built'.
 
-    Raises `ValueError` for what cannot be trained, and `OSError` where the folder cannot be written.
+        result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
+        print(result.test.accuracy)
+
+    Args:
+        config: All settings of the run.
+        model: A model to train in place of the one that the configuration names.
+        data: Data to train on in place of those that the configuration names.
+        plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
+        out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
+            power failure. None keeps nothing.
+        resume: Whether to resume the run in `out`.
+        progress: Called about twice a second with the state of the run.
+        command: The command line to store in the result.
+        picture: Whether to draw curves.png at the end.
+
+    Returns:
+        The scores, the trained model, and how the run ended.
+
+    Raises:
+        ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
+        OSError: If the folder cannot be written.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     device = device_of(config.device)
     with ExitStack() as stack:
-        processes = stack.enter_context(joined(device))
+        processes = stack.enter_context(join_processes(device))
         folder = RunFolder(out) if out is not None else None
         stop = stack.enter_context(Stop())
-        seed_draws = stack.enter_context(seeded_draws(device))
-        with processes.together():
+        seed_generators = stack.enter_context(seeded_generators(device))
+        with processes.shared_errors():
             if folder is not None and processes.first:
                 stack.enter_context(folder.hold(resume=resume))
-            opened = data if data is not None else open_data(config)
-            require_whole(opened)
-            seed_draws(config.seed)
-            if plan is not None and model is None:
-                raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
-            trained, plan = model_of(config, opened) if model is None else (model, plan)
-            if not resume:  # a run that was begun may go on
-                require_effect(config, opened, given=model is not None)
-            if isinstance(opened, Prepared):
-                if model is not None:
-                    require_token_scores(trained, config, opened)
-            elif model is not None or is_foreign(config.model):
-                require_scores(trained, example_of(config, opened, 2), class_count(opened))
-            config = as_given(config, model, data, plan)
-            config = config.resolved(cuda=device.type == "cuda", branches=branch_count(trained), world=processes.world)
-            if config.graph and device.type != "cuda":
-                remedy = "resume the run where there is one" if resume else "use graph=false"
-                raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
-            stack.enter_context(fast(device, config))
-            rig = Rig(config, trained, plan, opened, device, processes)
-            stack.callback(rig.release)
-            run = _Run(rig, folder if processes.first else None, stop, seed_draws, began)
-        return run.train(resume=resume, progress=progress, command=command, picture=picture)
+            seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
+            options: dict[str, Any] = {"resume": resume, "device": device, "processes": processes}
+            setup = stack.enter_context(prepared(config, model=model, data=data, plan=plan, **options))
+            trainer = Trainer(setup, folder if processes.first else None, stop, seed_generators, started)
+        return trainer.run(resume=resume, progress=progress, command=command, picture=picture)
 
 
-class _Run:
-    """A run on its way: what it trains with, where it stands, and the folder it is kept in."""
+class Trainer:
+    """A run in progress: its setup, its counters, and its folder.
+
+    The folder is None for a run that is not saved, and in all processes but the first. `started` is the time by
+    `time.perf_counter` at which the run began.
+    """
 
     def __init__(
-        self, rig: Rig, folder: RunFolder | None, stop: Stop, seed_draws: Callable[..., None], began: float
+        self,
+        setup: TrainSetup,
+        folder: RunFolder | None,
+        stop: Stop,
+        seed_generators: Callable[..., None],
+        started: float,
     ) -> None:
-        self.rig, self.folder, self._stop, self._seed_draws, self._begun = rig, folder, stop, seed_draws, began
-        self.config, self.model, self.step, self.processes = rig.config, rig.model, rig.step, rig.processes
-        self._judge = Judge(rig, stop, folder)
-        self.standing = Standing(rig, folder, began)
-        self.total = rig.steps * rig.config.epochs
+        self.setup, self.folder, self._stop = setup, folder, stop
+        self._seed_generators, self._started = seed_generators, started
+        self.config, self.model, self.data = setup.config, setup.model, setup.data
+        self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
+        self.total = setup.epoch_steps * setup.config.epochs
         self.signal: int | None = None
         self._log: EventLog | None = None
+        self._throughput = Throughput(setup.inputs.per_step)
+        # The state of the run
+        self.done = 0  # steps
+        self.validation: Score | None = None
+        self._epoch_unlogged = False  # an earlier process saved the end of an epoch, and ended before it logged it
+        self._earlier_seconds = 0.0  # that earlier processes trained
+        self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
+        self._saved_at = started
+        self._save_seconds = 0.0  # that the last checkpoint took
+        self._fingerprint = self.data.fingerprint(self.config) if folder is not None else {}
 
-    # The loop
-
-    def train(
+    def run(
         self,
         *,
         resume: bool,
@@ -135,207 +142,259 @@ class _Run:
         command: str | None,
         picture: bool,
     ) -> RunResult:
-        """Go on until the end, a signal or a divergence, and say how it ended."""
+        """Train until the end, a signal or a divergence; test the model, and write and return the result."""
         self._start(resume)
-        status = self._loop(progress)
-        train_loss, train_accuracy, _ = self._look() if self.standing.done else (None, None, True)
-        self._train_seconds = time.perf_counter() - self._train_start
+        status = self._train(progress)
+        loss, accuracy, _ = self._poll() if self.done else (None, None, True)
+        throughput = self._throughput.rate(self.done)
         if status == "interrupted" or not self.config.epochs:
-            self.standing.save()
-        test = bleu = None
+            self._save()
+        device, test, bleu = self.setup.device, None, None
         if status == "finished":
-            status, test = self._test()
+            test = self._score(self.inputs.test)
+            if self.signal is not None:
+                status = "interrupted"  # the trained model is saved, and resuming tests it
+            elif test is not None and not math.isfinite(test.loss):
+                status, test = "diverged", None  # in the last step, after which no loss was read
         if status == "diverged":
-            self.standing.go_back()
+            self._go_back()
         with self.step.averaged():
-            self.rig.release()
+            self.setup.release()
         if status == "finished":
-            bleu = self._judge.translate()
-            if self._judge.signal is not None:
+            bleu = self._translate()
+            if self.signal is not None:
                 status = "interrupted"
-        result = self._result(status, train_loss, train_accuracy, test, bleu, command)
-        self._close(result, picture)
+        result = RunResult(
+            status=status,
+            config=self.config,
+            model=self.model,
+            steps=self.done,
+            epochs=self.done / self.setup.epoch_steps,
+            train_loss=loss,
+            train_accuracy=accuracy,
+            validation=self.validation,
+            test=test,
+            linear_accuracy=self.data.linear_accuracy,
+            parameters=self.setup.parameters,
+            classes=self.data.num_classes,
+            seconds=self._seconds,
+            setup_seconds=self._setup_seconds,
+            throughput=throughput,
+            unit=self.inputs.unit,
+            bleu=bleu,
+            inputs=self.data.source_files,
+            peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+            signal=self.signal,
+            command=command,
+        )
+        self._write_result(result, picture)
         return result
 
-    def _start(self, resume: bool) -> None:
-        """Capture the step where it is to be, and stand where the run begins or goes on, in all processes."""
-        if self.config.graph:
-            self.step.start_epoch(0, self._factors(0))
-            self.step.capture()
-        with self.processes.together():
-            self._open(resume)
-        self.standing.begin()
-        self._train_start = self._looked = time.perf_counter()
-        self._setup_seconds = self._train_start - self._begun
-        self._done_at_start = self.standing.done
-
-    def _loop(self, progress: Callable[[Snapshot], None] | None) -> Status:
-        config, flying = self.config, InFlight(self.rig.device)
-        if self.standing.owed and (status := self._end_epoch(self.standing.done // self.rig.steps - 1)) is not None:
+    def _train(self, progress: Callable[[Snapshot], None] | None) -> RunStatus:
+        """Train all steps that are left, epoch by epoch; return how that ended."""
+        config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
+        if self._epoch_unlogged and (status := self._end_epoch(self.done // steps - 1)) is not None:
             return status
-        while self.standing.done < self.total:
-            epoch, first = divmod(self.standing.done, self.rig.steps)
-            self.step.start_epoch(epoch, self._factors(epoch), first)
+        while self.done < self.total:
+            epoch, first = divmod(self.done, steps)
+            self.step.start_epoch(epoch, config.lr_factors(epoch, steps), first)
             if first == 0:
                 self.step.clear_metrics()
-            for _ in range(first, self.rig.steps):
-                self._seed_draws(config.seed, self.standing.done, self.processes.rank)
+            for _ in range(first, steps):
+                self._seed_generators(config.seed, self.done, self.processes.rank)
                 self.step()
-                self.standing.done += 1
-                flying.launched()
-                now = time.perf_counter()
-                due = bool(config.checkpoint_minutes) and now - self.standing.saved >= 60 * config.checkpoint_minutes
-                alive = True
-                if due or now - self._looked >= _LOOK:
-                    loss, accuracy, alive = self._look()
+                self.done += 1
+                queue.push()
+                now, alive = time.perf_counter(), True
+                save = bool(config.checkpoint_minutes) and now - self._saved_at >= 60 * config.checkpoint_minutes
+                if save or now - self._polled_at >= _POLL_SECONDS:
+                    loss, accuracy, alive = self._poll()
                     if alive and progress is not None:
-                        seen = self.standing.done, self.total, self.standing.done / self.rig.steps
-                        progress(Snapshot(*seen, loss, accuracy, self._speed(), self.rig.inputs.unit))
+                        epochs, speed = self.done / steps, self._throughput.rate(self.done)
+                        progress(Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.agree((self._stop.requested or 0) if alive else _DEAD)
-                if ended == _DEAD:
+                ended = self.processes.agree((self._stop.requested or 0) if alive else _DIVERGED)
+                if ended == _DIVERGED:
                     return "diverged"
                 if ended:
                     self.signal = ended
-                    return "interrupted" if self._look()[2] else "diverged"
-                if due:
-                    with self._aside():
-                        self.standing.save()
+                    return "interrupted" if self._poll()[2] else "diverged"
+                if save:
+                    with self._throughput.paused():
+                        self._save()
             if (status := self._end_epoch(epoch)) is not None:
                 return status
         return "finished"
 
-    def _end_epoch(self, epoch: int) -> Status | None:
-        """Score, log and save; how the run ended where it is no longer alive, or a signal cut the scoring short."""
-        loss, accuracy, alive = self._look()
+    def _end_epoch(self, epoch: int) -> RunStatus | None:
+        """Validate, log and save; return how the run ended if it diverged or a signal came meanwhile."""
+        loss, accuracy, alive = self._poll()
         if not alive:
             return "diverged"
-        speed = self._speed()
-        with self._aside():
-            return self._log_epoch(epoch, loss, accuracy, speed)
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """What is done here takes no time from the steps: `throughput` is theirs."""
-        began = time.perf_counter()
-        yield
-        self._train_start += time.perf_counter() - began
-
-    def _log_epoch(self, epoch: int, loss: float, accuracy: float, speed: float) -> Status | None:
-        if self.rig.inputs.validation is not None:
-            with self.step.averaged():
-                found = self._judge.score(self.rig.inputs.validation)
-            if self._judge.signal is not None:
-                return "interrupted"  # the epoch is owed: the next process scores it
-            self.standing.validation = found
-        record: dict[str, Any] = {
-            "step": self.standing.done,
-            "epoch": epoch + 1,
-            "train_loss": loss,
-            "train_accuracy": accuracy,
-            "lr": self.config.lr * self._factors(epoch)[-1],
-            "seconds": round(self.standing.seconds, 3),
-            f"{self.rig.inputs.unit}_per_second": round(speed, 1),
-        }
-        if (score := self.standing.validation) is not None:
-            record |= {"validation_loss": score.loss, "validation_accuracy": score.accuracy}
-        if self.folder is not None:
-            self.folder.append(record)
-            if self._log is not None:
-                self._log(record)
-        if self.standing.done >= self.total or self.standing.is_due(epoch):
-            self.standing.save()
+        speed = self._throughput.rate(self.done)
+        with self._throughput.paused():
+            if self.inputs.validation is not None:
+                found = self._score(self.inputs.validation)
+                if self.signal is not None:
+                    return "interrupted"  # the epoch is not logged: the next process validates it
+                self.validation = found
+            record: dict[str, Any] = {
+                "step": self.done,
+                "epoch": epoch + 1,
+                "train_loss": loss,
+                "train_accuracy": accuracy,
+                "lr": self.config.lr * self.config.lr_factors(epoch, self.setup.epoch_steps)[-1],
+                "seconds": round(self._seconds, 3),
+                f"{self.inputs.unit}_per_second": round(speed, 1),
+            }
+            if self.validation is not None:
+                record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
+            if self.folder is not None:
+                self.folder.append(record)
+                if self._log is not None:
+                    self._log(record)
+            if self.done >= self.total or self._save_is_due(epoch):
+                self._save()
         return None
 
-    def _test(self) -> tuple[Status, Score | None]:
-        """The score in test, and how the run ends by it."""
+    # Scores
+
+    def _score(self, batches: EvalBatches | None) -> Score | None:
+        """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
+        if batches is None:
+            return None
+        read = UntilSignal(batches(), self._stop)
         with self.step.averaged():
-            test = self._judge.score(self.rig.inputs.test)
-        if self._judge.signal is not None:
-            return "interrupted", None  # what is trained is saved, and resuming does the rest
-        if test is not None and not math.isfinite(test.loss):
-            return "diverged", None  # by its last step, after which no loss was seen any more
-        return "finished", test
+            found = score(self.model, read, self.inputs.sums, reduce=self.processes.average_)
+        self.signal = self.processes.agree(read.signal) or None
+        return found if self.signal is None else None
 
-    def _look(self) -> tuple[float, float, bool]:
-        """Mean loss and accuracy of this epoch so far, and whether the run is alive; waits for the device."""
-        self._looked = time.perf_counter()
-        steps = self.standing.done % self.rig.steps or self.rig.steps
-        return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
+    def _translate(self) -> Bleu | None:
+        """Translate the test sentences, if there are any, and write the lines; None if a signal came."""
+        if not self.data.translates_test:
+            return None
+        bleu, signal = None, 0
+        if self.processes.first:
+            try:
+                lines, bleu = self.data.translate_test(self.model, self.config, self._stop.raise_if_requested)
+            except StopRequestedError:
+                signal = self._stop.requested or 0
+            else:
+                if self.folder is not None:
+                    path = self.folder.path / TRANSLATIONS
+                    with explained("the translations", path):
+                        write_text(path, "".join(f"{line}\n" for line in lines))
+        self.signal = self.processes.agree(signal) or None
+        return bleu
 
-    def _factors(self, epoch: int) -> list[float]:
-        """What the learning rates are multiplied by in each step of an epoch."""
-        schedule, config = self.config.lr_schedule, self.config
-        first = epoch * self.rig.steps
-        return [schedule.factor(first + i, self.rig.steps, config.epochs) for i in range(self.rig.steps)]
+    # The state: saved, resumed, and restored after a divergence
 
-    def _speed(self) -> float:
-        """Images or tokens a second since this process began to train."""
-        seconds = time.perf_counter() - self._train_start
-        return (self.standing.done - self._done_at_start) * self.rig.inputs.per_step / max(seconds, 1e-9)
+    def _state(self) -> State:
+        """Copy all tensors of the run, and the counters beside them."""
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}
+        validation = self.validation and list(self.validation)
+        return tensors, {"step": self.done, "seconds": self._seconds, "validation": validation, **self._fingerprint}
 
-    # The folder
+    def _save(self) -> None:
+        """Keep a copy of the state, and write it as a checkpoint if the run has a folder."""
+        began = time.perf_counter()
+        if self._saved[-1][1]["step"] == self.done:
+            self._saved.pop()  # the same state again
+        self._saved.append(self._state())
+        if self.folder is not None:
+            checkpoint.save(self.folder.path, *self._saved[-1])
+        self._saved_at = time.perf_counter()
+        self._save_seconds = self._saved_at - began
 
-    def _open(self, resume: bool) -> None:
-        """Write the configuration, or go on from the last checkpoint."""
-        if self.folder is None:
+    def _save_is_due(self, epoch: int) -> bool:
+        """Return whether to save after this epoch; large checkpoints take at most a small share of the time."""
+        every = self.config.checkpoint_epochs
+        small = sum(tensor.nbytes for tensor in self._saved[-1][0].values()) <= _SMALL_BYTES
+        worth = small or time.perf_counter() - self._saved_at >= self._save_seconds / _SAVE_SHARE
+        return bool(every) and (epoch + 1) % every == 0 and self.processes.broadcast(worth)
+
+    def _resume(self, folder: RunFolder) -> None:
+        """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is another one or diverged."""
+        free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which a single process may have used
+        folder.require_resumable(self.config, free)
+        found = folder.resume()
+        if found is None:
             return
-        if resume:
-            self.standing.resume(self.folder)
-        if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-            self._log = EventLog(self.folder.path, done=self.standing.done)
-            self.rig.undo.callback(self._log.close)
-        path = self.folder.config_path
-        with explained("the configuration", path), replacing(path) as temporary:
-            temporary.write_text(self.config.to_toml(), encoding="utf-8")
-        if self.rig.plan is not None and self.rig.plan.changes is not None:
-            path = self.folder.path / PLAN
-            with explained("the plan", path):
-                write_json(path, describe(self.rig.plan, source=self.config.model))
-        if isinstance(self.rig.data, Prepared):
-            path = self.folder.path / VOCABULARY
-            with explained("the vocabulary", path), replacing(path) as temporary:
-                temporary.write_bytes(self.rig.data.vocabulary().model)
+        tensors, state = found
+        require_same_data(self.data, self._fingerprint, state, folder.path)
+        self.step.restore_(tensors)
+        self.done, self._earlier_seconds = state["step"], state["seconds"]
+        self.validation = Score(*state["validation"]) if state["validation"] else None
+        logged = next((record for record in folder.read_metrics() if record["step"] == self.done), None)
+        self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
+        if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
+            self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
 
-    def _close(self, result: RunResult, picture: bool) -> None:
-        again = self.folder is not None and self.folder.status == "finished"  # resumed, and there was nothing to do
-        if self.folder is not None and not again:
-            self.folder.write_result(result.to_json(), str(self.rig.device))
+    def _share_state(self) -> None:
+        """Give every process the state of the first: its weights, or the checkpoint that it read."""
+        if self.processes.world == 1:
+            return
+        state = self.step.state()
+        self.processes.broadcast_(state.values())
+        self.step.restore_(state)
+        counters = (self.done, self._earlier_seconds, self.validation, self._epoch_unlogged)
+        self.done, self._earlier_seconds, self.validation, self._epoch_unlogged = self.processes.broadcast(counters)
+
+    def _go_back(self) -> None:
+        """Restore the last saved state that is known to be good, in the folder too.
+
+        A state is known to be good if the step after it found its loss finite and below the limit. If there is none,
+        the state is restored that this process began with. Clocks decide what is saved, so all processes take the
+        first's.
+        """
+        self.done = int(self.step.count)  # where it diverged
+        good = next((saved for saved in reversed(self._saved) if saved[1]["step"] < self.done), self._saved[0])
+        tensors, state = good
+        self.step.restore_(tensors)
+        self.validation = Score(*state["validation"]) if state["validation"] else None
+        self._share_state()
+        if self.folder is not None and self.folder.saved_step != state["step"]:
+            checkpoint.save(self.folder.path, tensors, state)
+
+    # Start and end
+
+    def _start(self, resume: bool) -> None:
+        """Capture the step, write the configuration or resume, and give all processes the same state."""
+        if self.config.graph:
+            self.step.start_epoch(0, self.config.lr_factors(0, self.setup.epoch_steps))
+            self.step.capture()
+        with self.processes.shared_errors():
+            if self.folder is not None:
+                self._open(self.folder, resume)
+        self._share_state()
+        self._saved.append(self._state())
+        self._throughput.start(self.done)
+        self._polled_at = self._saved_at = time.perf_counter()
+        self._setup_seconds = self._saved_at - self._started
+
+    def _open(self, folder: RunFolder, resume: bool) -> None:
+        if resume:
+            self._resume(folder)
+        if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
+            self._log = EventLog(folder.path, done=self.done)
+            self.setup.cleanup.callback(self._log.close)
+        self.setup.write_files(folder)
+
+    def _write_result(self, result: RunResult, picture: bool) -> None:
+        """Write the result and the curves; a finished run that was resumed keeps those it has."""
+        if self.folder is not None and self.folder.status != "finished":
+            self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
-        self.processes.wait()
+        self.processes.barrier()
 
-    def _result(
-        self,
-        status: Status,
-        loss: float | None,
-        accuracy: float | None,
-        test: Score | None,
-        bleu: Bleu | None,
-        command: str | None,
-    ) -> RunResult:
-        cuda = self.rig.device.type == "cuda"
-        steps = self.standing.done - self._done_at_start
-        return RunResult(
-            status=status,
-            config=self.config,
-            model=self.model,
-            steps=self.standing.done,
-            epochs=self.standing.done / self.rig.steps,
-            train_loss=loss,
-            train_accuracy=accuracy,
-            validation=self.standing.validation,
-            test=test,
-            linear_accuracy=LINEAR_ACCURACY if getattr(self.rig.data, "name", None) == "fashion14" else None,
-            parameters=self.rig.parameters,
-            classes=class_count(self.rig.data),
-            seconds=self.standing.seconds,
-            setup_seconds=self._setup_seconds,
-            throughput=steps * self.rig.inputs.per_step / max(self._train_seconds, 1e-9),
-            unit=self.rig.inputs.unit,
-            bleu=bleu,
-            inputs=self.rig.data.manifest["inputs"] if isinstance(self.rig.data, Prepared) else None,
-            peak_gib=torch.cuda.max_memory_allocated(self.rig.device) / 2**30 if cuda else None,
-            signal=self.signal or self._judge.signal,
-            command=command,
-        )
+    def _poll(self) -> tuple[float, float, bool]:
+        """Wait for the device; return the mean loss and accuracy of this epoch, and whether the run is alive."""
+        self._polled_at = time.perf_counter()
+        steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
+        return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
+
+    @property
+    def _seconds(self) -> float:
+        """How long the run has taken, over all processes that resumed it."""
+        return self._earlier_seconds + time.perf_counter() - self._started

@@ -1,31 +1,42 @@
-"""What a run trains with, put together: the model on its device and in its precision, its data, masters and step."""
+"""Prepare a run: open its data, build its model, and make it ready to train with batches, master weights and step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.conversion import Changes
+from normfree.conversion.saving import PLAN, describe
+from normfree.data import ImageSet
+from normfree.data.text.prepared_folder import Prepared
+from normfree.files import explained, write_json, write_text
+from normfree.models import BaseModel
+from normfree.models.foreign import is_foreign
+from normfree.nn.model_state import evaluating
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
+from normfree.optim import agc_parameters, param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
+from normfree.train.data import Data, as_data, open_data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
+from normfree.train.engine.environment import torch_settings
 from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, inputs_of
-from normfree.train.engine.model_setup import classifier_of, groups_of, require_precision
-from normfree.train.engine.step import Step, StepSettings
+from normfree.train.engine.step import StepSettings, TrainStep
+from normfree.train.image_data import AS_BUILT
+from normfree.train.run.run_folder import RunFolder
 
 
-class Rig:
-    """A model that is made ready to be trained by a configuration; `release` gives it back as `load` would.
+class TrainSetup:
+    """Everything that a run trains with; `release` gives the model back as `load` returns it.
 
-    `undo` is what `release` does, also where putting it together fails on the way.
+    `cleanup` holds what `release` does. If the setup fails halfway, it is done at once.
     """
 
     def __init__(
@@ -39,35 +50,36 @@ class Rig:
     ) -> None:
         self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes = device, processes
-        with ExitStack() as undo:
+        with ExitStack() as cleanup:
             originals: dict[str, Tensor] = {}
-            undo.callback(_plain_, model, originals)
+            cleanup.callback(_reset_, model, originals)
             model.train().to(device)
             layout = bool(config.channels_last)
             originals |= {name: p.detach() for name, p in model.named_parameters()}
             dtype = apply_precision_(model, config.precision)
-            require_precision(model, config, data, device=device, dtype=dtype)
+            _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
-            self.inputs = inputs_of(config, data, device=device, dtype=dtype, channels_last=layout, processes=processes)
-            undo.callback(_close, self.inputs.feed)
+            self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
+            cleanup.callback(_close, self.inputs.feed)
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
-            groups = groups_of(model, config, plan)
-            masters = MasterWeights(model, groups, channels_last=layout, originals=originals)
-            undo.callback(masters.release_)
+            masters = MasterWeights(
+                model, parameter_groups(model, config, plan), channels_last=layout, originals=originals
+            )
+            cleanup.callback(masters.release_)
             originals.clear()  # the masters have them
-            self.step = self._step(masters)
-            self.undo = undo.pop_all()
+            self.step = self._make_step(masters)
+            self.cleanup = cleanup.pop_all()
 
     @property
-    def steps(self) -> int:
-        """The steps of an epoch."""
+    def epoch_steps(self) -> int:
+        """The number of steps per epoch."""
         return self.inputs.feed.steps
 
-    def _step(self, masters: MasterWeights) -> Step:
+    def _make_step(self, masters: MasterWeights) -> TrainStep:
         config = self.config
-        return Step(
+        return TrainStep(
             self.model,
             forward_of(self.model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
             masters,
@@ -84,7 +96,7 @@ class Rig:
                 accumulate=config.accumulate,
                 clip=config.clip,
                 clip_at=config.clip_at,
-                unclipped=classifier_of(self.model, self.plan) if config.clip == "agc" else (),
+                unclipped=classifier_parameters(self.model, self.plan) if config.clip == "agc" else (),
                 ema=config.ema,
                 loss_limit=config.loss_limit,
             ),
@@ -93,13 +105,137 @@ class Rig:
             compile=bool(config.compile),
         )
 
+    def write_files(self, folder: RunFolder) -> None:
+        """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
+        with explained("the configuration", folder.config_path):
+            write_text(folder.config_path, self.config.to_toml())
+        if self.plan is not None and self.plan.changes is not None:
+            with explained("the plan", folder.path / PLAN):
+                write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
+        self.data.write_files(folder.path)
+
     def release(self) -> None:
-        """End what reads data, and leave the model as `load` gives it; once is enough."""
-        self.undo.close()
+        """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
+        self.cleanup.close()
 
 
-def _plain_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
-    """Leave a model in evaluation mode and without other processes, what was rounded as it was before."""
+@contextmanager
+def prepared(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None,
+    data: ImageSet | Prepared | None,
+    plan: ResidualPlan | None,
+    resume: bool,
+    device: torch.device,
+    processes: Processes,
+) -> Iterator[TrainSetup]:
+    """Open the data, build the model, check both, and yield the setup; it is released at the end of the block.
+
+    Raises `ValueError` if the configuration, the model and the data do not fit together.
+    """
+    opened = open_data(config) if data is None else as_data(data)
+    opened.require_usable()
+    if plan is not None and model is None:
+        raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
+    trained, plan = opened.build_model(config) if model is None else (model, plan)
+    if not resume:  # a run that was begun may go on
+        _require_effect(config, opened, given=model is not None)
+    if model is not None or is_foreign(config.model):
+        opened.require_scores(trained, config)
+    if model is not None:
+        config = config.with_changes(**model_settings(config, model, plan))
+    if data is not None:
+        config = config.with_changes(data=opened.name)
+    branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
+    config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
+    if config.graph and device.type != "cuda":
+        remedy = "resume the run where there is one" if resume else "use graph=false"
+        raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
+    with torch_settings(device, config):
+        setup = TrainSetup(config, trained, plan, opened, device, processes)
+        try:
+            yield setup
+        finally:
+            setup.release()
+
+
+def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | None = None) -> dict[str, Any]:
+    """Return the settings that name a given model: its own name, method and form.
+
+    The method of a converted model is that of its conversion; if the plan does not say, that of the configuration.
+    """
+    if isinstance(model, BaseModel):
+        return {"model": model.name, "method": model.method.spec, "form": model.form}
+    method = AS_BUILT
+    if plan is not None and isinstance(plan.changes, Changes):
+        method = plan.changes.method
+    elif plan is not None and plan.changes is None:
+        method = config.method
+    return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
+
+
+def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
+    """Raise `ValueError` for a setting that would change the name of the run and nothing else.
+
+    A `given` model takes the place of the one that the configuration names.
+    """
+    names, where = list(data.unused_settings), data.kind
+    if is_foreign(config.model) and not given:
+        names, where = [*names, "form"], f"{where} and a third-party model"
+    for name in names:
+        value, default = getattr(config, name), getattr(TrainConfig, name)
+        if value != default:
+            raise ValueError(
+                f"expected {name}={default} for {where}, where it changes nothing, got {value}; leave it out"
+            )
+
+
+def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:
+    """Return the parameter groups of the model's method; a model without a method has one group."""
+    rates: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if isinstance(model, BaseModel):
+        return param_groups(model, **rates)
+    if plan is not None and config.method != AS_BUILT:
+        return param_groups(model, method=config.method, plan=plan, **rates)
+    return [{"name": "weights", "params": list(model.parameters()), **rates}]
+
+
+def classifier_parameters(model: nn.Module, plan: ResidualPlan | None = None) -> tuple[str, ...]:
+    """Return the names of the parameters that adaptive clipping leaves alone.
+
+    Raises `ValueError` if the model has no classifier.
+    """
+    last = None if plan is None or not plan.classifier else [layer.name for layer in plan.classifier]
+    try:
+        clipped = {id(parameter) for parameter in agc_parameters(model, exclude=last)}
+    except ValueError as error:
+        raise ValueError(
+            f"expected a model with a Linear classifier, which clip=agc leaves alone, got {type(model).__name__}; use "
+            "clip=norm, or none"
+        ) from error
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) not in clipped)
+
+
+def _require_precision(
+    model: nn.Module, config: TrainConfig, data: Data, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raise `ValueError` if a third-party model cannot compute in the precision of the configuration."""
+    if isinstance(model, BaseModel) or config.precision == "float32":
+        return
+    inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
+    try:
+        with evaluating(model):
+            model(*inputs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
+            f"{str(error).splitlines()[0]}; use precision=float32"
+        ) from error
+
+
+def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
+    """Leave a model in evaluation mode and without other processes, its rounded parameters as they were before."""
     for name, parameter in model.named_parameters():
         if name in originals:
             parameter.data = originals[name]

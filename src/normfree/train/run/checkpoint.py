@@ -1,10 +1,10 @@
-"""Checkpoints: tensors and plain state that belong together, whole after a kill or a power failure at any moment.
+"""Checkpoints: tensors and plain state of a run, whole after a kill or a power failure at any moment.
 
     <run>/checkpoint-<step>/weights.safetensors    every tensor, bit for bit
-    <run>/checkpoint-<step>/state.json             the rest, with the sha256 of both
+    <run>/checkpoint-<step>/state.json             the plain state, with the sha256 of both
 
-A checkpoint is written under a temporary name, brought to the disk and renamed; only then are earlier ones removed.
-Nothing that is read can run code. One process at a time may write into a run (see `normfree.train.run.run_folder`).
+A checkpoint is written under a temporary name, synced to the disk and renamed; only then are earlier ones removed.
+Reading a checkpoint cannot run code. One process at a time may write into a run (see `RunFolder.hold`).
 """
 
 from __future__ import annotations
@@ -25,27 +25,32 @@ import torch
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explained, sync
-from normfree.models.weight_files import render_weights
+from normfree.files import TEMPORARY, explained, render_weights, sync
 
 WEIGHTS, STATE = "weights.safetensors", "state.json"
-_NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # the second number is there when a step is saved again
+METRICS = "metrics.jsonl"  # in the folder of the run
+_NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
 _FORMAT = 1
 _EARLIER = "the earlier checkpoint is whole"
 
 
 def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
-    """Write a checkpoint into the folder of a run, remove all but the last `keep`, and return where it lies.
+    """Write a checkpoint into the folder of a run, and remove all but the last `keep`.
+
+    The metrics are synced first, so that those up to a checkpoint are on the disk before it.
 
     Args:
-        run: the folder of the run, which is there already.
-        tensors: by name; views, shared storages and any device are fine, and every one becomes a tensor of its own.
-        state: plain data for JSON, with the number of the step under 'step'; floats come back exactly, tuples as lists.
-        keep: the number of checkpoints to keep; those of later steps were given up by going back, and are removed.
+        run: The folder of the run, which exists already.
+        tensors: The tensors by name, on any device. Views and shared storages are stored as tensors of their own.
+        state: Plain data for JSON, with the step under 'step'. Floats are read back exactly, tuples as lists.
+        keep: The number of checkpoints to keep. Checkpoints of later steps are removed in any case.
+
+    Returns:
+        The folder of the checkpoint.
 
     Raises:
-        ValueError: on a tensor or a value that cannot be written.
-        OSError: in one sentence, when the disk is full or the folder cannot be written; earlier checkpoints stay whole.
+        ValueError: If a tensor or a value cannot be written.
+        OSError: If the disk is full or the folder cannot be written; earlier checkpoints stay whole.
     """
     run, step = Path(run), state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -53,8 +58,11 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
     if keep < 1:
         raise ValueError(f"expected keep >= 1, got {keep}; at least the last checkpoint is kept")
     _check_plain(dict(state), "state")
+    if (run / METRICS).exists():
+        with explained("the metrics", run / METRICS):
+            sync(run / METRICS)
     with explained("the checkpoint in", run, _EARLIER):
-        if not run.is_dir():  # a run whose folder was moved away must not start another one in silence
+        if not run.is_dir():  # the folder of the run was moved away: do not begin another one silently
             code = errno.ENOTDIR if run.exists() else errno.ENOENT
             raise OSError(code, os.strerror(code))
         _remove_unfinished(run)
@@ -86,44 +94,44 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
 
 
 def latest(run: str | Path) -> Path | None:
-    """The folder of the newest checkpoint of a run, or None where there is none."""
+    """Return the folder of the newest checkpoint of a run, or None if there is none."""
     return next(iter(_all(Path(run))), None)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, by the name of its folder; below 0 where that is another name."""
+    """Return the step of a checkpoint by the name of its folder; below 0 if that is no checkpoint's name."""
     return _place(checkpoint)[0]
 
 
 def load(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the state of the newest checkpoint of a run.
+    """Return the tensors and the state of the newest checkpoint of a run.
 
     Raises:
-        ValueError: when there is no checkpoint, or the file that is named is damaged.
+        ValueError: If there is no checkpoint, or a file is damaged; the message names it.
     """
     return read(_newest(run), device)
 
 
 def load_state(run: str | Path) -> dict[str, Any]:
-    """The state of the newest checkpoint of a run, without its tensors, which may be large.
+    """Return the state of the newest checkpoint of a run, without its tensors, which may be large.
 
     Raises:
-        ValueError: when there is no checkpoint, or its state is damaged.
+        ValueError: If there is no checkpoint, or its state is damaged.
     """
     return _read_state(_newest(run))[1]
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the state of one checkpoint, checked to the last byte.
+    """Return the tensors and the state of one checkpoint; every byte is checked.
 
     Raises:
-        ValueError: when a file is missing or damaged.
+        ValueError: If a file is missing or damaged.
     """
     folder = Path(checkpoint)
     digest, state = _read_state(folder)
     raw = _read_bytes(folder / WEIGHTS)
     if hashlib.sha256(raw).hexdigest() != digest:
-        raise ValueError(_damaged(folder / WEIGHTS, f"not what {STATE} vouches for"))
+        raise ValueError(_damaged(folder / WEIGHTS, f"its sha256 is not that in {STATE}"))
     return {name: tensor.to(device) for name, tensor in parse_tensors(raw).items()}, state
 
 
@@ -131,23 +139,23 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
 
 
 def _render_state(weights: str, state: dict[str, Any]) -> bytes:
-    """The bytes of state.json; NaN and infinity are written as Python does, since they must come back."""
+    """Return the bytes of state.json; NaN and infinity are written as Python does, so that they are read back."""
     body = {"format": _FORMAT, "weights": weights, "state": state}
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
 
 
 def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The sha256 of the weights, and the state."""
+    """Return the sha256 of the weights, and the state."""
     raw = _read_bytes(folder / STATE)
     try:
         found = json.loads(raw)
         digest, state = found["weights"], found["state"]
-        whole = raw == _render_state(digest, state)  # any other byte than ours, be it a space, is damage
+        whole = raw == _render_state(digest, state)  # any other byte, even a space, is damage
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
-        raise ValueError(_damaged(folder / STATE, "not what was written"))
+        raise ValueError(_damaged(folder / STATE, "it was changed after it was written"))
     return digest, state
 
 
@@ -177,20 +185,20 @@ def _damaged(path: Path, why: str) -> str:
     folder = path.parent
     others = [other for other in _all(folder.parent) if other != folder]
     remedy = f"delete the folder '{folder.name}' to go on from '{others[0].name}', or " if others else ""
-    return f"expected a whole checkpoint, but '{path}' is damaged ({why}); {remedy}start the run anew"
+    return f"expected a whole checkpoint, but '{path}' is damaged ({why}); {remedy}start the run again"
 
 
 # Names
 
 
 def _place(path: Path) -> tuple[int, int]:
-    """The step, and how often it was saved before."""
+    """Return the step, and how often it was saved before."""
     match = _NAME.fullmatch(path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
 def _all(run: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
+    """Return the checkpoints of a run, newest first."""
     if not run.is_dir():
         return []
     found = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -200,14 +208,14 @@ def _all(run: Path) -> list[Path]:
 def _newest(run: str | Path) -> Path:
     found = latest(run)
     if found is None:
-        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run anew")
+        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run again")
     return found
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint so that a half-removed one is never taken for whole."""
+    """Remove a checkpoint; it is renamed first, so that half of it is never mistaken for a whole one."""
     hidden = path.with_name(f"{TEMPORARY}{path.name}")
-    with suppress(OSError):  # one too many is no reason to stop a run
+    with suppress(OSError):  # a checkpoint too many is no reason to stop a run
         path.rename(hidden)
         shutil.rmtree(hidden)
 

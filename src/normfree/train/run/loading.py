@@ -1,10 +1,9 @@
-"""A model again from its folder: that of a run, or of a conversion."""
+"""Load the model of a run or of a conversion from its folder, and evaluate it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +20,64 @@ from normfree.conversion.saving import (
     read_example,
     read_plan,
 )
-from normfree.data.text.prepared_folder import VOCABULARY, Prepared
+from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
 from normfree.models.foreign import is_foreign
 from normfree.models.special_tokens import random_words
+from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
+from normfree.train.data import Data, open_data, require_same_data, with_data_dir
 from normfree.train.engine.distributed import Processes
-from normfree.train.engine.evaluation import Score
+from normfree.train.engine.evaluation import Score, score
 from normfree.train.engine.forward import apply_precision_
-from normfree.train.engine.hardware import device_of
-from normfree.train.engine.inputs import Data, inputs_of, is_folder, open_data
-from normfree.train.engine.model_setup import classes_of, require_images
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.text.token_runs import is_tokens, require_data, translate_test, translates_test
+from normfree.train.text.text_data import is_text
 from normfree.train.text.translation import Bleu
 
 
 def read_config(run: str | Path) -> TrainConfig:
-    """The configuration that a run was trained with.
+    """Read the configuration of a run.
 
-    Raises `ValueError` when the folder holds no run.
+    Args:
+        run: The folder of the run.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If the folder holds no run.
     """
     path = RunFolder(run).config_path
     if not path.exists():
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
-    if not path.stat().st_size:  # all defaults, which is not what was trained
-        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run anew")
+    if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
+        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
     return TrainConfig.from_toml(path)
 
 
 def load(
     folder: str | Path, factory: Factory | None = None, *, model: nn.Module | None = None, device: str = "cpu"
 ) -> nn.Module:
-    """The model of a run or of a conversion, from its folder, in evaluation mode.
+    """Load the model of a run or of a conversion from its folder.
 
-    A run's has the weights of its last checkpoint, their moving average where there is one, in float32. `factory` gives
-    the original of a model that was converted, where its name is not enough: a function, a model like it, or another
-    name. `model` is filled as it is, in the place of the one that a run names, which cannot always be made from its
-    name when it was given to `fit`.
+        model = nf.load("runs/fashion", device="cuda")
 
-    Raises `ValueError` when the folder holds neither, when a file is missing or damaged, and for another model.
+    Args:
+        folder: The folder of a run or of a conversion.
+        factory: Makes the original of a converted model, if its name is not enough: a function, a model like it, or
+            another name.
+        model: A model to fill with the weights of a run. It is needed if the run was trained on a model that was
+            passed to `fit` and cannot be made from its name.
+        device: The torch device of the model.
+
+    Returns:
+        The model in evaluation mode and float32. That of a run has the weights of its last checkpoint, or their moving
+        average if there is one.
+
+    Raises:
+        ValueError: If the folder holds neither, a file is missing or damaged, or the model does not fit.
     """
     if is_converted(folder):
         if model is not None:
@@ -80,23 +95,30 @@ def load(
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
-        model = _made(Path(folder), config, state, factory)
+        model = _build(Path(folder), config, state, factory)
     _fill_(model, weights, folder)
     return model.to(device).eval()
 
 
 def holds_model(folder: str | Path) -> bool:
-    """Whether `load` would look into a folder: that of a run, or of a conversion."""
+    """Return whether a folder is that of a run or of a conversion."""
     return RunFolder(folder).config_path.exists() or is_converted(folder)
 
 
 def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, seed: int = 0) -> Any:
-    """Random inputs as the model of a run or of a conversion reads them, without its data.
+    """Draw random inputs for the model of a run or of a conversion, without its data.
 
-    N(0, 1) numbers in the shape of the images, or words of the vocabulary in sequences of some length. What a converted
-    model reads other than one batch of numbers is the example that it was converted with.
+    They are N(0, 1) numbers in the shape of the images, or sequences of random words. For a converted model with other
+    inputs, the example of its conversion is returned.
 
-    Raises `ValueError` as `load` does.
+    Args:
+        folder: The folder of a run or of a conversion.
+        batch: The number of images or sequences.
+        length: The number of words in a sequence; the model's default if None.
+        seed: The seed.
+
+    Raises:
+        ValueError: If the folder holds neither, or a file is missing or damaged.
     """
     generator = torch.Generator().manual_seed(seed)
     if is_converted(folder):
@@ -111,8 +133,8 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
 
-def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
-    """The model of a run, of which only the structure matters."""
+def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
+    """Build the model of a run; its weights are not initialized."""
     if "vocabulary" in state:
         settings = {"num_classes": state["vocabulary"], "dropout": config.dropout, "form": config.form}
         made: nn.Module = build(config.model, config.method, **settings, device="meta").to_empty(device="cpu")
@@ -136,7 +158,7 @@ def _made(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fac
 
 @torch.no_grad()
 def _fill_(model: nn.Module, weights: dict[str, Tensor], run: str | Path) -> None:
-    """Write all parameters and buffers, also those that no `state_dict` has."""
+    """Write all parameters and buffers, including those that are in no `state_dict`."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wrong = [n for n in {**own, **weights} if n not in own or n not in weights or own[n].shape != weights[n].shape]
     if wrong:
@@ -149,9 +171,10 @@ def _fill_(model: nn.Module, weights: dict[str, Tensor], run: str | Path) -> Non
 
 
 def load_vocabulary(run: str | Path) -> Vocabulary:
-    """The vocabulary of a run on text, as it was when the run began.
+    """Load the vocabulary of a run on text, as it was when the run began.
 
-    Raises `ValueError` when it is missing or damaged.
+    Raises:
+        ValueError: If it is missing or damaged.
     """
     path = Path(run) / VOCABULARY
     found = Vocabulary.load(path)
@@ -168,24 +191,30 @@ def evaluate(
     data_dir: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Score:
-    """The test score of a run's model; on a GPU in the precision that it was trained in.
+    """Score the model of a run on its test data; on a GPU in the precision that it was trained in.
 
-    `data_dir` is where the data lies now, if it moved: the folder of data sets, or the image folder or prepared folder
-    of text that the run was trained on. `progress` is told after each batch how many are done.
+    Args:
+        run: The folder of the run.
+        device: The torch device; 'auto' takes a GPU if there is one.
+        data_dir: The folder of the data, if it was moved: the folder of data sets, or the image folder or prepared
+            folder of text that the run was trained on.
+        progress: Called after each batch with the number of batches done.
 
-    Raises `ValueError` when the folder holds no run, or its data is not there or other than it was.
+    Returns:
+        The mean loss and the accuracy.
+
+    Raises:
+        ValueError: If the folder holds no run, or its data is missing or has changed.
     """
-    config = _moved(read_config(run), data_dir)
+    config, data = _open_run(run, data_dir)
     place = device_of(device)
-    data = _data_of(run, config)
     model = load(run, device=str(place))
-    precision = config.precision if place.type == "cuda" else "float32"
-    dtype = apply_precision_(model, precision)
+    dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
     layout = bool(config.channels_last)
-    inputs = inputs_of(config, data, device=place, dtype=dtype, channels_last=layout, processes=Processes())
+    inputs = data.inputs(config, device=place, dtype=dtype, channels_last=layout, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
-    return inputs.score(model, _counted(inputs.test(), progress))
+    return score(model, _counted(inputs.test(), progress), inputs.sums)
 
 
 def _counted(batches: Iterable[Any], progress: Callable[[int], None] | None) -> Iterator[Any]:
@@ -202,35 +231,36 @@ def evaluate_translation(
     data_dir: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bleu | None:
-    """BLEU of a run's model on the test sentences, by the run's beam; None where it does not translate any.
+    """Translate the test sentences of a run with its beam, and compute BLEU.
 
-    Arguments and errors are those of `evaluate`; `progress` is told how many sentences are done, and of how many.
+    Args:
+        run: The folder of the run.
+        device: The torch device; 'auto' takes a GPU if there is one.
+        data_dir: The folder of the prepared text, if it was moved.
+        progress: Called with the number of sentences done, and of all sentences.
+
+    Returns:
+        BLEU; None if the run does not translate, or has no test sentences.
+
+    Raises:
+        ValueError: If the folder holds no run, or its data is missing or has changed.
     """
-    config = _moved(read_config(run), data_dir)
-    if not is_tokens(config.data):
+    if not is_text(read_config(run).data):
         return None  # before any image is read
-    data = _data_of(run, config)
-    if not isinstance(data, Prepared) or not translates_test(data):
+    config, data = _open_run(run, data_dir)
+    if not data.translates_test:
         return None
-    return translate_test(load(run, device=str(device_of(device))), config, data, progress)[1]
+    return data.translate_test(load(run, device=str(device_of(device))), config, progress)[1]
 
 
-def _moved(config: TrainConfig, folder: str | None) -> TrainConfig:
-    """The configuration with data that lies elsewhere now."""
-    if folder is None:
-        return config
-    if is_tokens(config.data):
-        return replace(config, data=f"{config.data.partition(':')[0]}:{folder}")
-    if is_folder(config.data):
-        return replace(config, data=f"folder:{folder}")
-    return replace(config, data_dir=folder)
+def _open_run(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]:
+    """Return the configuration and the data of a run.
 
-
-def _data_of(run: str | Path, config: TrainConfig) -> Data:
-    """The data of a run, refused where its tokens or labels mean other words or classes than the model learnt."""
+    Raises `ValueError` if the classes or tokens of the data are not those that the model learned.
+    """
+    config = read_config(run)
+    if data_dir is not None:
+        config = with_data_dir(config, data_dir)
     data, state = open_data(config), checkpoint.load_state(run)
-    if isinstance(data, Prepared):
-        require_data(data, state, run, whole=False)
-    else:
-        require_images({"classes": list(classes_of(data))}, state, run)
-    return data
+    require_same_data(data, data.label_fingerprint(), state, run)
+    return config, data

@@ -1,4 +1,4 @@
-"""Pictures and logs of a run beside its metrics."""
+"""The curves and the TensorBoard log of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normfree.train.run.run_folder import RunFolder
 
 
 def write_curves(folder: RunFolder, title: str) -> Path | None:
-    """Draw the metrics of a run into curves.png; None where there are none yet, or no matplotlib."""
+    """Draw the metrics of a run into curves.png; return None if there are none yet, or matplotlib is not installed."""
     records = folder.read_metrics()
     path = folder.path / "curves.png"
     if not records:
@@ -27,9 +27,9 @@ def write_curves(folder: RunFolder, title: str) -> Path | None:
 
 
 class EventLog:
-    """A TensorBoard log in a run's folder; what an interrupted run logged beyond step `done` is hidden.
+    """A TensorBoard log in the folder of a run; records of an interrupted run after step `done` are hidden.
 
-    Raises `ValueError` where TensorBoard is not installed.
+    Raises `ValueError` if TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
@@ -40,12 +40,12 @@ class EventLog:
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
-        """Write the numbers of a record."""
+        """Log the numbers of a record."""
         for name, value in record.items():
             if name != "step":
                 self._writer.add_scalar(name, value, record["step"])
         self._writer.flush()
 
     def close(self) -> None:
-        """End the thread that writes."""
+        """End the writing thread."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""How far a run is, and how it ended."""
+"""The progress of a run and its result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from torch import nn
 
 from normfree.train.config import TrainConfig
 from normfree.train.engine.evaluation import Score
-from normfree.train.run.run_folder import Status
+from normfree.train.run.run_folder import RunStatus
 from normfree.train.text.translation import Bleu
 
-_GUESS = 0.995  # of the loss of a guess: what a network that learns at all is below after some dozen steps
+_GUESS = 0.995  # share of the loss of a guess; a network that learns at all is below it after some dozen steps
 
 
 class Snapshot(NamedTuple):
-    """How far a run is: steps done and in all, epochs done, mean training loss and accuracy of the epoch, speed.
+    """The progress of a run.
 
-    `throughput` counts a `unit` a second: images, or target tokens.
+    Attributes:
+        done: The steps done.
+        total: The steps of the whole run.
+        epoch: The epochs done, with a fraction.
+        loss: The mean training loss of this epoch.
+        accuracy: The mean training accuracy of this epoch.
+        throughput: Images or target tokens per second.
+        unit: The unit of `throughput`, "images" or "tokens".
     """
 
     done: int
@@ -34,14 +41,33 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended, with its numbers; `model` has the weights that were scored, in float32 and evaluation mode.
+    """The result of a run.
 
-    `throughput` counts a `unit` a second of the steps: images, or target tokens. `classes` counts what a score is given
-    to, tokens of a vocabulary included. `bleu` is of the test sentences of a translation, and `inputs` are the text
-    files that prepared data were made from, with their sha256.
+    Attributes:
+        status: How the run ended: 'finished', 'interrupted' or 'diverged'.
+        config: The effective configuration.
+        model: The model with the weights that were scored, in float32 and evaluation mode.
+        steps: The steps done.
+        epochs: The epochs done, with a fraction.
+        train_loss: The mean training loss of the last epoch.
+        train_accuracy: The mean training accuracy of the last epoch.
+        validation: The last score on the validation data.
+        test: The score on the test data.
+        linear_accuracy: The test accuracy of a linear classifier on the same data, for comparison.
+        parameters: The number of parameters.
+        classes: The number of classes, or of tokens in the vocabulary.
+        seconds: The time of the run, over all processes that resumed it.
+        setup_seconds: The time before the first step of this process.
+        throughput: Images or target tokens per second, in the steps.
+        unit: The unit of `throughput`, "images" or "tokens".
+        bleu: BLEU of the test sentences of a translation.
+        inputs: The text files that the data was prepared from, with their sha256.
+        peak_gib: The peak memory of the GPU.
+        signal: The signal that interrupted the run.
+        command: The command line of the run.
     """
 
-    status: Status
+    status: RunStatus
     config: TrainConfig
     model: nn.Module = field(repr=False)
     steps: int
@@ -65,14 +91,14 @@ class RunResult:
 
     @property
     def guess_loss(self) -> float:
-        """The cross-entropy of equal scores for all classes, whatever the labels and however they are smoothed."""
+        """The cross-entropy of equal scores for all classes; it does not depend on the labels or their smoothing."""
         return math.log(self.classes)
 
     @property
     def judged(self) -> tuple[str, Score] | None:
-        """What the model is judged by: its score in test, or else in validation; where there is neither, in training.
+        """The score that says most about the model, with its name: test, else validation, else training.
 
-        The mean over an epoch of training counts the start, too, which may be far above where the epoch ended.
+        The training score is a mean over an epoch; the loss at its start may be far above that at its end.
         """
         for name, found in (("test", self.test), ("validation", self.validation)):
             if found is not None:
@@ -83,9 +109,9 @@ class RunResult:
 
     @property
     def guesses(self) -> bool:
-        """Whether the loss is hardly below that of a guess, or above it, and few images more are right than by chance.
+        """Whether the model is no better than a guess: by its loss, and for images by its accuracy too.
 
-        A token that is always guessed may be the most frequent one, so of tokens the loss alone tells.
+        The accuracy on tokens says little: a model that always predicts the most frequent token is often right.
         """
         if self.classes < 2 or self.judged is None:
             return False
@@ -94,9 +120,14 @@ class RunResult:
         return loss > _GUESS * self.guess_loss and (self.unit == "tokens" or accuracy <= by_chance)
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain data, without the model."""
-        told = ("model", "config", "throughput", "unit")
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in told}
+        """Return the result as plain data, without the model.
+
+        Returns:
+            The fields by name, the scores as dictionaries, and the throughput under 'images_per_second' or
+            'tokens_per_second'.
+        """
+        elsewhere = ("model", "config", "throughput", "unit")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in elsewhere}
         for name in ("validation", "test", "bleu"):
             plain[name] = plain[name] and plain[name]._asdict()
         for name in ("bleu", "inputs"):

@@ -1,43 +1,51 @@
-"""The folder of a run: held by one process, and told apart from what other runs left.
+"""The folder of a run; one process at a time may write into it.
 
-config.toml      the effective configuration            metrics.jsonl    one JSON object a line, each with a 'step'
-checkpoint-…/    see `normfree.train.run.checkpoint`        result.json      status, numbers, commit, versions, hardware
+config.toml      the effective configuration            metrics.jsonl    one JSON object per line, each with a 'step'
+checkpoint-…/    see `normfree.train.run.checkpoint`    result.json      status, numbers, commit, versions, hardware
 lock             held while a process trains here
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any, Literal, cast, get_args
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explained, plain_json, replacing, sync, with_numbers, write_json
+from normfree.files import TEMPORARY, explained, plain_json, replacing, with_numbers, write_json
 from normfree.provenance import commit, hardware, versions
+from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.lock import locked
 
-Status = Literal["finished", "interrupted", "diverged"]
-_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; an address has two slashes
-_NAMED = re.compile(r"[a-z]+:(?!//)")  # data by kind and folder, such as 'pairs:.data/multi30k'
-_SHOWN = 5  # differing fields that are named
+RunStatus = Literal["finished", "interrupted", "diverged"]
+_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
+_NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
+_SHOWN = 5  # fields that differ and are named
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class RunFolder:
-    """The folder of a run: anyone may read it, and one process at a time may `hold` it and write.
+    """The folder of a run. Any process may read it; one process at a time may `hold` it and write.
 
-    run = RunFolder("runs/one")
-    with run.hold(resume=True):
-        tensors, state = run.resume() or fresh()
-        run.append({"step": 1, "train_loss": 2.3})
-        run.save(tensors, {"step": 1})
-        run.write_result({"status": "finished"})
+        run = RunFolder("runs/one")
+        with run.hold(resume=True):
+            tensors, state = run.resume() or fresh()
+            run.append({"step": 1, "train_loss": 2.3})
+            checkpoint.save(run.path, tensors, {"step": 1})
+            run.write_result({"status": "finished"})
+
+    Args:
+        path: The folder; `hold` makes it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,65 +54,72 @@ class RunFolder:
 
     @property
     def config_path(self) -> Path:
-        """Where the configuration lies."""
+        """The path of the configuration."""
         return self.path / "config.toml"
 
     @property
     def metrics_path(self) -> Path:
-        """Where the metrics lie."""
-        return self.path / "metrics.jsonl"
+        """The path of the metrics."""
+        return self.path / checkpoint.METRICS
 
     @property
     def result_path(self) -> Path:
-        """Where the result lies."""
+        """The path of the result."""
         return self.path / "result.json"
 
     @property
     def exists(self) -> bool:
-        """Whether the folder holds a run, be it one that has just begun."""
+        """Whether the folder holds a run, even one that has just begun."""
         files = (self.config_path, self.metrics_path, self.result_path)
         return any(file.exists() for file in files) or checkpoint.latest(self.path) is not None
 
     @property
     def saved_step(self) -> int | None:
-        """The step of the newest checkpoint, by its name; None where there is none."""
+        """The step of the newest checkpoint, by its name; None if there is none."""
         newest = checkpoint.latest(self.path)
         return None if newest is None else checkpoint.step_of(newest)
 
     @property
-    def status(self) -> Status | Literal["unfinished"] | None:
-        """How the run ended when it did so last; 'unfinished' where it has not yet, be it that it trains or was killed.
+    def status(self) -> RunStatus | Literal["unfinished"] | None:
+        """How the run last ended; 'unfinished' while training or after a kill, None if there is no run.
 
-        None where there is no run. One that was resumed keeps the status it had until it ends again.
+        A run that is resumed keeps its status until it ends again.
 
         Raises:
-            ValueError: when result.json is damaged.
+            ValueError: If result.json is damaged.
         """
         if not self.result_path.exists():
             return "unfinished" if self.exists else None
-        return cast(Status, self.read_result()["status"])
+        return cast(RunStatus, self.read_result()["status"])
 
     # Writing
 
     @contextmanager
     def hold(self, *, resume: bool = False) -> Iterator[RunFolder]:
-        """Make or open the folder, and keep all others from writing into it until the end of the block or process.
+        """Make or open the folder, and keep others from writing into it until the end of the block or the process.
+
+        Args:
+            resume: Whether the folder has to hold a run already; otherwise it must not.
+
+        Yields:
+            This folder.
 
         Raises:
-            ValueError: when another process holds it, it holds a run and `resume` is off, or none and `resume` is on.
-            OSError: in one sentence, when the folder cannot be made or written.
+            ValueError: If another process holds the folder, or there is a run and `resume` is false, or none and it is
+                true.
+            OSError: If the folder cannot be made or written.
         """
         if resume and not self.exists:
             raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
         with explained("the run's folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.path):
+        with _locked(self.path):
             if self.exists and not resume:
                 raise ValueError(
                     f"expected a folder without a run, but '{self.path}' holds one ({self.status}); go on with "
                     "--resume, or choose another folder"
                 )
-            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process; those of checkpoints go with the next
+            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process; `checkpoint.save` removes its own
                 if path.is_file():
                     path.unlink(missing_ok=True)
             try:
@@ -112,11 +127,27 @@ class RunFolder:
             finally:
                 self._close()
 
+    def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
+        """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
+        if self.config_path.exists():
+            require_same(asdict(TrainConfig.from_toml(self.config_path)), asdict(config), self.path, free=free)
+        if self.status == "diverged":
+            raise ValueError(
+                f"expected a run that can go on, but the one in '{self.path}' diverged; "
+                "start another one with a lower learning rate, or another method"
+            )
+
     def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint, or None where there is none yet; metrics of later steps are cut off.
+        """Read the newest checkpoint, and remove the metrics of later steps.
+
+        Args:
+            device: The device of the tensors.
+
+        Returns:
+            The tensors and the plain state; None if there is no checkpoint yet.
 
         Raises:
-            ValueError: when a file is damaged.
+            ValueError: If a file is damaged.
         """
         found = None
         if checkpoint.latest(self.path) is not None:
@@ -124,19 +155,15 @@ class RunFolder:
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
-    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
-        """Write a checkpoint (see `checkpoint.save`), after the metrics up to it are on the disk."""
-        if self.metrics_path.exists():
-            with explained("the metrics", self.metrics_path):
-                sync(self.metrics_path)
-        return checkpoint.save(self.path, tensors, state, keep=keep)
-
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line to the metrics; it is with the operating system on return.
+        """Add a line to the metrics; on return the operating system has it.
+
+        Args:
+            record: The numbers by name, with the step under 'step'.
 
         Raises:
-            ValueError: without a number under 'step'.
-            OSError: in one sentence, when it cannot be written.
+            ValueError: If there is no step.
+            OSError: If it cannot be written.
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"expected the number of the step under 'step', got {record.get('step')!r}; pass an int")
@@ -154,7 +181,7 @@ class RunFolder:
                 raise
 
     def cut_metrics(self, step: int) -> None:
-        """Drop the lines of later steps and a torn end, so that nothing is there twice after going back."""
+        """Remove the metrics of later steps and an incomplete last line, so that a resumed run logs no step twice."""
         if not self.metrics_path.exists():
             return
         self._close()  # its file is about to be replaced
@@ -163,14 +190,18 @@ class RunFolder:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
     def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
-        """Write result.json with commit, versions, hardware and date; of absolute paths only the last part is kept.
+        """Write result.json with commit, versions, hardware and date; absolute paths are cut to their last part.
+
+        Args:
+            result: Plain data with a status under 'status'.
+            device: The device that the run was trained on.
 
         Raises:
-            ValueError: without a status.
-            OSError: in one sentence, when it cannot be written; what was there before stays whole.
+            ValueError: If there is no status.
+            OSError: If it cannot be written; an earlier result stays whole.
         """
-        if result.get("status") not in get_args(Status):
-            known = ", ".join(get_args(Status))
+        if result.get("status") not in get_args(RunStatus):
+            known = ", ".join(get_args(RunStatus))
             raise ValueError(f"expected a status, one of {known}, got {result.get('status')!r}; set it")
         origin = {
             "commit": commit(),
@@ -189,20 +220,20 @@ class RunFolder:
     # Reading
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The metrics so far, numbers that are not finite as such; a torn end is left out.
+        """Return the metrics so far, with NaN and infinities as floats and without an incomplete last line.
 
         Raises:
-            ValueError: when a line before the end is damaged.
+            ValueError: If a line before the end is damaged.
         """
         if not self.metrics_path.exists():
             return []
         return [record for _, record in _lines(self.metrics_path)]
 
     def read_result(self) -> dict[str, Any]:
-        """The result.
+        """Return the content of result.json.
 
         Raises:
-            ValueError: when there is none, or the file is damaged.
+            ValueError: If there is no result, or the file is damaged.
         """
         if not self.result_path.exists():
             raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
@@ -210,18 +241,58 @@ class RunFolder:
             result = json.loads(self.result_path.read_bytes())
         except ValueError:
             result = None
-        if not isinstance(result, dict) or result.get("status") not in get_args(Status):
+        if not isinstance(result, dict) or result.get("status") not in get_args(RunStatus):
             raise ValueError(f"expected a result with a status in '{self.result_path}', but it is damaged; delete it")
         return result
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the file 'lock' of a folder, with the number of this process in it; the lock ends with the process.
+
+    The file stays: removing it would let two processes hold one each.
+    """
+
+    def write_process(handle: int) -> None:
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+
+    path = folder / "lock"
+    lock = FileLock(path, timeout=0, fallback_to_soft=False, on_acquired=write_process)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"expected a folder that no other process trains in, but '{folder}' is held{_holder(path)}; wait for it, "
+            "or choose another folder"
+        ) from None
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise ValueError(
+                f"expected a file system with locks, but '{folder}' cannot be locked ({error.strerror}); choose "
+                "another folder"
+            ) from error
+        with explained("the lock of", folder):
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        return f" by process {int(path.read_bytes())}"
+    except (OSError, ValueError):
+        return ""
 
 
 def require_same(
     stored: Mapping[str, Any], wanted: Mapping[str, Any], path: str | Path, *, free: Collection[str] = ()
 ) -> None:
-    """Refuse to go on with another configuration; fields in `free` (by dotted name) may differ.
+    """Raise `ValueError` if a run is resumed with another configuration; fields in `free` (dotted names) may differ.
 
-    Raises:
-        ValueError: with the names of the fields that differ, and both values.
+    The message gives the names of the fields that differ, and both values.
     """
     there, here = _flat(plain_json(stored)), _flat(plain_json(wanted))
     differing = [name for name in {**there, **here} if name not in free and not _equal(there, here, name)]
@@ -235,7 +306,7 @@ def require_same(
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, by dotted names."""
+    """Flatten nested dictionaries; the keys become dotted names."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else key).items()}
@@ -253,12 +324,13 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """The lines of a metrics file and what they say, without a torn end.
+    """Return the lines of a metrics file and their records, without an incomplete end.
 
-    Raises:
-        ValueError: when a line is damaged that whole ones follow.
+    Raises `ValueError` if a line before the last whole one is damaged.
     """
-    parsed = [(raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]]  # after the last newline: torn
+    parsed = [
+        (raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]
+    ]  # text after the last newline is incomplete
     while parsed and parsed[-1][1] is None:
         parsed.pop()
     for number, (_, record) in enumerate(parsed, start=1):
@@ -281,7 +353,7 @@ def _record(raw: bytes) -> dict[str, Any] | None:
 
 
 def _without_folders(value: Any) -> Any:
-    """Data in which absolute paths are cut to their last part.
+    """Cut absolute paths in plain data to their last part.
 
     >>> _without_folders({"data": "/home/me/.data", "why": "no room in '/home/me/run'", "speed": "9 images/s"})
     {'data': '.data', 'why': "no room in 'run'", 'speed': '9 images/s'}

@@ -1,4 +1,4 @@
-"""Translations of a Transformer: the likeliest token each time, or the best that a beam of hypotheses meets."""
+"""Decoding of a Transformer's translations: greedy, and beam search."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from normfree.models.transformer_layers import DecoderCache
 from normfree.nn.model_state import evaluating
 
 Longest = int | Callable[[int], int]
-"""The most tokens of a translation, END not counted: a number, or a function of the source's length."""
+"""The most tokens of a translation, not counting END: a number, or a function of the length of the source."""
 
 _SPECIAL = (PAD, START, END)
 _MOST_PENALTY = 10  # n^penalty stays far below the largest float
-_STEPS_UNASKED = 8  # on a GPU, steps from one question whether all are done to the next: each waits for the device
+_CHECK_EVERY = 8  # steps on a GPU between checks whether all sentences are done; each check waits for the device
 
 
 def source_plus_50(length: int) -> int:
-    """The most tokens of a translation of `length` tokens, unless told otherwise.
+    """Return the default limit on the tokens of a translation of `length` tokens.
 
     Reference: Vaswani 2017, section 6.1.
     """
@@ -31,16 +31,24 @@ def source_plus_50(length: int) -> int:
 
 @torch.no_grad()
 def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus_50) -> list[list[int]]:
-    """Translate by taking the likeliest token each time, until it is END or there are `longest`.
+    """Translate by taking the likeliest token at each step, until it is END or there are `longest` tokens.
 
-    PAD and START are never taken; of equals END is, then the one with the smaller number. The source's END counts in
-    its length. The model is in evaluation mode meanwhile, and every module's mode is as before afterwards.
+    PAD and START are never taken. Among equally likely tokens END is taken, else the one with the smallest number. The
+    model is in evaluation mode meanwhile; the mode of every module is restored.
 
-    Shapes: source (N, S) of tokens, each row ended by END and padded behind; a row of END alone is an empty sentence,
-    and is translated as any other → N lists of tokens without START, END and PAD.
+    Shapes: source (N, S) of tokens, each row ended by END and then padded. A row with END alone is an empty sentence,
+    and is translated like any other.
+
+    Args:
+        model: The Transformer.
+        source: The tokens of the sentences.
+        longest: The most tokens of a translation; END counts in the length of the source.
+
+    Returns:
+        N lists of tokens without START, END and PAD.
 
     Raises:
-        ValueError: if the source, the model or `longest` is none of the above.
+        ValueError: If an argument is not as described.
     """
     limits = _limits(model, source, longest)
     if not limits:
@@ -57,7 +65,7 @@ def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus
             ended = ended | (logits[:, END] >= highest) | (most <= step)
             taken[:, step] = torch.where(ended, END, word)
             last = word.unsqueeze(1)
-            if _asks(step, source.device) and bool(ended.all()):
+            if _checks_at(step, source.device) and bool(ended.all()):
                 break
     return [row[: row.index(END)] if END in row else row for row in taken.tolist()]
 
@@ -71,33 +79,42 @@ def beam_search(
     length_penalty: float = 1.0,
     longest: Longest = source_plus_50,
 ) -> list[list[int]]:
-    """Translate by keeping the `beam` best hypotheses each time; the best that ended is the result.
+    """Translate by keeping the `beam` best hypotheses at each step; return the best one that ended.
 
-        score(y) = log p(y | x) / n^length_penalty,   n = the number of tokens of y, END counted
+        score(y) = log p(y | x) / n^length_penalty,   n = the number of tokens of y, including END
 
-    With a penalty of 0 the likeliest translation wins, which tends to be short; 1 compares means over tokens, and more
-    favours long ones. This is the penalty of fairseq, with which the results of fixup's Table 3 were made; with that
-    of Wu 2016, ((5 + n)/6)^α, no α makes a mean over tokens.
+    With a penalty of 0 the likeliest translation wins, which tends to be short; 1 compares means over tokens; larger
+    penalties favour long translations. This is the penalty of fairseq, which made the results of fixup's Table 3. With
+    that of Wu 2016, ((5 + n)/6)^α, no α gives a mean over tokens.
 
-    In each step every hypothesis that has not ended is extended by each token, END among them, and the `beam` best
-    scores are kept: those of the extensions, and those of hypotheses that ended before. So an end keeps its place only
-    as long as it is among the best (the best end is remembered all the same), a width of 1 is `greedy`, and a beam as
-    wide as there are sequences finds the best of all. At `longest` tokens only END is left, and its probability counts.
-    A sentence is done when nothing that has not ended can pass the best end any more, which loses nothing:
+    Each step extends every hypothesis that has not ended by every token, including END, and keeps the `beam` best
+    scores among the extensions and the hypotheses that ended before. So an ended hypothesis keeps its place only while
+    it is among the best, but the best one is remembered. A beam of 1 is `greedy`, and a beam as wide as there are
+    sequences finds the best of all. At `longest` tokens only END can follow, and its probability counts. A sentence is
+    done when no open hypothesis can pass the best ended one any more:
 
-        log p(y | x) / max over n to come of n^length_penalty ≤ the best score of an end
+        log p(y | x) / max over later n of n^length_penalty ≤ the best score of an ended hypothesis
 
-    PAD and START have no place in a translation; the probability that the model gives them is lost. Modes and shapes
-    are those of `greedy`.
+    PAD and START never occur in a translation; the probability that the model gives them is lost.
 
-    Differs: fairseq ends after `beam` ends, however bad. A model that is sure of its words leaves the other places of
-    the beam to chance, ends fill them, and a long sentence is cut off.
+    Differs: fairseq stops after `beam` ended hypotheses, however bad they are. If a model is sure of its words, the
+    other places of the beam are left to chance, ended hypotheses fill them, and a long sentence is cut off.
+
+    Args:
+        model: The Transformer; modes are treated as in `greedy`.
+        source: The tokens of the sentences, shaped as in `greedy`.
+        beam: The number of hypotheses per sentence.
+        length_penalty: The exponent of the length in the score.
+        longest: The most tokens of a translation; END counts in the length of the source.
+
+    Returns:
+        N lists of tokens without START, END and PAD.
 
     Reference: Ott 2019, "fairseq", for the penalty; Wu 2016, "Google's neural machine translation system", section 7,
     for the other one.
 
     Raises:
-        ValueError: if the source, the model, the beam, the penalty or `longest` is none of the above.
+        ValueError: If an argument is not as described.
     """
     if beam < 1 or not abs(length_penalty) <= _MOST_PENALTY:
         raise ValueError(
@@ -119,8 +136,8 @@ def beam_search(
             last, parents = search.extend(model.decode(last, memory, cache)[:, -1], step)
             if beam > 1:
                 cache.reorder(parents, memory=False)
-            if _asks(step, source.device):
-                last, places = _put_aside(search, cache, last, places, results)
+            if _checks_at(step, source.device):
+                last, places = _drop_done(search, cache, last, places, results)
                 if not places:
                     break
     for place, found in zip(places, search.best_tokens(), strict=True):
@@ -129,11 +146,11 @@ def beam_search(
 
 
 class _Beams:
-    """The hypotheses of N sentences, `beam` of each, and the best end of each so far."""
+    """The hypotheses of N sentences, `beam` per sentence, and the best ended one of each so far."""
 
     def __init__(self, most: Tensor, room: int, beam: int, penalty: float) -> None:
         rows = len(most)
-        # Wide enough that two logits never become equal by what is added to them: order is that of the model.
+        # Wide enough that adding to two logits never makes them equal: the order is that of the model.
         dtype = torch.float32 if most.device.type == "mps" else torch.float64
         self.beam = beam
         self.penalty = penalty
@@ -148,26 +165,26 @@ class _Beams:
         self.done = torch.zeros_like(most, dtype=torch.bool)
 
     def rows(self, sentences: Tensor) -> Tensor:
-        """The rows of the hypotheses of sentences: (n,) → (n · beam,)."""
+        """Return the rows of the hypotheses of sentences: (n,) → (n · beam,)."""
         places = torch.arange(self.beam, device=sentences.device)
         return (sentences.unsqueeze(1) * self.beam + places).view(-1)
 
     def extend(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Go on from `step` tokens.
+        """Extend all hypotheses, which have `step` tokens.
 
-        Shapes: logits (N · beam, V) → the new tokens (N · beam, 1), and the rows that they continue (N · beam,).
+        Shapes: logits (N · beam, V) → the new tokens (N · beam, 1), and the rows of their hypotheses (N · beam,).
         """
         rows, beam, dtype = len(self.most), self.beam, self.log_p.dtype
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         before = self.log_p - logits.logsumexp(1).to(dtype).view(rows, beam)
         end = before + logits[:, END].to(dtype).view(rows, beam)
-        # The best words of each hypothesis first, so that nothing else is as large as the vocabulary.
+        # The best words of each hypothesis first, so that no other tensor is as large as the vocabulary.
         highest, words = _largest(logits.index_fill(1, self.special, -math.inf), min(beam, logits.shape[1]))
         count = highest.shape[1]
         going = (before.unsqueeze(2) + highest.to(dtype).view(rows, beam, count)).flatten(1)
         going = going.masked_fill((self.most <= step).unsqueeze(1), -math.inf)
 
-        # What ends, what ended, what goes on: of equals the first is kept, so that END is the one of width 1.
+        # Hypotheses that end now, that ended before, that go on. Of equal scores the first wins: END, in a beam of 1.
         divisor = (step + 1) ** self.penalty
         scores, kept = _largest(torch.cat([end / divisor, self.ended, going / divisor], 1), beam)
         word = kept - 2 * beam  # among the words; negative for an end
@@ -175,7 +192,7 @@ class _Beams:
         self._remember_best(scores.masked_fill(kept >= beam, -math.inf), parents)
         self.log_p = going.gather(1, word.clamp(min=0)).masked_fill(word < 0, -math.inf)
         self.ended = scores.masked_fill(word >= 0, -math.inf)
-        # A logarithm is at most 0, so the largest divisor to come is the best case: that of the next n, or the last.
+        # A logarithm is at most 0, so the largest later divisor is the best case: that of the next n, or of the last.
         divisors = ((self.most + 1).to(dtype) ** self.penalty).clamp(min=(step + 2) ** self.penalty)
         self.done = self.done | (self.best >= self.log_p.amax(1) / divisors) | (self.most <= step)
 
@@ -187,28 +204,28 @@ class _Beams:
         return token.view(-1, 1), (first + parents).view(-1)
 
     def _remember_best(self, scores: Tensor, parents: Tensor) -> None:
-        """Keep what ends now where its score is the best so far; -∞ stands for what does not end."""
+        """Keep the hypotheses that end now and have the best score so far; -∞ is the score of the others."""
         score, which = scores.max(1, keepdim=True)
         row = parents.gather(1, which).unsqueeze(2).expand(-1, 1, self.tokens.shape[2])
-        # What is done stays as it is: a result must not depend, even by rounding, on when the end is noticed.
+        # A sentence that is done does not change: its result must not depend on when that is noticed.
         better = (score > self.best.unsqueeze(1)) & ~self.done.unsqueeze(1)
         self.best_row = torch.where(better, self.tokens.gather(1, row).squeeze(1), self.best_row)
         self.best = torch.where(better, score, self.best.unsqueeze(1)).squeeze(1)
 
     def keep(self, sentences: Tensor) -> None:
-        """Leave all but some of the sentences."""
+        """Drop all other sentences."""
         for name in ("most", "tokens", "log_p", "ended", "best", "best_row", "done"):
             setattr(self, name, getattr(self, name)[sentences])
 
     def best_tokens(self) -> list[list[int]]:
-        """The tokens of the best ends."""
+        """Return the tokens of the best ended hypotheses."""
         return [row[: row.index(END)] if END in row else row for row in self.best_row.tolist()]
 
 
-def _put_aside(
+def _drop_done(
     search: _Beams, cache: DecoderCache, last: Tensor, places: list[int], results: list[list[int]]
 ) -> tuple[Tensor, list[int]]:
-    """Write down what is done once it is half of the sentences, and go on with the others."""
+    """Once half of the sentences are done, store their results, and continue with the others."""
     left = (~search.done).nonzero().squeeze(1)
     if 2 * len(left) > len(places):
         return last, places
@@ -221,7 +238,7 @@ def _put_aside(
 
 
 def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of each row, in order; of one, the first of equals, as `max` has it and `topk` does not."""
+    """Return the largest values of each row in order; if `count` is 1, the first of equals, unlike `topk`."""
     if count == 1:
         highest, index = values.max(1, keepdim=True)
     else:
@@ -229,12 +246,12 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return highest, index
 
 
-def _asks(step: int, device: torch.device) -> bool:
-    return device.type == "cpu" or step % _STEPS_UNASKED == _STEPS_UNASKED - 1
+def _checks_at(step: int, device: torch.device) -> bool:
+    return device.type == "cpu" or step % _CHECK_EVERY == _CHECK_EVERY - 1
 
 
 def _limits(model: Transformer, source: Tensor, longest: Longest) -> list[int]:
-    """The most tokens of each translation, the source and the model checked."""
+    """Check the source and the model, and return the most tokens of each translation."""
     if not all(hasattr(model, name) for name in ("encode", "decode", "start_cache")):
         raise ValueError(
             f"expected a model that encodes and decodes, got {type(model).__name__}; build 'transformer-E-D-W-I-H'"

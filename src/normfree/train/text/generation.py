@@ -1,4 +1,4 @@
-"""Text that a decoder writes on from a start, token by token."""
+"""Text generation: a decoder continues a line, token by token."""
 
 from __future__ import annotations
 
@@ -27,14 +27,25 @@ def continue_tokens(
     window: int = 128,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """The tokens that a line goes on with after `start`, until it ends or there are `longest`.
+    """Continue a line after the tokens `start`, until it ends.
 
-    Each token is drawn from softmax(logits / temperature) by `generator` (default: seed 0), or is the likeliest with a
-    temperature of 0. The model sees at most `window` tokens, as many as it was trained with, or when these are full the
-    latter half of them; the first is END, since a line of a text follows another. Modes are as before afterwards.
+    Each token is drawn from softmax(logits / temperature). The first token that the model reads is END, because a line
+    follows another one in a text. The mode of every module is restored.
+
+    Args:
+        model: The decoder.
+        start: The first tokens of the line.
+        longest: The most tokens to add.
+        temperature: The temperature; 0 takes the likeliest token.
+        window: The most tokens that the model reads, as many as it was trained with. When they are full, it continues
+            with the latter half.
+        generator: The source of random numbers; seed 0 if None.
+
+    Returns:
+        The new tokens.
 
     Raises:
-        ValueError: for a negative number of tokens or temperature, or a window of less than 2.
+        ValueError: If the number of tokens or the temperature is negative, or the window is smaller than 2.
     """
     if longest < 0 or not 0 <= temperature < math.inf or window < 2:
         raise ValueError(
@@ -69,12 +80,24 @@ def continue_line(
     window: int = 128,
     generator: torch.Generator | None = None,
 ) -> str:
-    """A line as it is, with what the model writes on to it; the rest is as for `continue_tokens`.
+    """Continue a line of text.
 
-    The tokens of the line are not turned into text again: a vocabulary does not know every character and space.
+    The line itself is returned unchanged, not decoded from its tokens: a vocabulary lacks some characters and spaces.
+
+    Args:
+        model: The decoder.
+        vocabulary: The vocabulary that it was trained with.
+        line: The beginning of the line.
+        longest: The most tokens to add.
+        temperature: The temperature; 0 takes the likeliest token.
+        window: The most tokens that the model reads.
+        generator: The source of random numbers; seed 0 if None.
+
+    Returns:
+        The whole line.
 
     Raises:
-        ValueError: if the vocabulary is not the model's, or sentencepiece is missing.
+        ValueError: If the vocabulary is not the model's, or sentencepiece is not installed.
     """
     require_vocabulary(model, vocabulary)
     start = vocabulary.encode(line) if line.strip() else []
@@ -84,7 +107,7 @@ def continue_line(
 
 
 def _drawn(logits: Tensor, temperature: float, source: torch.Generator) -> int:
-    """A token by its probability, or the likeliest."""
+    """Draw a token by its probability, or take the likeliest."""
     logits = logits.index_fill(0, torch.tensor(_NEVER), -math.inf)
     if temperature == 0:
         return int(logits.argmax())

@@ -1,4 +1,4 @@
-"""Lines of text in another language, and how near they come to a reference."""
+"""Translation of lines of text, and BLEU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
 
 class Bleu(NamedTuple):
-    """BLEU of a translated corpus, 0 to 100, and sacrebleu's signature, which says how it was computed."""
+    """BLEU of a translated corpus, 0 to 100, and the signature of sacrebleu, which says how it was computed."""
 
     score: float
     signature: str
@@ -35,11 +35,23 @@ def translate(
 ) -> list[str]:
     """Translate lines by `beam_search`; line i of the result belongs to line i of the input.
 
-    A line of nothing but white space gives an empty line, and the model is not asked. A translation is one line,
-    whatever is in it. The other arguments are those of `translate_tokens`.
+    A line of white space gives an empty line, without the model. A translation is always one line.
+
+    Args:
+        model: The Transformer.
+        vocabulary: The vocabulary that it was trained with.
+        lines: The lines to translate.
+        beam: The number of hypotheses per sentence.
+        length_penalty: The exponent of the length in the score.
+        longest: The most tokens of a translation.
+        sentences: The most sentences per batch.
+        tokens: The most source tokens per batch.
+
+    Returns:
+        The translations.
 
     Raises:
-        ValueError: if the vocabulary is not the model's, or sentencepiece is missing.
+        ValueError: If the vocabulary is not the model's, or sentencepiece is not installed.
     """
     require_vocabulary(model, vocabulary)
     found = translate_tokens(
@@ -55,7 +67,7 @@ def translate(
 
 
 def as_line(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
-    """The text of tokens in one line, whatever is in it."""
+    """Decode tokens into one line."""
     return " ".join(vocabulary.decode(ids).splitlines())
 
 
@@ -70,15 +82,26 @@ def translate_tokens(
     tokens: int = 8192,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """Translate sentences that are tokens already, without START and END, in batches of about one length.
+    """Translate tokenized sentences in batches of similar length.
 
-    A sentence without tokens gives one without tokens. A batch has at most `sentences`, and at most `tokens` of the
-    source, padding counted, unless one sentence alone has more. The longest come first, so that memory, if it does not
-    suffice, fails at once. The result does not depend on the batches, but for the rounding of sums. `progress` is told
-    after each how many sentences are done, and of how many.
+    The longest sentences come first, so that a lack of memory shows at once. The result does not depend on the batches
+    except for the rounding of sums.
+
+    Args:
+        model: The Transformer.
+        lines: The tokens of each sentence, without START and END; an empty sentence gives an empty translation.
+        beam: The number of hypotheses per sentence.
+        length_penalty: The exponent of the length in the score.
+        longest: The most tokens of a translation.
+        sentences: The most sentences per batch.
+        tokens: The most source tokens per batch, including padding; a longer sentence is a batch of its own.
+        progress: Called after each batch with the number of sentences done, and of all.
+
+    Returns:
+        The tokens of the translations.
 
     Raises:
-        ValueError: if a batch is to hold nothing, or for what `beam_search` raises.
+        ValueError: If a batch could hold nothing, or an argument is not as `beam_search` expects.
     """
     if sentences < 1 or tokens < 1:
         raise ValueError(f"expected batches of 1 or more sentences and tokens, got {sentences} and {tokens}")
@@ -99,12 +122,12 @@ def translate_tokens(
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """BLEU of translations against one reference each, by sacrebleu as it is by default: cased, tokenizer 13a.
+    """Compute BLEU of translations against one reference each, with the defaults of sacrebleu: cased, tokenizer 13a.
 
     Reference: Papineni 2002, "BLEU"; Post 2018, "A call for clarity in reporting BLEU scores".
 
     Raises:
-        ValueError: if there are not as many of one as of the other, or none, or sacrebleu is missing.
+        ValueError: If the numbers of translations and references differ or are zero, or sacrebleu is not installed.
     """
     if len(hypotheses) != len(references) or not len(references):
         raise ValueError(
@@ -121,10 +144,10 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
 
 
 def _batches(lengths: Sequence[int], sentences: int, tokens: int) -> Iterator[list[int]]:
-    """Indices of sentences that have tokens, from the longest to the shortest, as many at once as fit."""
+    """Yield batches of the indices of sentences that have tokens, from the longest to the shortest."""
     batch: list[int] = []
     for index in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i]):
-        # The first of a batch is its longest, END counted.
+        # The first sentence of a batch is its longest; END counts.
         if batch and (len(batch) == sentences or (len(batch) + 1) * (lengths[batch[0]] + 1) > tokens):
             yield batch
             batch = []
@@ -134,7 +157,7 @@ def _batches(lengths: Sequence[int], sentences: int, tokens: int) -> Iterator[li
 
 
 def require_vocabulary(model: nn.Module, vocabulary: Vocabulary) -> None:
-    """Refuse a vocabulary of another size than the model's, which would read and write other words."""
+    """Raise `ValueError` if the size of a vocabulary is not that of the model, whose words would be others."""
     for name in ("source_embedding", "embedding"):
         embedding = getattr(model, name, None)
         if isinstance(embedding, nn.Embedding) and embedding.num_embeddings != vocabulary.size:

@@ -20,8 +20,8 @@ import normfree
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import RunResult, TrainConfig, fit
 from normfree.train.engine import loop as engine
-from normfree.train.engine.distributed import joined
-from normfree.train.engine.step import Step
+from normfree.train.engine.distributed import join_processes
+from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 from tiny_text import tiny_pairs, tiny_text
 
@@ -56,21 +56,21 @@ def main(place: Path) -> None:
         save_file({n: p.detach() for n, p in result.model.named_parameters()}, place / f"{name}-{rank}.safetensors")
         said[name] = {"status": result.status, "test": result.test, "bleu": result.bleu, "steps": result.steps}
 
-    with joined(torch.device("cpu")):
+    with join_processes(torch.device("cpu")):
         for case in CASES:
             tell(case, fitted(place, case, place / case))
-        one, calls = Step.__call__, 0
+        one, calls = TrainStep.__call__, 0
 
-        def stopping(self: Step) -> None:
+        def stopping(self: TrainStep) -> None:
             nonlocal calls
             calls += 1
             if calls == STOPPED_AT and rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             one(self)
 
-        Step.__call__ = stopping  # type: ignore[method-assign]
+        TrainStep.__call__ = stopping  # type: ignore[method-assign]
         tell("stopped", fitted(place, "fixup", place / "stopped"))
-        Step.__call__ = one  # type: ignore[method-assign]
+        TrainStep.__call__ = one  # type: ignore[method-assign]
         tell("resumed", fitted(place, "fixup", place / "stopped", resume=True))
         said["errors"] = []
         for changes in ({"batch_size": 12}, {"accumulate": 67}, {"model": "resnet8"}):
@@ -94,7 +94,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = (Path(normfree.__file__).parents[1], Path(__file__).parents[1] / "support")
+    paths = (Path(normfree.__file__).parents[1], Path(__file__).parents[2] / "support")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),

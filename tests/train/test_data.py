@@ -6,26 +6,28 @@ import torch
 from torch import Tensor
 
 from normfree.data import ImageSet, load
-from normfree.data.images.image_folder import ImageFolder
 from normfree.train import TrainConfig
+from normfree.train.data import Data, as_data, open_data, with_data_dir
 from normfree.train.engine.distributed import Processes
-from normfree.train.engine.inputs import Inputs, Judged, example_of, inputs_of, is_folder, open_data
+from normfree.train.engine.inputs import EvalBatches, Inputs
+from normfree.train.image_data import FolderImages, MemoryImages
 from tiny_images import tiny_images
 
 
-def inputs(data: ImageSet | tuple[ImageFolder, ImageFolder], rank: int = 0, world: int = 1, **changes: Any) -> Inputs:
+def inputs(data: ImageSet | Data, rank: int = 0, world: int = 1, **changes: Any) -> Inputs:
     config = TrainConfig(batch_size=16, workers=0).with_changes(**changes)
     layout: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "channels_last": False}
-    return inputs_of(config, data, **layout, processes=Processes(rank, world))
+    opened = as_data(data) if isinstance(data, ImageSet) else data
+    return opened.inputs(config, **layout, processes=Processes(rank, world))
 
 
-def pictures(images: Judged | None) -> list[bytes]:
+def pictures(images: EvalBatches | None) -> list[bytes]:
     assert images is not None
     return [image.numpy().tobytes() for batch, _ in images() for image in batch]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> tuple[ImageFolder, ImageFolder]:
+def folder(tmp_path: Path) -> FolderImages:
     from PIL import Image
 
     for part, count in (("train", 5), ("val", 2)):
@@ -35,7 +37,7 @@ def folder(tmp_path: Path) -> tuple[ImageFolder, ImageFolder]:
                 colour = (40 * number, 200 if label == "a" else 0, 100 if part == "val" else 0)
                 Image.new("RGB", (9, 8), colour).save(tmp_path / part / label / f"{number}.png")
     found = open_data(TrainConfig(data=f"folder:{tmp_path}"))
-    assert isinstance(found, tuple)
+    assert isinstance(found, FolderImages)
     return found
 
 
@@ -58,7 +60,7 @@ def test_processes_share_the_images_that_are_scored() -> None:
     assert [len(part) for part in parts] == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
-def test_folder_is_parted_like_a_set(folder: tuple[ImageFolder, ImageFolder]) -> None:
+def test_folder_is_parted_like_a_set(folder: FolderImages) -> None:
     found = inputs(folder, validation=0.2, batch_size=8)
     assert (found.per_step, found.feed.steps) == (8, 1)
     assert len(pictures(found.validation)) == 2
@@ -68,7 +70,7 @@ def test_folder_is_parted_like_a_set(folder: tuple[ImageFolder, ImageFolder]) ->
         inputs(folder, validation=0.99)
 
 
-def test_held_out_files_depend_on_the_seed_alone(folder: tuple[ImageFolder, ImageFolder]) -> None:
+def test_held_out_files_depend_on_the_seed_alone(folder: FolderImages) -> None:
     def held(**changes: Any) -> list[bytes]:
         return pictures(inputs(folder, validation=0.4, **changes).validation)
 
@@ -76,21 +78,26 @@ def test_held_out_files_depend_on_the_seed_alone(folder: tuple[ImageFolder, Imag
     assert any(held(seed=seed) != held() for seed in range(1, 5))
 
 
-def test_example_is_what_the_network_sees(folder: tuple[ImageFolder, ImageFolder]) -> None:
+def test_example_is_what_the_network_sees(folder: FolderImages) -> None:
     config, data = TrainConfig(), tiny_images()
     pixels = data.train.images[:3].double() / 255
     expected = (pixels - torch.tensor(data.mean).view(-1, 1, 1)) / torch.tensor(data.std).view(-1, 1, 1)
-    found: Tensor = example_of(config, data, 3)
+    found: Tensor = as_data(data).example(config, 3)[0]
     torch.testing.assert_close(found, expected.float())
-    assert example_of(config, tiny_images(1, 1)).shape == (1, 1, 14, 14)
-    assert example_of(config, folder).shape == (10, 3, 224, 224)
+    assert as_data(tiny_images(1, 1)).example(config)[0].shape == (1, 1, 14, 14)
+    assert folder.example(config)[0].shape == (10, 3, 224, 224)
 
 
 def test_data_is_found_by_its_name(tmp_path: Path) -> None:
-    assert [is_folder(name) for name in ("folder:x", "cifar10", "folder")] == [True, False, False]
+    moved = [with_data_dir(TrainConfig(data=name), "y") for name in ("folder:x", "cifar10", "folder")]
+    assert [(config.data, config.data_dir) for config in moved] == [
+        ("folder:y", ".data"),
+        ("cifar10", "y"),
+        ("folder", "y"),
+    ]
     found = open_data(TrainConfig())
-    assert isinstance(found, ImageSet)
-    assert torch.equal(found.test.images, load("fashion14").test.images)
+    assert isinstance(found, MemoryImages)
+    assert torch.equal(found.images.test.images, load("fashion14").test.images)
     with pytest.raises(ValueError, match="normfree data get cifar10 --dir"):
         open_data(TrainConfig(data="cifar10", data_dir=str(tmp_path)))
     with pytest.raises(ValueError, match="expected an image folder 'train'"):

@@ -17,11 +17,10 @@ import normfree as nf
 from forked_runs import Runs, forked_runs
 from normfree.data.text.prepared_folder import Prepared
 from normfree.train import RunFolder, RunResult
-from normfree.train.engine import judging
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.text import translation as translating
-from normfree.train.text.token_runs import token_batches
+from normfree.train.text.text_data import TextData
 from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text
 
@@ -99,7 +98,7 @@ def whole(pairs: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_data_has_several_shapes_of_batches(pairs: Prepared) -> None:
-    feed = token_batches(nf.TrainConfig(**ALL), pairs, "train")
+    feed = TextData(pairs).batches(nf.TrainConfig(**ALL), "train")
     assert len({feed.shape_of(step) for step in range(feed.steps)}) >= 3
     assert feed.steps > 4
 
@@ -127,7 +126,7 @@ def test_run_stopped_inside_epochs_equals_the_uninterrupted_one(
 def test_run_stopped_at_the_end_of_an_epoch_has_all_metrics(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = token_batches(nf.TrainConfig(**ALL), pairs, "train").steps
+    steps = TextData(pairs).batches(nf.TrainConfig(**ALL), "train").steps
     for epoch in range(3):
         with monkeypatch.context() as patch:
             stop_at(patch, steps, signal.SIGTERM)
@@ -168,10 +167,13 @@ def test_dropout_that_is_drawn_anew_changes_the_result(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without seeds of its own for every step."""
-    original = engine._Run._loop
-    monkeypatch.setattr(
-        engine._Run, "_loop", lambda self, *a: (setattr(self, "_seed_draws", lambda *_: None), original(self, *a))[1]
-    )
+    original = engine.Trainer._train
+
+    def unseeded(self: engine.Trainer, *args: Any) -> Any:
+        self._seed_generators = lambda *_: None
+        return original(self, *args)
+
+    monkeypatch.setattr(engine.Trainer, "_train", unseeded)
     fit(pairs, tmp_path)
     assert any(name.startswith("model.") for name in differences(whole, tmp_path))
 
@@ -202,7 +204,7 @@ def test_run_stopped_while_it_translates_equals_the_uninterrupted_one(
         patch.setattr(translating.translate_tokens, "__kwdefaults__", {**KEYWORDS, "sentences": 1})
         stopped = fit(pairs, tmp_path)
     assert (stopped.status, stopped.signal, stopped.bleu, calls) == ("interrupted", signal.SIGTERM, None, 1)
-    assert not (tmp_path / judging.TRANSLATIONS).exists()
+    assert not (tmp_path / engine.TRANSLATIONS).exists()
     assert fit(pairs, tmp_path, resume=True).status == "finished"
     assert differences(whole, tmp_path) == []
 
@@ -274,8 +276,8 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
     ("name", "call"),
     [
         ("normfree.train.engine.loop:RunFolder.append", 2),  # logged, but not saved
-        ("normfree.train.engine.step:Step.__call__", 7),  # in an epoch, with nothing saved in it
-        ("normfree.train.engine.judging:translate_test", 1),  # translated, but not written
+        ("normfree.train.engine.step:TrainStep.__call__", 7),  # in an epoch, with nothing saved in it
+        ("normfree.train.text.text_data:TextData.translate_test", 1),  # translated, but not written
     ],
 )
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(

@@ -14,9 +14,11 @@ from torch import nn
 import normfree as nf
 from normfree.conversion.saving import read_plan, save_converted
 from normfree.train import RunFolder
+from normfree.train.data import as_data
 from normfree.train.engine import loop as engine
-from normfree.train.engine.model_setup import AS_BUILT, as_given, classifier_of, groups_of, model_of
-from normfree.train.engine.step import Step
+from normfree.train.engine.setup import classifier_parameters, model_settings, parameter_groups
+from normfree.train.engine.step import TrainStep
+from normfree.train.image_data import AS_BUILT
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 
@@ -26,7 +28,7 @@ THIN = "thin_resnet:ThinResNet"
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "write_curves", lambda *_: None)
-    monkeypatch.setattr("normfree.train.engine.inputs.load", lambda name, root: tiny_images())
+    monkeypatch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
 
 
 def config(method: str, **changes: Any) -> nf.TrainConfig:
@@ -76,7 +78,7 @@ def test_conversion_is_seeded() -> None:
 def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config("fixup", ema=0.9)
     whole = nf.fit(chosen, out=tmp_path / "whole")
-    original, calls = Step.__call__, [0]
+    original, calls = TrainStep.__call__, [0]
 
     def step(self: Any) -> Any:
         calls[0] += 1
@@ -85,7 +87,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest
         return original(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Step, "__call__", step)
+        patched.setattr(TrainStep, "__call__", step)
         stopped = nf.fit(chosen, out=tmp_path / "run")
     assert (stopped.status, stopped.steps) == ("interrupted", 4)
     assert same(nf.load(tmp_path / "run"), stopped.model)
@@ -97,19 +99,19 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest
 
 def test_groups_follow_the_method() -> None:
     chosen = config("fixup", lr=0.2, weight_decay=1e-3)
-    model, plan = model_of(chosen, tiny_images())
-    groups = {g["name"]: g for g in groups_of(model, chosen, plan)}
+    model, plan = as_data(tiny_images()).build_model(chosen)
+    groups = {g["name"]: g for g in parameter_groups(model, chosen, plan)}
     assert groups["scalars"]["lr"] == pytest.approx(0.02)
     assert groups["weights"]["lr"] == 0.2
     assert all(p.dim() == 0 for p in groups["scalars"]["params"])
     assert sum(len(g["params"]) for g in groups.values()) == len(list(model.parameters()))
     chosen = config("nf", lr=0.2, weight_decay=1e-3)
-    model, plan = model_of(chosen, tiny_images())
-    gains = next(g for g in groups_of(model, chosen, plan) if g["name"] == "gains and biases")
+    model, plan = as_data(tiny_images()).build_model(chosen)
+    gains = next(g for g in parameter_groups(model, chosen, plan) if g["name"] == "gains and biases")
     assert gains["weight_decay"] == 0
     assert any(p is model.get_parameter("conv1.gain") for p in gains["params"])
-    assert classifier_of(model, plan) == ("fc.weight", "fc.bias")
-    (everything,) = groups_of(thin_resnet(), config(AS_BUILT))
+    assert classifier_parameters(model, plan) == ("fc.weight", "fc.bias")
+    (everything,) = parameter_groups(thin_resnet(), config(AS_BUILT))
     assert everything["name"] == "weights"
 
 
@@ -134,9 +136,9 @@ def test_given_model_without_a_plan_is_trained_as_it_is() -> None:
 def test_method_comes_with_a_plan_that_no_conversion_made() -> None:
     model = thin_resnet()
     plan = nf.discover(model, torch.zeros(2, 1, 14, 14))
-    assert as_given(config("hanin"), model, None, plan).method == "hanin"
+    assert model_settings(config("hanin"), model, plan)["method"] == "hanin"
     folded, record = nf.fold_batchnorm(model, torch.zeros(2, 1, 14, 14))
-    assert as_given(config("hanin"), folded, None, replace(plan, changes=record)).method == AS_BUILT
+    assert model_settings(config("hanin"), folded, replace(plan, changes=record))["method"] == AS_BUILT
 
 
 @pytest.mark.parametrize(

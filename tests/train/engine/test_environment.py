@@ -1,4 +1,4 @@
-"""A signal becomes a flag, and all is as before afterwards."""
+"""Generators are seeded and restored; a signal becomes a flag, and the handlers are restored."""
 
 import os
 import signal
@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import normfree
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop, seeded_generators
 
 WAITS = """
 import sys, time
-from normfree.train.run.signals import Stop
+from normfree.train.engine.environment import Stop
 with Stop() as stop:
     print("ready", flush=True)
     while not stop.requested:
@@ -122,3 +123,31 @@ def test_process_finishes_its_work_first(number: int) -> None:
         child.send_signal(number)
         assert child.stdout.read() == b"saved\n"
         assert child.wait() == 128 + number
+
+
+# Generators
+
+
+def test_draws_depend_on_the_numbers_alone_and_leave_the_generator_as_it_was() -> None:
+    before = torch.get_rng_state()
+    drawn = {}
+    for _ in range(2):
+        with seeded_generators(torch.device("cpu")) as seed:
+            for numbers in ((0,), (0, 0), (0, 1), (1, 0), (2**63 - 1, 10**9)):
+                seed(*numbers)
+                values = torch.rand(4)
+                assert torch.equal(drawn.setdefault(numbers, values), values)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.default_generator.set_state(before)
+    assert len({tuple(values.tolist()) for values in drawn.values()}) == 5
+
+
+def test_generator_is_given_back_after_an_error() -> None:
+    before = torch.get_rng_state()
+    try:
+        with seeded_generators(torch.device("cpu")) as seed:
+            seed(1)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert torch.equal(torch.get_rng_state(), before)

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from normfree.nn.model_state import evaluating
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
-from normfree.train.engine import judging
 from normfree.train.engine import loop as engine
 from normfree.train.engine.distributed import Processes
+from normfree.train.engine.evaluation import score
 from normfree.train.engine.forward import apply_precision_, forward_of
-from normfree.train.engine.step import Step, StepSettings
-from normfree.train.text.token_runs import token_batches, token_loss, token_model, token_score
+from normfree.train.engine.step import StepSettings, TrainStep
+from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned
 
 ADAM = {"optimizer": "adam", "betas": (0.9, 0.98), "weight_decay": 0.0, "device": "cpu"}
@@ -94,7 +95,7 @@ def scattered(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_the_mean_over_real_tokens(pairs: Prepared, smoothing: float) -> None:
-    for batch in token_batches(config(), pairs, "train").once():
+    for batch in TextData(pairs).batches(config(), "train").once():
         labels, tokens = batch[-2:]
         logits = torch.randn(*labels.shape, SIZE, generator=torch.Generator().manual_seed(1)) * 3
         assert tokens == (labels != PAD).sum()
@@ -103,9 +104,9 @@ def test_loss_is_the_mean_over_real_tokens(pairs: Prepared, smoothing: float) ->
 
 
 def test_padding_has_no_part_in_loss_and_gradient(pairs: Prepared) -> None:
-    model = token_model(config(), pairs, torch.Generator().manual_seed(0))
+    model = TextData(pairs).build_model(config())[0]
     scattered(model)
-    batch = token_batches(config(), pairs, "train").batch(0)
+    batch = TextData(pairs).batches(config(), "train").batch(0)
     wider = TokenBatch(*(torch.nn.functional.pad(side, (0, 3), value=PAD) for side in batch[:3]), tokens=batch.tokens)
     gradients = []
     for given in (batch, wider):
@@ -125,10 +126,10 @@ def test_processes_together_have_the_loss_and_gradient_of_one(
 ) -> None:
     data = pairs if kind == "pairs" else text
     settings = config() if kind == "pairs" else nf.TrainConfig(**{**TINY_TEXT, "batch_size": 6})
-    model = scattered(token_model(settings, data, torch.Generator().manual_seed(0)))
+    model = scattered(TextData(data).build_model(settings)[0])
 
     def of(processes: Processes, step: int) -> list[Tensor]:
-        feed = token_batches(settings, data, "train", processes=processes)
+        feed = TextData(data).batches(settings, "train", processes=processes)
         loss, hits = token_loss(model, feed.batch(torch.tensor(step)), 0.1, world=processes.world)
         return [loss, hits, *torch.autograd.grad(loss, list(model.parameters()))]
 
@@ -142,9 +143,9 @@ def test_processes_together_have_the_loss_and_gradient_of_one(
 
 def test_score_is_that_of_the_sentences_one_by_one(pairs: Prepared) -> None:
     """No padding, no batches, float64; an empty sentence is a token, too."""
-    model = scattered(token_model(config(dropout=0.5), pairs, torch.Generator().manual_seed(0)))
+    model = scattered(TextData(pairs).build_model(config(dropout=0.5))[0])
     model.train()
-    found = token_score(model, token_batches(config(), pairs, "test").once())
+    found = score(model, TextData(pairs).batches(config(), "test").once(), token_sums)
     assert model.training
     losses = hits = tokens = 0.0
     model.double()
@@ -162,13 +163,14 @@ def test_score_is_that_of_the_sentences_one_by_one(pairs: Prepared) -> None:
 def test_processes_together_have_the_score_of_one(pairs: Prepared, text: Prepared, kind: str, world: int) -> None:
     data = pairs if kind == "pairs" else text
     settings = config() if kind == "pairs" else nf.TrainConfig(**{**TINY_TEXT, "batch_size": 6})
-    model = scattered(token_model(settings, data, torch.Generator().manual_seed(0)))
+    model = scattered(TextData(data).build_model(settings)[0])
     parts: list[Tensor] = []
     for rank in range(world):
-        feed = token_batches(settings, data, "test", processes=Processes(rank, world))
-        token_score(model, feed.once(), reduce=lambda sums: parts.append(sums.clone()), world=world)
+        feed = TextData(data).batches(settings, "test", processes=Processes(rank, world))
+        sums_of = partial(token_sums, world=world)
+        score(model, feed.once(), sums_of, reduce=lambda sums: parts.append(sums.clone()))
     mean = torch.stack(parts).mean(0)
-    alone = token_score(model, token_batches(settings, data, "test").once())
+    alone = score(model, TextData(data).batches(settings, "test").once(), token_sums)
     assert (mean[:2] / mean[2]).tolist() == pytest.approx(list(alone), rel=1e-6)
 
 
@@ -224,7 +226,7 @@ def test_language_model_overfits_a_small_text(text: Prepared, method: str) -> No
         result = nf.fit(nf.TrainConfig(**{**settings, "method": method, "epochs": epochs}), data=text)
         assert result.bleu is None
         assert result.test
-        seen = token_score(result.model, token_batches(result.config, text, "train").once())
+        seen = score(result.model, TextData(text).batches(result.config, "train").once(), token_sums)
         perplexity[epochs] = [math.exp(loss) for loss in (seen.loss, result.test.loss)]
     unigram = [math.exp(unigram_loss(text, split)) for split in ("train", "test")]
     assert all(before > known for before, known in zip(perplexity[0], unigram, strict=True))  # the control
@@ -250,7 +252,7 @@ def test_every_method_trains_a_step(pairs: Prepared, method: str) -> None:
     assert math.isfinite(result.train_loss)
     assert result.test
     assert math.isfinite(result.test.loss)
-    start = token_model(config(method=method, batch_size=4000), pairs, torch.Generator().manual_seed(0))
+    start = TextData(pairs).build_model(config(method=method, batch_size=4000))[0]
     assert any(not torch.equal(a, b) for a, b in zip(start.parameters(), result.model.parameters(), strict=True))
 
 
@@ -333,7 +335,7 @@ def test_loaded_model_gives_the_logits_of_the_trained_one(
 ) -> None:
     result = nf.fit(config(**changes), data=pairs, out=tmp_path)
     again = nf.load(tmp_path)
-    batch = next(token_batches(config(), pairs, "test").once())
+    batch = next(TextData(pairs).batches(config(), "test").once())
     assert not again.training
     assert torch.equal(again(*batch[:2]), result.model(*batch[:2]))
     state = {name: tensor.clone() for name, tensor in weights(again).items()}
@@ -348,7 +350,7 @@ def test_loaded_model_gives_the_logits_of_the_trained_one(
 
 def test_loaded_language_model_gives_the_logits_of_the_trained_one(text: Prepared, tmp_path: Path) -> None:
     result = nf.fit(nf.TrainConfig(**TINY_TEXT, dropout=0.2), data=text, out=tmp_path)
-    batch = next(token_batches(result.config, text, "test").once())
+    batch = next(TextData(text).batches(result.config, "test").once())
     assert torch.equal(nf.load(tmp_path)(batch.target_in), result.model(batch.target_in))
     assert evaluate_translation(tmp_path) is None
 
@@ -457,7 +459,7 @@ def test_run_trains_and_translates_without_sentencepiece(pairs: Prepared, monkey
 
 def test_diverging_run_is_not_translated(pairs: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step makes the loss infinite, which no later step sees."""
-    monkeypatch.setattr(judging, "translate_test", lambda *_: pytest.fail("translated"))
+    monkeypatch.setattr(TextData, "translate_test", lambda *_: pytest.fail("translated"))
     result = nf.fit(config(method="he_in", optimizer="sgd", lr=1e30, batch_size=4000), data=pairs)
     assert (result.status, result.bleu) == ("diverged", None)
 
@@ -465,7 +467,7 @@ def test_diverging_run_is_not_translated(pairs: Prepared, monkeypatch: pytest.Mo
 # On a GPU: a graph a shape, layers compiled for any length
 
 
-def token_step(method: str, *, compile: bool, precision: str = "float32", device: str = "cuda") -> Step:
+def token_step(method: str, *, compile: bool, precision: str = "float32", device: str = "cuda") -> TrainStep:
     """A step on made-up pairs of several lengths, which needs no vocabulary."""
     draws = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, 30, (200,), generator=draws).tolist()
@@ -475,12 +477,12 @@ def token_step(method: str, *, compile: bool, precision: str = "float32", device
     apply_precision_(model, precision)
     masters = MasterWeights(model, nf.param_groups(model, lr=1e-3))
     rule = UpdateRule(name="adam", betas=(0.9, 0.98))
-    step = Step(model, forward_of(model, compile=compile), masters, rule, feed, StepSettings(), loss=token_loss)
+    step = TrainStep(model, forward_of(model, compile=compile), masters, rule, feed, StepSettings(), loss=token_loss)
     step.start_epoch(0, [1.0] * feed.steps)
     return step
 
 
-def trained(step: Step) -> tuple[float, Tensor]:
+def trained(step: TrainStep) -> tuple[float, Tensor]:
     """The mean loss of an epoch, and the weights after it."""
     for _ in range(step.feed.steps):
         step()

@@ -22,8 +22,8 @@ from forked_runs import Runs, forked_runs
 from normfree.data.images.image_set import ImageSet, Split
 from normfree.train import RunFolder, RunResult
 from normfree.train.engine import loop as engine
-from normfree.train.engine import setup as rig
-from normfree.train.engine.inputs import Inputs
+from normfree.train.engine.step import image_loss
+from normfree.train.image_data import MemoryImages
 from normfree.train.run import checkpoint
 from normfree.train.run import logging as curves
 from stopped_steps import stop_at
@@ -147,7 +147,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, t
     ("name", "call"),
     [
         ("normfree.train.engine.loop:RunFolder.append", 2),  # logged, but not saved
-        ("normfree.train.engine.loop:RunFolder.save", 4),  # saved, and nothing after it
+        ("normfree.train.engine.loop:checkpoint.save", 4),  # saved, and nothing after it
         ("normfree.train.run.checkpoint:sync", 8),  # in the middle of writing a checkpoint
         ("normfree.train.engine.loop:write_curves", 1),  # after everything
     ],
@@ -318,7 +318,7 @@ def fail(code: int) -> Any:
     ("where", "says"),
     [
         ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
-        ("normfree.train.run.lock.FileIO", "could not write the lock"),
+        ("normfree.train.run.run_folder.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
@@ -378,7 +378,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, epochs: int
 ) -> None:
-    original, scored = rig.inputs_of, []
+    original, scored = MemoryImages.inputs, []
 
     def stopping(*args: Any, **kwargs: Any) -> Any:
         inputs = original(*args, **kwargs)
@@ -394,7 +394,7 @@ def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
         return replace(inputs, **{part: batches})
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig, "inputs_of", stopping)
+        patch.setattr(MemoryImages, "inputs", stopping)
         stopped = fit(tmp_path, eval_batch_size=2)
     assert (stopped.status, stopped.signal, stopped.test) == ("interrupted", signal.SIGTERM, None)
     assert (scored[-1], stopped.steps) == (1, epochs * STEPS)
@@ -413,7 +413,7 @@ def test_score_that_was_logged_and_not_saved_is_that_of_the_run(
         stop_at(patch, 4 * STEPS, signal.SIGTERM)
         assert fit(tmp_path).status == "interrupted"
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "save", fail(errno.EIO))
+        patch.setattr(checkpoint, "save", fail(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
             fit(tmp_path, resume=True)
     assert len(RunFolder(tmp_path).read_metrics()) == 4
@@ -455,7 +455,7 @@ def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
         (shifted, "images"),
         (brighter, "images"),
     ):
-        with pytest.raises(ValueError, match=rf"expected the {says} that the run in .* began with, got another; give"):
+        with pytest.raises(ValueError, match=rf"expected the {says} of the run in .*, got another in .*; give"):
             nf.fit(config(), data=other, out=tmp_path, resume=True)
         assert contents(tmp_path) == before
     copied = replace(data, train=Split(data.train.images.clone(), data.train.labels.clone()))
@@ -528,7 +528,7 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
 ) -> None:
     whole, changes = tmp_path / "whole", {"method": method, "lr": 1e-3, "warmup": 0.0, "schedule": "constant"}
     good = fit(whole, epochs=2, **changes)
-    loss = Inputs.loss
+    loss = image_loss
 
     def spoilt(*args: Any) -> Any:
         nonlocal calls
@@ -537,8 +537,8 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
         return (value * float("nan") if calls > 2 * STEPS + 3 else value), hits
 
     calls = 0
-    original = rig.inputs_of
-    monkeypatch.setattr(rig, "inputs_of", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
+    original = MemoryImages.inputs
+    monkeypatch.setattr(MemoryImages, "inputs", lambda *a, **k: replace(original(*a, **k), loss=spoilt))
     result = fit(tmp_path / "run", epochs=4, **changes)
     assert (result.status, result.steps) == ("diverged", 2 * STEPS + 3)
     assert result.validation == good.validation

@@ -1,0 +1,166 @@
+"""The process that a run trains in: torch's settings and generators, signals, throughput, and the queue of the GPU.
+
+Everything that is changed here for a run is restored at its end.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from normfree.data.counter_rng import key
+from normfree.train.config import TrainConfig
+
+_AHEAD = 4  # steps that the host may be ahead of the device, so that it reacts to a signal soon
+_RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluation; torch gives up at 8
+
+
+@contextmanager
+def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
+    """Apply the settings of torch that make a run fast, and restore them at the end of the block."""
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True))
+            torch.cuda.reset_peak_memory_stats(device)
+        if config.compile:
+            from torch._dynamo import config as dynamo  # imported here because they take seconds to load
+            from torch._functorch import config as functorch
+
+            stack.enter_context(dynamo.patch(recompile_limit=_RECOMPILE_LIMIT))
+            # A deep network is short of memory: activations that cost one pass over memory are computed again.
+            keep = config.precision != "mixed"
+            stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
+        yield
+
+
+@contextmanager
+def seeded_generators(device: torch.device) -> Iterator[Callable[..., None]]:
+    """Yield a function that seeds torch's generators of the CPU and of `device`; their state is restored at the end.
+
+    Dropout and the factories of third-party models draw from these generators. A run calls the function before every
+    step with its seed and the number of the step, so that a step draws the same numbers in a resumed run.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()  # which makes the generators
+        generators.append(torch.cuda.default_generators[device.index])
+    before = [generator.get_state() for generator in generators]
+
+    def seed(*numbers: int) -> None:
+        mixed = _mixed(*numbers)
+        for generator in generators:
+            generator.manual_seed(mixed)
+
+    try:
+        yield seed
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def _mixed(*numbers: int) -> int:
+    """Hash several numbers into one of 63 bits.
+
+    >>> _mixed(0, 1) == _mixed(1, 0), 0 <= _mixed(7, 7) < 2**63
+    (False, True)
+    """
+    state = 0
+    for number in numbers:
+        state = int(key(state + number))
+    return (state % 2**64) >> 1
+
+
+class Throughput:
+    """Counts the images or tokens per second of the steps since `start`; time inside `paused` does not count."""
+
+    def __init__(self, per_step: float) -> None:
+        self._per_step, self._first, self._began = per_step, 0, time.perf_counter()
+
+    def start(self, done: int) -> None:
+        """Begin to count, after `done` steps."""
+        self._first, self._began = done, time.perf_counter()
+
+    def rate(self, done: int) -> float:
+        """Return the throughput after `done` steps."""
+        return (done - self._first) * self._per_step / max(time.perf_counter() - self._began, 1e-9)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of the block out."""
+        began = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - began
+
+
+class LaunchQueue:
+    """Keeps the host from launching steps far ahead of a GPU; does nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: deque[torch.cuda.Event] | None = deque() if device.type == "cuda" else None
+
+    def push(self) -> None:
+        """Record that a step was launched, and wait for the one launched a few steps before."""
+        if self._events is not None:
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append(event)
+            if len(self._events) > _AHEAD:
+                self._events.popleft().synchronize()
+
+
+class StopRequestedError(Exception):
+    """A signal asked the run to stop."""
+
+
+class Stop:
+    """While it is open, SIGINT and SIGTERM set `requested` instead of ending the process.
+
+        with Stop() as stop:
+            while not stop.requested:
+                step()
+
+    A SIGINT after the first signal raises `KeyboardInterrupt` at once. If one `Stop` is open inside another, the inner
+    one passes its signal on when it closes, because its own work may have been finished by then. A signal that is
+    ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    self._previous[number] = signal.signal(number, self._record)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set by Python
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Stop) and outer.requested is None:
+                outer.requested = self.requested
+
+    def raise_if_requested(self, done: int, total: int) -> None:
+        """Raise `StopRequestedError` if a signal came and work is left; can be passed as a progress callback."""
+        if self.requested is not None and done < total:
+            raise StopRequestedError
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is None:
+            self.requested = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt

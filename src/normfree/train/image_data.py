@@ -1,0 +1,298 @@
+"""Training data that are images: a set in memory, or a folder whose images are read as they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.conversion import convert_
+from normfree.data import ImageSet
+from normfree.data.counter_rng import epoch_order
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
+from normfree.data.images.image_batches import ImageBatches, in_order
+from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
+from normfree.data.images.image_set import Split
+from normfree.methods import get
+from normfree.models import build
+from normfree.models.foreign import create_model, is_foreign
+from normfree.nn.model_state import evaluating
+from normfree.plan import ResidualPlan
+from normfree.train.config import TrainConfig
+from normfree.train.engine.distributed import Processes
+from normfree.train.engine.inputs import EvalBatches, Inputs
+from normfree.train.engine.step import image_loss
+from normfree.train.text.translation import Bleu
+
+AS_BUILT = "as built"  # the method of a model that no method of ours made
+FOLDER = "folder:"
+FOLDER_SIZE = 224  # the side that the images of a folder are scaled to
+
+
+class ImageData(ABC):
+    """Labelled images; implements `normfree.train.data.Data` except for how the images are read."""
+
+    kind = "images"
+    unit = "images"
+    unused_settings: tuple[str, ...] = ("dropout", "block", "beam", "length_penalty")
+    source_files = None
+    translates_test = False
+    linear_accuracy: float | None = None
+
+    name: str
+    classes: tuple[str, ...]
+
+    @abstractmethod
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
+        """Return the first training images as the network reads them."""
+
+    @abstractmethod
+    def _parts(self) -> tuple[Any, Any]:
+        """Return the training and the test images."""
+
+    @abstractmethod
+    def _update_digest(self, digest: Any, part: Any) -> None:
+        """Add the images of a part to a digest."""
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
+
+    def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
+        """Build the model that a configuration names from its seed, and convert a third-party one by the method."""
+        generator = torch.Generator().manual_seed(config.seed)
+        if not is_foreign(config.model):
+            network = build(
+                config.model,
+                config.method,
+                num_classes=self.num_classes,
+                form=config.form,
+                example=self.example(config)[0],
+                generator=generator,
+            )
+            return network, None
+        model = create_model(config.model, classes=self.num_classes)
+        if config.method == AS_BUILT:
+            return model, None
+        (images,) = self.example(config, 64 if get(config.method).needs_example else 16)
+        _require_scores(model, images[:2], self.num_classes)
+        try:
+            return model, convert_(model, config.method, images, generator=generator)
+        except ValueError as error:
+            raise ValueError(f"{error}; or train it without a method, with method='{AS_BUILT}'") from error
+
+    def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
+        """Raise `ValueError` if a model does not give each image one score per class."""
+        _require_scores(model, self.example(config, 2)[0], self.num_classes)
+
+    def label_fingerprint(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"classes": list(self.classes)}
+
+    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
+        """Return the classes, and the shape, the number and the digest of the images."""
+        digest = hashlib.sha256()
+        for part in self._parts():
+            self._update_digest(digest, part)
+            digest.update(part.labels.cpu().contiguous().numpy().data)
+        return {
+            **self.label_fingerprint(),
+            "input_shape": list(self.example(config, 1)[0].shape[1:]),
+            "images": [len(part) for part in self._parts()],
+            "images_sha256": digest.hexdigest(),
+        }
+
+    def translate_test(
+        self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[str], Bleu]:
+        """Raise `ValueError`: there are no sentences to translate."""
+        raise ValueError(f"expected pairs of sentences to translate, got images ('{self.name}'); see translates_test")
+
+    def write_files(self, folder: Path) -> None:
+        """Write nothing: the checkpoint has all that `load` needs."""
+        return
+
+
+class MemoryImages(ImageData):
+    """An `ImageSet`, all in memory."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images, self.name, self.classes = images, images.name, images.classes
+        self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
+
+    def require_usable(self) -> None:
+        """Raise `ValueError` if the training or the test split is empty, or a label has no class."""
+        count = len(self.classes)
+        for part, split in (("training", self.images.train), ("test", self.images.test)):
+            if not len(split):
+                raise ValueError(f"expected {part} images in '{self.name}', found none; give it at least one")
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if low < 0 or high >= count:
+                raise ValueError(
+                    f"expected {part} labels of 0 to {count - 1} for the {count} classes of '{self.name}', got {low} "
+                    f"to {high}; name every class"
+                )
+
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
+        """Return the first training images as the network reads them."""
+        split = self.images.train.take(slice(0, count))
+        batches = in_order(split, batch_size=count, mean=self.images.mean, std=self.images.std)
+        return (next(iter(batches))[0],)
+
+    def inputs(
+        self,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        processes: Processes,
+    ) -> Inputs:
+        """Return the batches; part of the training images is held out for validation."""
+        shared = _shared(config, processes)
+        train, held_out = self.images.hold_out(round(config.validation * len(self.images.train)), config.seed)
+        layout: dict[str, Any] = {
+            "mean": self.images.mean,
+            "std": self.images.std,
+            "device": device,
+            "dtype": dtype,
+            "channels_last": channels_last,
+        }
+
+        def scored(split: Split) -> EvalBatches:
+            part = split.take(slice(processes.rank, None, processes.world))
+            return partial(in_order, part, batch_size=config.eval_batch_size, **layout) if part else _no_batches
+
+        return Inputs(
+            feed=ImageBatches(train, **shared, **layout),
+            validation=scored(held_out) if len(held_out) else None,
+            test=scored(self.images.test),
+            unit=self.unit,
+            per_step=config.batch_size,
+            loss=image_loss,
+        )
+
+    def _parts(self) -> tuple[Split, Split]:
+        return self.images.train, self.images.test
+
+    def _update_digest(self, digest: Any, part: Split) -> None:
+        digest.update(part.images.cpu().contiguous().numpy().data)
+
+
+class FolderImages(ImageData):
+    """A folder with the images of each class in folders of their own, below 'train' and 'val'.
+
+    Raises `ValueError` if there are none.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.name = f"{FOLDER}{root}"
+        self.train = read_folder(root, "train")
+        self.classes = self.train.classes
+        self.test = read_folder(root, "val", self.classes)
+
+    def require_usable(self) -> None:
+        """Do nothing: `read_folder` made sure of it."""
+
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
+        """Return the first training images as the network reads them."""
+        part = _part(self.train, range(min(count, len(self.train))))
+        return (next(iter(folder_in_order(part, batch_size=count, size=FOLDER_SIZE)))[0],)
+
+    def inputs(
+        self,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        processes: Processes,
+    ) -> Inputs:
+        """Return the batches; part of the training images is held out for validation."""
+        shared = _shared(config, processes)
+        drawn = epoch_order(config.seed, 0, len(self.train)).tolist()
+        count = round(config.validation * len(self.train))
+        reading: dict[str, Any] = {
+            "workers": config.workers,
+            "size": FOLDER_SIZE,
+            "device": device,
+            "dtype": dtype,
+            "channels_last": channels_last,
+        }
+
+        def scored(folder: ImageFolder) -> EvalBatches:
+            part = _part(folder, range(processes.rank, len(folder), processes.world))
+            return partial(folder_in_order, part, batch_size=config.eval_batch_size, **reading) if part else _no_batches
+
+        return Inputs(
+            feed=FolderBatches(_part(self.train, sorted(drawn[count:])), **shared, **reading),
+            validation=scored(_part(self.train, sorted(drawn[:count]))) if count else None,
+            test=scored(self.test),
+            unit=self.unit,
+            per_step=config.batch_size,
+            loss=image_loss,
+        )
+
+    def _parts(self) -> tuple[ImageFolder, ImageFolder]:
+        return self.train, self.test
+
+    def _update_digest(self, digest: Any, part: ImageFolder) -> None:
+        """Add the names and sizes of the files: to read their content would take too long."""
+        listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
+        digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
+
+
+def _shared(config: TrainConfig, processes: Processes) -> dict[str, Any]:
+    """Return the arguments of both kinds of training batches.
+
+    Raises `ValueError` if the processes cannot share a batch evenly.
+    """
+    if config.batch_size % (processes.world * config.accumulate):
+        raise ValueError(
+            f"expected a batch size that {processes.world} processes with {config.accumulate} micro-batches each share "
+            f"evenly, got {config.batch_size}; change it"
+        )
+    return {
+        "batch_size": config.batch_size,
+        "augmentation": config.augmentation(),
+        "seed": config.seed,
+        "rank": processes.rank,
+        "world": processes.world,
+    }
+
+
+@torch.no_grad()
+def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
+    """Raise `ValueError` if a model does not give each image one score per class."""
+    expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
+    weight = next(model.parameters(), None)
+    try:
+        with evaluating(model):
+            scores = model(images if weight is None else images.to(weight.device))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{expected}, but {type(model).__name__} stopped: {str(error).splitlines()[0]}; adapt one to the other"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
+
+
+def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the part of a process if there are fewer images than processes."""
+    return iter(())
+
+
+def _part(folder: ImageFolder, which: Iterable[int]) -> ImageFolder:
+    """Return the files of a folder with these indices."""
+    indices = list(which)
+    return ImageFolder(
+        classes=folder.classes, files=tuple(folder.files[i] for i in indices), labels=folder.labels[indices]
+    )

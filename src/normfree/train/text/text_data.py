@@ -1,0 +1,222 @@
+"""Training data that are text: pairs of sentences for translation, or running text for a language model.
+
+Such data is a prepared folder, and its name is 'pairs:FOLDER' or 'text:FOLDER'. Its batches have a few shapes. The
+batch size counts target tokens (pairs) or blocks (text); a batch is never larger than the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
+from normfree.data.text.text_batches import TextBatches
+from normfree.data.text.token_batches import TokenBatches
+from normfree.files import explained, write_bytes
+from normfree.methods import get
+from normfree.models import build
+from normfree.models.special_tokens import PAD
+from normfree.models.transformer import Transformer
+from normfree.nn.model_state import evaluating
+from normfree.plan import ResidualPlan
+from normfree.train.config import TrainConfig
+from normfree.train.engine.distributed import Processes
+from normfree.train.engine.inputs import EvalBatches, Inputs
+from normfree.train.text.translation import Bleu, as_line, bleu, translate_tokens
+
+PAIRS, TEXT = "pairs:", "text:"
+
+
+def is_text(name: str) -> bool:
+    """Return whether the name of data is that of a prepared folder, such as 'pairs:.data/multi30k'."""
+    return name.startswith((PAIRS, TEXT))
+
+
+def open_text(name: str) -> TextData:
+    """Open the prepared folder of a name. Raises `ValueError` if there is none, or one of the other kind."""
+    kind, _, folder = name.partition(":")
+    data = TextData(open_prepared(folder))
+    if (kind == "pairs") != data.is_pairs:
+        other = PAIRS if kind == "text" else TEXT
+        raise ValueError(f"expected '{name}' to hold {kind}, got the other kind; call it '{other}{folder}'")
+    splits = data.prepared.splits
+    if "train" not in splits:
+        raise ValueError(f"expected a split train in '{folder}', found {' and '.join(splits)}; prepare it again")
+    return data
+
+
+class TextData:
+    """A prepared folder of text; implements `normfree.train.data.Data`."""
+
+    kind = "text"
+    unit = "tokens"
+    unused_settings: tuple[str, ...] = ("crop", "flip", "cutout", "mixup", "randaugment")
+    linear_accuracy = None
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.is_pairs = len(prepared.manifest["sides"]) == 2
+        self.translates_test = self.is_pairs and "test" in prepared.splits
+        self.name = f"{PAIRS if self.is_pairs else TEXT}{prepared.folder}"
+        self.num_classes: int = prepared.vocabulary_size
+        self.source_files: dict[str, Any] = prepared.manifest["inputs"]
+
+    def require_usable(self) -> None:
+        """Raise `ValueError` if the run ends with a translation that cannot be scored."""
+        if self.translates_test:
+            bleu([""], [""])
+
+    def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
+        """Build the Transformer that a configuration names, for the vocabulary of the data.
+
+        Raises `ValueError` for a model of another kind.
+        """
+        kind = "transformer-" if self.is_pairs else "decoder-"
+        if not config.model.startswith(kind):
+            raise ValueError(
+                f"expected a model '{kind}…' for data '{config.data}', got '{config.model}'; see normfree models"
+            )
+        example = None
+        if get(config.method).needs_example:
+            *inputs, _, _ = self._first_batch(config)
+            example = tuple(inputs) if len(inputs) > 1 else inputs[0]
+        model: nn.Module = build(
+            config.model,
+            config.method,
+            num_classes=self.num_classes,
+            dropout=config.dropout,
+            form=config.form,
+            example=example,
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+        return model, None
+
+    @torch.no_grad()
+    def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
+        """Raise `ValueError` if a model does not score every token of the vocabulary, or cannot translate."""
+        kind = type(model).__name__
+        expected = f"expected a model that gives every position a score for each of {self.num_classes} tokens"
+        *inputs, labels, _ = self._first_batch(config)
+        weight = next(model.parameters(), None)
+        try:
+            with evaluating(model):
+                scores = model(*(side[:2] if weight is None else side[:2].to(weight.device) for side in inputs))
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{expected}, but {kind} stopped: {str(error).splitlines()[0]}; adapt it") from error
+        if not isinstance(scores, Tensor) or scores.shape != (*labels[:2].shape, self.num_classes):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(f"{expected}, got {got} for {tuple(labels[:2].shape)} of them; adapt {kind}")
+        if self.translates_test and not isinstance(model, Transformer):
+            raise ValueError(f"expected a Transformer of ours to translate the test split, got {kind}; leave test out")
+
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor, ...]:
+        """Return the first training sequences, as the model reads them."""
+        *inputs, _, _ = self._first_batch(config)
+        return tuple(side[:count] for side in inputs)
+
+    def batches(
+        self,
+        config: TrainConfig,
+        split: str,
+        *,
+        device: torch.device | str = "cpu",
+        processes: Processes | None = None,
+    ) -> TokenBatches | TextBatches:
+        """Return this process's part of the batches of a split."""
+        ranks = processes or Processes()
+        shared: dict[str, Any] = {"seed": config.seed, "device": device, "rank": ranks.rank, "world": ranks.world}
+        if self.is_pairs:
+            return TokenBatches(self.prepared.pairs(split), tokens=config.batch_size, split=split, **shared)
+        return TextBatches(self.prepared.text(split), block=config.block, batch_size=config.batch_size, **shared)
+
+    def inputs(
+        self,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        processes: Processes,
+    ) -> Inputs:
+        """Return the batches of the splits. Raises `ValueError` for micro-batches."""
+        if config.accumulate > 1:
+            raise ValueError(f"expected accumulate=1 for tokens, got {config.accumulate}; make batch_size smaller")
+
+        def scored(split: str) -> EvalBatches | None:
+            if split not in self.prepared.splits:
+                return None
+            return self.batches(config, split, device=device, processes=processes).once
+
+        feed = self.batches(config, "train", device=device, processes=processes)
+        return Inputs(
+            feed=feed,
+            validation=scored("valid"),
+            test=scored("test"),
+            unit=self.unit,
+            per_step=feed.mean_tokens if isinstance(feed, TokenBatches) else feed.batch_size * config.block,
+            loss=partial(token_loss, world=processes.world),
+            sums=partial(token_sums, world=processes.world),
+        )
+
+    def label_fingerprint(self) -> dict[str, Any]:
+        """Return the size and the digest of the vocabulary."""
+        digest = hashlib.sha256(self.prepared.vocabulary().model).hexdigest()
+        return {"vocabulary": self.num_classes, "vocabulary_sha256": digest}
+
+    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
+        """Return the size and the digest of the vocabulary, and the digest of all files."""
+        return {**self.label_fingerprint(), "data_sha256": self.prepared.digest}
+
+    def translate_test(
+        self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[str], Bleu]:
+        """Translate the test sentences by beam search; return the lines and their BLEU."""
+        source = self.prepared.pairs("test").source
+        vocabulary = self.prepared.vocabulary()
+        found = translate_tokens(
+            model,  # type: ignore[arg-type]  # a Transformer, as `build_model` built it
+            [source[i] for i in range(len(source))],
+            beam=config.beam,
+            length_penalty=config.length_penalty,
+            progress=progress,
+        )
+        lines = [as_line(vocabulary, ids) for ids in found]
+        return lines, bleu(lines, self.prepared.references("test"))
+
+    def write_files(self, folder: Path) -> None:
+        """Write the vocabulary, which `load_vocabulary` reads."""
+        with explained("the vocabulary", folder / VOCABULARY):
+            write_bytes(folder / VOCABULARY, self.prepared.vocabulary().model)
+
+    def _first_batch(self, config: TrainConfig) -> Any:
+        return next(self.batches(config, "train").once())
+
+
+def token_loss(
+    forward: Callable[..., Tensor], batch: Any, label_smoothing: float, *, world: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy of the target tokens in float32, and the share that is predicted.
+
+    Both are means over the tokens of all `world` processes: this process's sum times `world`, so that the average over
+    the processes is right.
+    """
+    *inputs, labels, tokens = batch
+    logits = forward(*inputs).flatten(0, 1).float()
+    labels = labels.flatten()
+    losses = F.cross_entropy(logits, labels, ignore_index=PAD, reduction="sum", label_smoothing=label_smoothing)
+    hits = ((logits.detach().argmax(1) == labels) & (labels != PAD)).sum()
+    return losses * world / tokens, hits * world / tokens
+
+
+def token_sums(model: nn.Module, batch: Any, *, world: int = 1) -> Tensor:
+    """Return the summed cross-entropy, the hits and the number of the target tokens of a batch, of all processes."""
+    loss, hits = token_loss(model, batch, 0.0, world=world)
+    sums: Tensor = torch.stack((loss, hits, torch.ones_like(loss))).double() * batch.tokens
+    return sums
