@@ -18,7 +18,10 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders; a killed process leaves them behind
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -144,6 +147,32 @@ def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
     if isinstance(value, list):
         return [with_numbers(item, texts) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors as the bytes of a safetensors file; views and shared storages are copied.
+
+    Raises:
+        ValueError: If a tensor is sparse, has no values, or has a type that the format does not support.
+    """
+    import torch  # imported here because files are also written by commands that do not load torch
+    from safetensors import SafetensorError
+    from safetensors.torch import save
+
+    copies = {}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            kind = "meta" if tensor.device.type == "meta" else str(tensor.layout)
+            raise ValueError(
+                f"expected dense tensors with values, got a {kind} one under '{name}'; make it dense first"
+            )
+        # A copy, because the format supports neither views nor shared storages.
+        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    try:
+        return save(copies)
+    except (KeyError, SafetensorError) as error:
+        kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
+        raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error
 
 
 @contextmanager

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as render_tensors
 from torch import Tensor, nn
 
-from normfree.files import explained, replacing
+from normfree.files import explained, render_weights, replacing
 
 
 def save_weights(path: str | Path, model: nn.Module) -> None:
@@ -78,25 +75,3 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.device.type == "meta" or not tensor.numel():
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors as the bytes of a safetensors file; views and shared storages are copied.
-
-    Raises:
-        ValueError: If a tensor is sparse, has no values, or has a type that the format does not support.
-    """
-    copies = {}
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.device.type == "meta":
-            kind = "meta" if tensor.device.type == "meta" else str(tensor.layout)
-            raise ValueError(
-                f"expected dense tensors with values, got a {kind} one under '{name}'; make it dense first"
-            )
-        # A copy, because the format supports neither views nor shared storages.
-        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-    try:
-        return render_tensors(copies)
-    except (KeyError, SafetensorError) as error:
-        kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
-        raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error

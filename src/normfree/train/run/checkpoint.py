@@ -25,8 +25,7 @@ import torch
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explained, sync
-from normfree.models.weight_files import render_weights
+from normfree.files import TEMPORARY, explained, render_weights, sync
 
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 METRICS = "metrics.jsonl"  # in the folder of the run
