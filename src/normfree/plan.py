@@ -310,8 +310,8 @@ def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[
     total = sum(stage_sizes)
     if len(transitions) != total:
         raise ValueError(
-            f"expected one transition flag per branch ({total} in stages {list(stage_sizes)}), got {len(transitions)}; "
-            "pass a flag for every branch, False where the shape stays"
+            f"expected one transition flag per branch ({total} for stages {list(stage_sizes)}), got {len(transitions)}"
+            "; pass a flag for every branch, False where the shape stays"
         )
     flags = iter(transitions)
     out: list[Position] = []

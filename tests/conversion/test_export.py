@@ -1,4 +1,4 @@
-"""Our models out again: export, ONNX, compilation, copies, processes, and training with differential privacy.
+"""Our models leave the library: export, ONNX, compilation, copies, processes, and differentially private training.
 
 opacus needs nothing of us in its default mode ("hooks"), which differentiates layers it does not know by functorch, nor
 in mode "functorch". Its mode "ew" knows no scalars, and it refuses layers that have both parameters and buffers:

@@ -1,4 +1,4 @@
-"""Normalization that no known module does is noticed in a forward pass."""
+"""A forward pass reveals normalization outside of known normalizers."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ class Whiten(nn.Module):
 
 
 class OverBatch(Whiten):
-    """Normalizes by the batch in training, and by what it saw in evaluation."""
+    """Normalizes by the batch in training, and by stored statistics in evaluation."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -59,7 +59,7 @@ class OverBatch(Whiten):
 
 
 class Swish(Whiten):
-    """An activation with a parameter a channel."""
+    """An activation with a parameter per channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(self.scale * x)

@@ -1,4 +1,4 @@
-"""Normalizers are removed, with the code around them taken into account."""
+"""Every normalizer is removed, and the code around it still works."""
 
 import copy
 
@@ -22,7 +22,7 @@ def test_dyt_stands_where_norms_stood_and_leaves_the_rest() -> None:
 
 
 class InPlace(nn.Module):
-    """A pre-activation whose ReLU writes into what the normalizer put out: without it, that is the stream itself."""
+    """A pre-activation whose ReLU writes into the normalizer's output: without it, that is the stream itself."""
 
     def __init__(self) -> None:
         super().__init__()

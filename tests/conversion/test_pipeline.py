@@ -1,4 +1,4 @@
-"""What conversion accepts, refuses and leaves alone, and that its result is a model like any other."""
+"""Models and examples that conversion accepts or refuses, and the model that it returns."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ from normfree.conversion.norms import find_norms
 
 
 class Post(nn.Module):
-    """The branch ends in an activation: no module puts out what β is to multiply."""
+    """The branch ends in an activation: no module returns the branch for β to multiply."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Odd(Block):
         (network(1), "fixup:branches=false", r"removes the branches"),
     ],
 )
-def test_what_cannot_be_converted_is_refused_by_name(model: nn.Module, method: str, message: str) -> None:
+def test_module_that_cannot_be_converted_is_refused_by_name(model: nn.Module, method: str, message: str) -> None:
     state, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     for attempt in (convert, convert_):
         with pytest.raises(ValueError, match=message):
@@ -141,14 +141,14 @@ def plain_network() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("method", ["wn", "nf", "lsuv", "he_in", "dyt"])
-def test_network_without_sums_gets_what_can_be_done(method: str) -> None:
+def test_network_without_sums_is_converted_as_far_as_possible(method: str) -> None:
     model, plan = convert(plain_network(), method, torch.randn(4, 3, 8, 8))
     assert not find_norms(model)
     assert "no residual sum was found" in plan.changes.notes[0]
     assert "no residual branches" in str(plan)
 
 
-def test_network_without_sums_is_told_what_can_be_done() -> None:
+def test_refusal_of_a_network_without_sums_names_the_alternatives() -> None:
     with pytest.raises(
         ValueError, match=r"'fixup' works on residual branches, but no residual sum .*'nf'.*'wn'.*'lsuv'"
     ):
@@ -166,7 +166,7 @@ class Group(nn.Module):
 
 @pytest.mark.parametrize("method", ["fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv", "he_in", "sqrt_half"])
 def test_sum_of_whole_blocks_is_noted_and_measured(method: str) -> None:
-    """No method has a layer to scale there, so that the signal doubles; what cannot be done must not be silent."""
+    """No method has a layer to scale there, so the signal doubles, and a note says so."""
     model, plan = normfree.convert(network(8, Group), method, X)
     assert plan.changes is not None
     assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
@@ -231,7 +231,7 @@ def test_blocks_that_are_skipped_at_random_are_all_converted(method: str) -> Non
 
 
 class WritesIntoInput(nn.Sequential):
-    """Doubles what it is given, in place."""
+    """Doubles its input in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.mul_(2))
@@ -245,7 +245,7 @@ def test_example_is_left_as_it_was(method: str) -> None:
 
 
 class LooksAtLayers(Block):
-    """Minds what its layers are."""
+    """Checks the classes of its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
         if type(self.first) is not nn.Linear:
@@ -254,7 +254,7 @@ class LooksAtLayers(Block):
 
 
 @pytest.mark.parametrize("method", ["fixup", "wn", "wn_data"])
-def test_model_that_does_not_run_when_converted_is_told_so(method: str) -> None:
+def test_model_that_does_not_run_when_converted_is_refused(method: str) -> None:
     model = network(1, LooksAtLayers)
     with pytest.raises(
         ValueError, match=r"converted Sequential to run on the example.*not a linear layer; .*try 'dyt'"
@@ -361,7 +361,7 @@ class Flat(nn.Module):
         ),
     ],
 )
-def test_refusal_says_what_is_true_where_and_what_to_do(model: nn.Module, method: str, message: str) -> None:
+def test_refusal_names_the_reason_the_place_and_the_remedy(model: nn.Module, method: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert(model, method, X)
 
@@ -377,3 +377,20 @@ def test_weight_norm_of_torch_stays_and_is_set_through() -> None:
     torch.testing.assert_close(model[2].second.weight, plain[2].second.weight)
     perturb_(model)
     assert torch.equal(copy.deepcopy(model)(X), model(X))
+
+
+class Counted(nn.Sequential):
+    """Counts the forward passes of all its copies."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["fixup", "nf", "dyt", "sqrt_half"])
+def test_conversion_takes_three_forward_passes(method: str) -> None:
+    Counted.passes = 0
+    convert(Counted(*network()), method, X)
+    assert Counted.passes == 3

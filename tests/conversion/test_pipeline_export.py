@@ -1,4 +1,4 @@
-"""A converted model goes on: private training with opacus, torch.export, ONNX."""
+"""A converted model in other tools: private training with opacus, torch.export, ONNX."""
 
 import copy
 from pathlib import Path

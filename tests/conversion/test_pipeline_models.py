@@ -1,4 +1,4 @@
-"""Conversion of other people's models: what is found, what is gone, and that the rest trains."""
+"""Conversion of third-party models: branches are found, normalizers removed, and the result trains."""
 
 import time
 
@@ -10,7 +10,7 @@ from foreign_models import CASES, METHODS, REFUSED, Case
 from normfree.conversion import convert
 from normfree.conversion.norms import find_norms
 
-# Each model and each method once, and all pairs of what is small; the rest is marked slow.
+# Each model and each method once, and all pairs of small models; the rest is marked slow.
 SMALL = ("bert", "gpt2", "vit", "t5", "llama")
 LARGE = ("convnext_tiny", "vit_b_16", "swin_t")
 FAST = {

@@ -18,8 +18,8 @@ def test_layer_scale_starts_at_one() -> None:
     assert model.features[1][0].block[5].beta.item() == 0
 
 
-def test_layers_outside_branches_put_out_unit_variance() -> None:
-    """Without normalization a block that is not residual would pass on whatever level it was given."""
+def test_outputs_of_layers_outside_branches_have_unit_variance() -> None:
+    """Without normalization, a block that is not residual would pass on any scale of its input."""
     torchvision = pytest.importorskip("torchvision")
     images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     model, plan = convert(torchvision.models.mobilenet_v3_small(num_classes=4), "skipinit", images)
@@ -52,7 +52,7 @@ class Gated(nn.Module):
 
 
 def test_gates_outside_branches_stay_as_the_method_draws_them() -> None:
-    """He's weights in closed form, Var[W] = 2/fan_in, for what reads a ReLU, pooled or not."""
+    """He's weights in closed form, Var[W] = 2/fan_in, for layers that read a ReLU, pooled or not."""
     images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     original = Gated()
@@ -62,7 +62,7 @@ def test_gates_outside_branches_stay_as_the_method_draws_them() -> None:
     for gate in (model.squeeze, model.excite):
         fan_in = gate.weight.shape[1]
         assert gate.weight.var().item() == pytest.approx(2 / fan_in, rel=0.05)
-    # Control: what is pooled hardly varies, so that at unit variance a gate would magnify it.
+    # Control: a pooled signal hardly varies, so that at unit variance a gate would magnify it.
     ungated = replace(plan, stem=tuple(replace(layer, gate=False) for layer in plan.stem), changes=None)
     model, plan = convert(original, "skipinit", images, plan=ungated, generator=torch.Generator().manual_seed(0))
     factors = {s.name: s.factor for s in plan.changes.scaled}
@@ -86,7 +86,7 @@ def test_embedding_starts_the_stream_at_unit_variance() -> None:
 
 
 class Tokens(nn.Module):
-    """A class token before the sequence, a bias and a factor a channel on all of it: all three of shape (1, 1, 8)."""
+    """A class token before the sequence, a bias and a factor per channel on all of it: all three of shape (1, 1, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Tokens(nn.Module):
         return self.blocks((x + self.bias) * self.factor)
 
 
-def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
+def test_class_token_is_drawn_and_added_or_multiplied_parameters_are_not() -> None:
     model, plan = convert(Tokens(), "fixup", torch.randn(2, 5, 8))
     assert model.token.std().item() == pytest.approx(1.0, abs=0.7)
     assert not model.bias.any()
@@ -109,7 +109,7 @@ def test_class_token_is_drawn_and_what_is_added_or_multiplied_is_not() -> None:
 
 
 def test_network_that_concatenates_is_brought_to_unit_variance() -> None:
-    """Without batch norm the signal grows where layers are concatenated; with 'wn' a DenseNet put out 1e5."""
+    """Without batch norm the signal grows where layers are concatenated; with 'wn' a DenseNet returned 1e5."""
 
     class Grows(nn.Module):
         def __init__(self) -> None:
@@ -139,7 +139,7 @@ def test_embedding_of_zeros_stays() -> None:
 
 
 class Projected(nn.Module):
-    """Multiplies by a parameter of its own before the blocks; what it puts out is something else."""
+    """Multiplies by a parameter of its own before the blocks; its output is another value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Projected(nn.Module):
         return 100 * self.head(self.blocks(self.stem(x) @ self.projection))
 
 
-def test_weight_without_a_layer_of_its_own_is_not_brought_to_the_level_of_the_model() -> None:
+def test_weight_without_a_layer_of_its_own_is_not_rescaled() -> None:
     model, plan = convert(Projected(), "skipinit", X)
     assert "'projection'" in plan.changes.notes[-1]
     assert [s.name for s in plan.changes.scaled] == []

@@ -1,4 +1,4 @@
-"""A converted model comes back from its folder bit for bit, and nothing else is taken for it."""
+"""A converted model loads from its folder bit for bit, and any other folder is refused."""
 
 import json
 import os
@@ -113,7 +113,7 @@ def test_lines_in_the_folder_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     name = "my_nets_to_load:make"
-    model, plan = convert(nf.models.foreign.create(name), "wn", images())
+    model, plan = convert(nf.models.foreign.create_model(name), "wn", images())
     save_converted("m", model, plan, example=images(), source=name)
     code = "import sys; sys.path[0] = 'm'; from load import load; print(load()[0].weight.sum().item())"
     environment = {**os.environ, "PYTHONPATH": str(Path(nf.__file__).parents[1])}
@@ -132,7 +132,7 @@ def test_hand_written_plan_is_used_again(tmp_path: Path) -> None:
     assert same(loaded, model)
 
 
-def test_files_are_what_others_read(tmp_path: Path) -> None:
+def test_files_have_common_formats(tmp_path: Path) -> None:
     model, plan = saved(tmp_path / "m", source="thin_resnet:ThinResNet")
     assert {p.name for p in (tmp_path / "m").iterdir()} == {
         "weights.safetensors", "plan.json", "example.safetensors", "load.py",
@@ -158,9 +158,9 @@ def test_another_architecture_is_one_sentence(tmp_path: Path) -> None:
     for factory, says in others:
         with pytest.raises(ValueError, match=says) as caught:
             nf.load(tmp_path / "m", factory)
-        assert "pass a factory that gives the model as it was" in str(caught.value)
+        assert "pass a factory that returns the model as it was" in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"to give a torch.nn.Module, got int"):
+    with pytest.raises(ValueError, match=r"to return a torch.nn.Module, got int"):
         nf.load(tmp_path / "m", lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match="expected a factory for the model in"):
         nf.load(tmp_path / "m")

@@ -83,7 +83,7 @@ def test_wn_keeps_lengths_by_the_stage() -> None:
 
 
 @pytest.mark.parametrize("method", ["sqrt_half", "idshort", "shao"])
-def test_block_that_puts_out_the_sum_is_scaled_whole(method: str) -> None:
+def test_block_that_returns_the_sum_is_scaled_whole(method: str) -> None:
     model, _ = convert(network(), method, X)
     rule = normfree.methods.get(method).rule
     for l in (1, 2, 3):
@@ -120,7 +120,7 @@ def test_subtracted_branch_is_a_branch() -> None:
 
 
 def test_subtracted_shortcut_gets_no_scalar() -> None:
-    """What is added to a block's output to scale its shortcut would have the wrong sign."""
+    """The term that is added to a block's output to scale its shortcut would have the wrong sign."""
     with pytest.raises(ValueError, match="its shortcut is not the first argument of the block"):
         convert(network(block=SubtractedFrom), "learnscalar", X)
 
@@ -151,7 +151,7 @@ class TwoSums(nn.Module):
         return x + self.second(self.norm2(x))
 
 
-def test_sum_that_no_module_puts_out_is_refused_by_name() -> None:
+def test_sum_that_no_module_returns_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'1#1'.*scales the sum itself, but '1' does more after it"):
         convert(network(1, TwoSums), "idshort", X)
 
@@ -201,7 +201,7 @@ class Calls(nn.Module):
         (SignalComesSecond, lambda b, x: b(X, x), "learnscalar", "its shortcut is not the first argument of the block"),
     ],
 )
-def test_block_that_puts_out_or_is_given_something_else_is_refused(
+def test_block_with_another_output_or_first_argument_is_refused(
     block: type[nn.Module], call: Callable[[nn.Module, Tensor], Tensor], method: str, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"'blocks.0'.*scales the sum itself, but {reason}.*; use a method"):
@@ -242,7 +242,7 @@ def test_isograd_scales_sums_over_whole_blocks() -> None:
     assert "the signal may still grow at sums of whole blocks" in plan.changes.notes[0]
 
 
-def test_relu_behind_a_sum_is_known_by_its_class() -> None:
+def test_relu_after_a_sum_is_known_by_its_class() -> None:
     """A positive factor passes through a ReLU, whatever the model calls it, and not through another activation."""
 
     class Activated(Block):
@@ -265,7 +265,7 @@ def test_relu_behind_a_sum_is_known_by_its_class() -> None:
 
 
 class Upsampling(nn.Module):
-    """A convolution stored the other way round, in front of a block."""
+    """A transposed convolution before a block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `admits_conversion` promises, `convert` keeps."""
+"""`convert` accepts every method that `admits_conversion` admits."""
 
 import pytest
 from torch import nn

@@ -96,7 +96,7 @@ def test_discovered_plan_differs_between_methods() -> None:
     assert plans[0] != plans[1] != plans[2] != plans[0]
 
 
-# Models from elsewhere.
+# Third-party models.
 
 
 def torchvision_plan(name: str) -> ResidualPlan:
@@ -267,7 +267,7 @@ class Projection(Toy):
         return self.third(x) + self.second(torch.relu(self.first(x)))
 
 
-def test_parallel_sum_and_projection_are_told_apart() -> None:
+def test_parallel_sum_and_projection_are_distinguished() -> None:
     (branch,) = plan_of(Parallel()).branches
     assert branch.shortcut == "parallel"
     assert {layer.name for layer in (*branch.layers, *branch.shortcut_layers)} == {"first", "second"}
@@ -290,7 +290,7 @@ class LongSkip(Toy):
         return x + y
 
 
-def test_long_skip_lists_what_inner_blocks_leave() -> None:
+def test_long_skip_lists_the_layers_that_inner_blocks_leave() -> None:
     assert layer_names(plan_of(LongSkip())) == [
         (["first"], "identity", []),
         (["second"], "identity", []),
@@ -421,7 +421,7 @@ class Subsampled(nn.Module):
         return self.conv(x) + x[:, :, ::2, ::2]
 
 
-def test_subsampled_shortcut_is_told_from_an_identity() -> None:
+def test_subsampled_shortcut_is_no_identity() -> None:
     plan = discover(Subsampled(), torch.zeros(2, 4, 8, 8))
     assert layer_names(plan) == [(["conv"], "subsample", [])]
     assert plan.branches[0].position.transition

@@ -1,4 +1,4 @@
-"""Discovery on models from elsewhere: how many branches, of which degree, in which stages, and no weight left out."""
+"""Discovery on third-party models: number, degree and stages of the branches, and every weight accounted for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def images(size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Known:
-    """A model and what is known of it: degrees by branch, stages, shortcuts that are no identities, weight layers."""
+    """A model and its known plan: degrees by branch, stages, shortcuts that are no identities, weight layers."""
 
     build: Callable[[], nn.Module]
     example: Any
@@ -209,7 +209,7 @@ def test_branches_side_by_side_end_in_two_layers() -> None:
 
 
 def test_activations_of_other_libraries_are_seen() -> None:
-    """GPT-2's GELU is written out, MobileNet's ReLU6 a class of its own: the layers behind them read an activation."""
+    """GPT-2's GELU is written out, MobileNet's ReLU6 a class of its own: the layers after them read an activation."""
     assert [layer.activated_in for layer in plan_of("gpt2").branches[1].layers] == [False, True]
     assert [layer.activated_in for layer in plan_of("mobilenet_v2").branches[0].layers] == [False, True, True]
 

@@ -1,4 +1,4 @@
-"""Weights that no weight layer of torch multiplies by: found by the identity of the parameter, however it is used."""
+"""Weights that are used outside of torch's weight layers are found by the identity of the parameter."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from normfree.plan import Layer
 
 
 class Held(nn.Module):
-    """A module that holds parameters and leaves their use to others."""
+    """A module whose parameters other modules use."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Held(nn.Module):
 
 
 class Uses(nn.Module):
-    """x + f(x, W) with W held elsewhere."""
+    """x + f(x, W) with W in another module."""
 
     def __init__(self, use: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
         super().__init__()

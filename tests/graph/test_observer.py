@@ -1,4 +1,4 @@
-"""The observer follows the stack of modules, numbers additions per module, and leaves no hook behind."""
+"""The observer follows the stack of modules, numbers additions per module, and removes its hooks."""
 
 from collections.abc import Callable
 from typing import Any

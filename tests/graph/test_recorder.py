@@ -1,4 +1,4 @@
-"""What discovery leaves behind in a model and around it: nothing."""
+"""Discovery leaves no trace in a model or around it."""
 
 import random
 from typing import Any
@@ -89,7 +89,7 @@ def held(module: nn.Module) -> dict[str, tuple[int, int]]:
     return {n: (id(v), len(v) if isinstance(v, dict | list) else 0) for n, v in vars(module).items()}
 
 
-def test_what_a_forward_pass_makes_and_keeps_is_gone() -> None:
+def test_attributes_that_a_forward_pass_assigns_are_removed() -> None:
     model = nn.Sequential(nn.Linear(16, 16), Keeping(), nn.Linear(16, 4))
     keeping = model[1]
     before = held(keeping)

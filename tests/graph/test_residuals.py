@@ -161,7 +161,7 @@ def test_degree_follows_the_rule(kind: type[Body], m: int) -> None:
     assert plan.branches[-1].name == plan.branches[-1].home + ("#2" if kind is InnerSkip else "")
 
 
-def test_entries_read_what_the_branch_starts_from() -> None:
+def test_entries_read_the_input_of_the_branch() -> None:
     (attention,) = discover(SoftmaxAttention(), torch.zeros(2, 3, 8)).branches
     assert [layer.name for layer in attention.entries] == ["q", "k", "v"]
     assert [layer.name for layer in attention.ends] == ["out"]

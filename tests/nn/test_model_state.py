@@ -1,10 +1,10 @@
-"""Other tensors in a model's place, and everything back afterwards, whatever names a module has."""
+"""Tensors are substituted, and the state of a model is restored, whatever names a module has."""
 
 import pytest
 import torch
 from torch import nn
 
-from normfree.nn.model_state import on_meta, substitute_tensors
+from normfree.nn.model_state import leave_no_trace, on_meta, substitute_tensors
 
 
 def shared() -> nn.Sequential:
@@ -35,3 +35,40 @@ def test_tensors_come_back_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="inside"):
         fail_inside(model)
     assert all(a is b for a, b in zip(before, [*model.parameters(), *model.buffers()], strict=True))
+
+
+class Counting(nn.Module):
+    """Counts its calls in an attribute and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        return x
+
+
+@pytest.mark.parametrize("attributes", [False, True])
+def test_pass_leaves_no_trace(attributes: bool) -> None:
+    counting, norm = Counting(), nn.BatchNorm1d(2)
+    model = nn.Sequential(nn.Linear(2, 2), norm, counting, nn.Dropout()).train()
+    x = torch.ones(3, 2).normal_()
+    model(x).sum().backward()
+    gradient, mean, buffer = model[0].weight.grad, norm.running_mean.clone(), norm.running_mean
+    arrived: list[nn.Parameter] = []
+    model[0].weight.register_post_accumulate_grad_hook(arrived.append)
+    state = torch.get_rng_state()
+    with leave_no_trace(model, attributes=attributes):
+        model.train()(x).sum().backward()
+        assert model[0].weight.grad is not gradient
+        assert not torch.equal(norm.running_mean, mean)
+        model.eval()
+    assert model[0].weight.grad is gradient
+    assert norm.running_mean is buffer
+    assert torch.equal(buffer, mean)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not arrived
+    assert (counting.calls, counting.seen) == ((1, [0, 1]) if attributes else (2, [0, 1, 2]))

@@ -1,4 +1,4 @@
-"""Layers that become weight-normalized or standardized ones: in any storage, any type, and through pickle."""
+"""Layers become weight-normalized or standardized ones, for any storage and type, and survive pickle."""
 
 from __future__ import annotations
 

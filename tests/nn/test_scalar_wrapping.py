@@ -1,4 +1,4 @@
-"""Scalars around the forward pass of a module: what comes out keeps its kind."""
+"""Scalars around the forward pass of a module keep the type of its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pair(nn.Linear):
 
 
 @pytest.mark.parametrize(("kind", "out"), [(Named, Found), (Pair, tuple)])
-def test_tuple_stays_what_it_is(kind: type[nn.Linear], out: type) -> None:
+def test_tuple_keeps_its_type(kind: type[nn.Linear], out: type) -> None:
     layer, x = kind(2, 2), torch.ones(1, 2)
     plain = layer(x)
     add_scalar_(layer, "beta", 0.5, learnable=True)

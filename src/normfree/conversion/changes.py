@@ -117,7 +117,7 @@ class FoldedModule:
     Attributes:
         name: Its qualified name.
         kind: Its class.
-        into: The layers that took over what it computed.
+        into: The layers that compute it now.
     """
 
     name: str

@@ -121,7 +121,7 @@ def convert_(
     # Three forward passes: `_look` records the flow on tensors without values and inspects one pass on the example,
     # and `_check_` runs the converted model. Methods that set weights from data run it too.
     method = get(method)
-    _check_request(model, method, example)
+    _check_request(method, example)
     work = _look(model, method, example, plan)
     _refuse(work)
     with restored_on_error(model):
@@ -133,7 +133,7 @@ def convert_(
 
 @dataclass
 class _Conversion:
-    """A conversion in progress: first what was found in the model, then what was changed.
+    """A conversion in progress: the facts about the original, then the changes.
 
     Attributes:
         model: The model that is converted in place.
@@ -175,8 +175,8 @@ class _Conversion:
         return self.method.norm is not None
 
 
-def _check_request(model: nn.Module, method: Method, example: Example) -> None:
-    """Refuse a method that converts no model, an example that it cannot use, and a model that was converted before."""
+def _check_request(method: Method, example: Example) -> None:
+    """Refuse a method that converts no model, and an example that it cannot use."""
     reason = cannot_convert_by(method)
     if reason is not None:
         raise ValueError(reason)
@@ -185,12 +185,6 @@ def _check_request(model: nn.Module, method: Method, example: Example) -> None:
             f"method '{method.name}' sets its weights from data: expected a tensor as example, got "
             f"{type(example).__name__}; use a method that needs none, such as 'fixup'"
         )
-    for name, module in model.named_modules():
-        if scalars_of(module):
-            raise ValueError(
-                f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
-                "original, or write new weights by initialize_"
-            )
 
 
 def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan | None) -> _Conversion:
@@ -204,14 +198,10 @@ def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan
 
     if plan is None:
         plan = plan_from_flow(model, flow())
-    keeps_layers = method.norm is not None
-    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not plan.branches and not keeps_layers and needs_sums:
-        raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
     norms = find_norms(model)
     inspection = inspect_model(model, norms, args, kwargs)
     scalars, obstacles = Scalars(), Obstacles()
-    if not keeps_layers:
+    if method.norm is None:
         used_flow = flow() if scales_sums(method) else None
         scalars, obstacles = place_scalars(model, plan, method, inspection.calls, used_flow)
     return _Conversion(
@@ -232,6 +222,15 @@ def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan
 def _refuse(work: _Conversion) -> None:
     """Raise an error with every reason why the model cannot be converted."""
     model, method = work.model, work.method
+    for name, module in model.named_modules():
+        if scalars_of(module):
+            raise ValueError(
+                f"expected a model that was not converted yet, got one with scalars at {quoted(name)}; convert the "
+                "original, or write new weights by initialize_"
+            )
+    needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
+    if not work.plan.branches and not work.keeps_layers and needs_sums:
+        raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
     obstacles: Obstacles = {
         f"{quoted(name)}: {type(module).__name__} is no normalizer we know": "replace it by one of torch's"
         for name, module in unknown_norms(model)

@@ -85,7 +85,7 @@ def save_converted(
     record = {**describe(plan, source=source), "model": type(model).__name__, "example": packed}
     weights = render_weights(model.state_dict())
     require_free(folder)
-    with explained("the converted model", folder, "what was there before is whole"):
+    with explained("the converted model", folder, "an earlier model there is unchanged"):
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.absolute().parent))
         try:

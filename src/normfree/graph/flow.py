@@ -26,7 +26,7 @@ from normfree.graph.functions import (
 )
 
 Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
-"""How a parameter meets the signal: it multiplies it, is looked up, becomes part of it, or is added or laid over it."""
+"""How a parameter meets the signal: as a weight, a lookup table, a part of the signal, or elementwise."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class _Origin:
 
 
 class WeightUses:
-    """Follows every parameter of two or more dimensions, and what is computed from it, until it meets the signal.
+    """Follows every parameter of two or more dimensions, and tensors computed from it, until they meet the signal.
 
     `uses` maps the parameters that met the signal to how they did.
     """

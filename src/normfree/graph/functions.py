@@ -1,6 +1,6 @@
-"""What a function of torch does to the signal, by its name: adds, multiplies, reshapes, activates, bounds.
+"""Classify torch functions by name: sums, products, changes of shape, activations, bounded functions.
 
-The names are those that `__torch_function__` reports. A function that is not listed passes the signal on.
+The names are those that `__torch_function__` reports. Any other function passes the signal on.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
 MAXIMA = frozenset({"maximum", "max"})
 GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
-# As a factor, these keep their size whatever comes in: gates, and what divides a signal by its own scale.
+# As factors, these are bounded for any input: gates, and a signal's division by its own scale.
 BOUNDED = GATES | {"rsqrt", "rsqrt_"}
-# What an activation can be written with: functions of one number.
+# Functions of one number, with which an activation can be written.
 POINTWISE = GATES | SUMS | PRODUCTS | {
     "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
     "weighted_add",
 }  # fmt: skip
-# The result has the shape of the argument and nothing of its values.
+# The result has the shape of the argument, and does not depend on its values.
 VALUELESS = frozenset({
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
     "full_like", "rand_like", "randn_like", "randint_like",
 })  # fmt: skip
-# Of the second argument only the shape or type is used.
+# These use only the shape or type of their second argument.
 LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
 # A parameter that meets the signal in one of these becomes a part of it, as a class token does.
 JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "__setitem__"})
-# A parameter that meets the signal in one of these multiplies no vector of it: it is looked up, added, put beside or
-# laid over it.
+# A parameter that meets the signal in one of these does not multiply its vectors: it is looked up, added, concatenated
+# or used as an elementwise factor.
 BESIDE = SUMS | PRODUCTS | {
     "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "__rsub__",
     "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp", "masked_fill", "index_put", "index_put_",
@@ -67,27 +67,27 @@ BESIDE = SUMS | PRODUCTS | {
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The function's name, or the attribute's where it reads one (`x.T`)."""
+    """The name of a function, or of the attribute that it reads (`x.T`)."""
     name = getattr(function, "__name__", "")
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The operands of a sum or product, given by place or by name."""
+    """The operands of a sum or product, given by position or by name."""
     return (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))[:2]
 
 
 def clamps_at_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a clamp are those of a ReLU: a lower end of 0 and no upper one."""
+    """Whether the arguments of a clamp make it a ReLU: a lower bound of 0 and no upper bound."""
     low, high, *_ = (*args[1:], None, None)
     low, high = kwargs.get("min", low), kwargs.get("max", high)
     return isinstance(low, int | float) and low == 0 and high is None
 
 
 def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
-    """What a function does with operands of these shapes, all of which depend on the input.
+    """The kind of a function with operands of these shapes, all of which depend on the input.
 
-    A sum with broadcasting is no residual one: position embeddings and biases are added so.
+    A sum with broadcasting is not residual: position embeddings and biases are added that way.
     """
     if name in ACTIVATIONS:
         return "activation"

@@ -88,7 +88,7 @@ class Observer(TorchFunctionMode):
     def add_hook(self, table: dict[Any, Any], hook: Callable[..., None], *more: dict[Any, Any]) -> None:
         """Put a hook into one of a module's tables, `_forward_hooks` for example, until `remove_hooks`.
 
-        It is what `register_forward_hook` does without its handle: hundreds of handles cost as much as some layers.
+        This is `register_forward_hook` without the handle: hundreds of handles cost as much as some layers.
         The tables in `more` mark the hook as one with an option.
         """
         key = object()

@@ -30,7 +30,7 @@ class ResidualSum:
         kind: The class of the shortcut.
         end: The operand of the addition that is the branch.
         degree: The degree of the branch in its weights.
-        entries: The layers of the branch that read what it starts from.
+        entries: The layers of the branch that read its input.
         ends: The layers of the branch whose outputs are added to the shortcut.
         gates: The layers of the branch that reach the sum only as bounded factors.
     """

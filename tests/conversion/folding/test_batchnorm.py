@@ -1,4 +1,4 @@
-"""Batch norms folded into weights: the same function, nothing normalized, the original as it was."""
+"""Folding of batch norms: the function is the same, no batch norm remains, and the original is unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Norm-free networks folded for inference: the same function, made of pads, convolutions, ReLU and adds."""
+"""Folding for inference: the function is the same, of pads, convolutions, ReLUs and additions only."""
 
 from copy import deepcopy
 from typing import Any
@@ -133,7 +133,7 @@ def test_network_at_initialization_folds() -> None:
 
 
 def test_bias_before_zero_padding_becomes_padding() -> None:
-    """conv(pad0(x + b)) = conv of x padded with -b, plus b·ΣW a channel."""
+    """conv(pad0(x + b)) = conv of x padded with -b, plus b·ΣW per channel."""
     conv = nn.Conv2d(2, 4, 3, padding=1, groups=2).double()
     after = nn.Sequential(nn.ReLU(), ScalarBias(0.75), deepcopy(conv)).eval()
     record = fold_(after, batch(1, 2, 5, 5))
@@ -315,7 +315,7 @@ def test_training_mode_is_refused() -> None:
 
 
 def test_foreign_model_without_an_example_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected an example, since Sequential does not say what it reads"):
+    with pytest.raises(ValueError, match="expected an example, since Sequential has no attribute input_shape"):
         fold_(nn.Sequential(nn.Linear(2, 2)).eval())
 
 

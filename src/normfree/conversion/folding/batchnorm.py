@@ -15,7 +15,7 @@ from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
 from normfree.graph.flow import Node
 from normfree.nn.normalizers import ChannelAffine
 
-_ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's: dropout and activation inside
+_ACTIVATED = ("BatchNormAct2d", "SyncBatchNormAct", "FrozenBatchNormAct2d")  # timm's, with dropout and activation
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # in evaluation mode
 
 
@@ -154,7 +154,7 @@ def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    # torchvision, timm and transformers each have a frozen one of their own, which is no subclass of torch's.
+    # torchvision, timm and transformers each have a frozen batch norm that is no subclass of torch's.
     return isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
 
 

@@ -90,10 +90,12 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
 
 
 def _example(model: nn.Module) -> Tensor:
-    """A batch of the shape that a model of ours is built for."""
+    """A batch of the shape that one of our models was built for."""
     shape = getattr(model, "input_shape", None)
     if shape is None:
-        raise ValueError(f"expected an example, since {type(model).__name__} does not say what it reads; pass a batch")
+        raise ValueError(
+            f"expected an example, since {type(model).__name__} has no attribute input_shape; pass a batch"
+        )
     dtype = next(model.parameters()).dtype
     return torch.empty((2, *shape), device="meta", dtype=dtype)
 
@@ -167,7 +169,7 @@ def _averages_only(pool: Any) -> bool:
 
 
 def _affine(name: str, module: nn.Module, scale: Tensor | None, shift: Tensor | None) -> list[FoldStep]:
-    """An affine step; none where both are absent."""
+    """An affine step, or none if both scalars are absent."""
     if scale is None and shift is None:
         return []
     step = FoldStep("affine", name, module)
