@@ -74,6 +74,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # it imports torch in three processes
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """The processes of `concurrent.futures.ProcessPoolExecutor` would wait for tasks for ever."""
     script = tmp_path / "parent.py"

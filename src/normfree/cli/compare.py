@@ -91,7 +91,9 @@ def compare_methods(
     elif found.runs:
         print_table(table(found))
     if found.signal is not None:
-        messages.print("stopped; what is done is kept, and the same command goes on", markup=False, style="yellow")
+        messages.print(
+            "stopped; the runs so far are kept, and the same command continues", markup=False, style="yellow"
+        )
         raise typer.Exit(128 + found.signal)
     typed: dict[str, object] = {
         "-m": method,

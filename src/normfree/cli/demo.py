@@ -30,7 +30,9 @@ def make_demo(
     with progress("demo") as update:
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
     if demo is None:
-        open_console(stderr=True).print("stopped; what is done is kept, and the same command goes on", style="yellow")
+        open_console(stderr=True).print(
+            "stopped; the runs so far are kept, and the same command continues", style="yellow"
+        )
         raise typer.Exit(130)
     named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
     console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))

@@ -30,7 +30,7 @@ from normfree.train.engine.inputs import EvalBatches, Inputs
 from normfree.train.engine.step import image_loss
 from normfree.train.text.translation import Bleu
 
-AS_BUILT = "as built"  # the method of a model that no method of ours made
+AS_BUILT = "as built"  # the method of a third-party model that is not converted
 FOLDER = "folder:"
 FOLDER_SIZE = 224  # the side that the images of a folder are scaled to
 

@@ -137,7 +137,7 @@ def test_regions_hold_as_many_blocks_as_asked_and_transitions_alone(name: str, s
 def test_models_from_outside_run_as_they_are() -> None:
     model = nn.Linear(3, 2)
     assert forward_of(model) is model
-    with pytest.raises(ValueError, match="to recompute segments of, got Linear; use 0"):
+    with pytest.raises(ValueError, match="for recompute, got Linear; use recompute=0"):
         forward_of(model, recompute=2)
 
 
@@ -268,6 +268,6 @@ def test_reparametrized_layer_of_others_keeps_its_direction_and_gain() -> None:
 
 def test_mixed_is_refused_where_no_branch_is_known() -> None:
     model = Between()
-    with pytest.raises(ValueError, match=r"expected a model of ours .*'mixed', got Between; use bf16 or float32"):
+    with pytest.raises(ValueError, match=r"expected a normfree model .*'mixed', got Between; use bf16 or float32"):
         apply_precision_(model, "mixed")
     assert {p.dtype for p in model.parameters()} == {torch.float32}

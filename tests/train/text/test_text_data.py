@@ -432,7 +432,7 @@ def test_given_model_is_trained_if_it_fits(pairs: Prepared, text: Prepared, tmp_
         (lambda: nf.build("transformer-1-1-16-32-2", "fixup", num_classes=SIZE + 1), rf"got \(2, \d+, {SIZE + 1}\)"),
         (lambda: nf.build("decoder-1-16-32-2", "fixup", num_classes=SIZE), "stopped"),
         (lambda: nf.build("resnet8", "fixup"), "stopped"),
-        (lambda: Words(SIZE), "expected a Transformer of ours to translate the test split, got Words"),
+        (lambda: Words(SIZE), "expected a normfree Transformer to translate the test split, got Words"),
     ],
 )
 def test_given_model_that_does_not_fit_is_one_sentence(pairs: Prepared, model: Any, says: str) -> None:

@@ -41,7 +41,7 @@ def apply_precision_(model: nn.Module, precision: str) -> torch.dtype:
     if precision == "mixed":
         if not isinstance(model, BaseModel) and not any(isinstance(module, Residual) for module in model.modules()):
             raise ValueError(
-                f"expected a model of ours for precision 'mixed', got {type(model).__name__}; use bf16 or float32"
+                f"expected a normfree model for precision 'mixed', got {type(model).__name__}; use bf16 or float32"
             )
         set_precision_(model, stream=torch.float32, branch=torch.bfloat16)
         if isinstance(model, BaseModel) and model.skip == "sequence":
@@ -84,7 +84,7 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
     """
     if not isinstance(model, Network):
         if recompute:
-            raise ValueError(f"expected a model of ours to recompute segments of, got {type(model).__name__}; use 0")
+            raise ValueError(f"expected a normfree model for recompute, got {type(model).__name__}; use recompute=0")
         if isinstance(model, BaseModel):
             for layer in _layers(model) if compile else ():
                 layer.compile(dynamic=True)

@@ -114,7 +114,7 @@ class TextData:
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"{expected}, got {got} for {tuple(labels[:2].shape)} of them; adapt {kind}")
         if self.translates_test and not isinstance(model, Transformer):
-            raise ValueError(f"expected a Transformer of ours to translate the test split, got {kind}; leave test out")
+            raise ValueError(f"expected a normfree Transformer to translate the test split, got {kind}; leave test out")
 
     def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor, ...]:
         """Return the first training sequences, as the model reads them."""
