@@ -381,10 +381,10 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("./my_factories.py:good",), "write my_factories:good"),
         (
             ("my_factories",),
-            "got the file my_factories.py; name what makes one in it: normfree diagnose my_factories:F",
+            "got the file my_factories.py; give a factory in it: normfree diagnose my_factories:F",
         ),
         (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
-        (("./my_factories.py",), "got the file './my_factories.py'; name what makes the model, and give its weights"),
+        (("./my_factories.py",), "got the file './my_factories.py'; give a model name or module:factory"),
         (("some_folder",), "expected a run in 'some_folder', found no config.toml there; give the folder that"),
         ((*SMALL, "--device", "cuda:99"), "; auto takes the best there is"),
         ((*SMALL, "--checkpoint", "nofile"), "expected a checkpoint at 'nofile', found none; check the path, or write"),

@@ -132,7 +132,7 @@ def test_options_stand_for_settings(run: Run) -> None:
         (["fashon"], "fashion"),
         (["--config", "none.toml"], "none.toml"),
         (["--resume", "none"], "expected a run in 'none'"),
-        (["--resume", "none", "--out", "other"], "expected --resume or --out, got both"),
+        (["--resume", "none", "--out", "other"], "--resume cannot be combined with --out"),
         (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),

@@ -247,7 +247,7 @@ def test_unknown_field_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("lr = ", r"expected TOML in '.*bad.toml', got text that is none \(Invalid value .*\); correct it there"),
+        ("lr = ", r"the file '.*bad.toml' is not valid TOML \(Invalid value .*\); correct it there"),
         ("lrr = 1", r"unknown setting 'lrr' in '.*bad.toml'; did you mean 'lr'\?"),
         ("[lr]\nx = 1", r"expected a number for 'lr', got \{'x': 1\}; correct it in '.*bad.toml'"),
         ("lr = '0.1'", r"expected a number for 'lr', got '0.1'; correct it in '.*bad.toml'"),
@@ -264,7 +264,7 @@ def test_bad_toml_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"lr = \xff")
-    with pytest.raises(ValueError, match="expected TOML in"):
+    with pytest.raises(ValueError, match="is not valid TOML"):
         TrainConfig.from_toml(tmp_path / "bad.toml")
 
 

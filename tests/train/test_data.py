@@ -98,7 +98,7 @@ def test_data_is_found_by_its_name(tmp_path: Path) -> None:
     found = open_data(TrainConfig())
     assert isinstance(found, MemoryImages)
     assert torch.equal(found.images.test.images, load("fashion14").test.images)
-    with pytest.raises(ValueError, match="normfree data get cifar10 --dir"):
+    with pytest.raises(ValueError, match="normfree data get cifar10 --data-dir"):
         open_data(TrainConfig(data="cifar10", data_dir=str(tmp_path)))
     with pytest.raises(ValueError, match="expected an image folder 'train'"):
         open_data(TrainConfig(data=f"folder:{tmp_path}"))

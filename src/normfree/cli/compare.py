@@ -67,7 +67,7 @@ def compare_methods(
         return
     if plugin and jobs is not None and jobs > 1:
         raise ValueError(
-            f"expected --jobs 1 beside --plugin, got {jobs}; other processes know only methods that are installed"
+            f"--plugin cannot be combined with --jobs {jobs}: worker processes do not load plug-ins; use --jobs 1"
         )
     load_plugins(plugin)
     base = _base(recipe, changes or [])
@@ -116,7 +116,7 @@ def _base(recipe: str, changes: list[str]) -> TrainConfig:
     changed = TrainConfig.parse_changes(changes)
     for name, option in (("method", "--method"), ("model", "--model"), ("seed", "--seeds"), ("lr", "--lr")):
         if name in changed:
-            raise ValueError(f"expected the setting that is compared as {option}, got --set {name}=…; use {option}")
+            raise ValueError(f"use {option} instead of --set {name}=…; compare varies it")
     return named(recipe, **changed)
 
 

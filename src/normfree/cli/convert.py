@@ -116,7 +116,8 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
         )
     if fold and method is not None:
         raise ValueError(
-            f"expected --method or --fold-batchnorm, got both; '{method}' draws new weights, folding keeps the function"
+            f"--method cannot be combined with --fold-batchnorm; '{method}' draws new weights, while folding keeps the "
+            "function"
         )
     if fold:
         return ""

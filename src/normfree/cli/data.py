@@ -1,4 +1,7 @@
-"""`normfree data get` and `normfree data list`: fetch data sets, and list those on disk."""
+"""`normfree data get` and `normfree data list`: fetch data sets, and list those on disk.
+
+`normfree data prepare` is in `text.py`.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _require_weights(model: str, folder: Path | None, method: list[str] | None, 
         )
     if checkpoint is not None and (inside := _folder_around(checkpoint)) is not None:
         raise ValueError(
-            f"expected the weights of a model alone, got '{checkpoint}' of a folder that says how they are to be read; "
+            f"the file '{checkpoint}' belongs to the run or converted model in '{inside}'; "
             f"diagnose the folder instead: normfree diagnose {inside}"
         )
     if is_foreign(model) and method:

@@ -81,14 +81,14 @@ def require_alone(context: typer.Context, option: str, beside: Sequence[str] = (
     """Refuse arguments and options beside `option` that it would ignore; those in `beside` are allowed."""
     typed = given(context)
     if option in typed and (others := [name for name in typed if name not in (option, *beside)]):
-        raise ValueError(f"expected {option} alone, got also {', '.join(others)}; leave one of them out")
+        raise ValueError(f"{option} cannot be combined with {', '.join(others)}; leave one of them out")
 
 
 def require_either(context: typer.Context, option: str, others: Sequence[str], why: str) -> None:
     """Refuse `option` together with one of `others`; `why` names the one that would be ignored."""
     for name in others:
         if {option, name} <= set(given(context)):
-            raise ValueError(f"expected {option} or {name}, got both; {why}")
+            raise ValueError(f"{option} cannot be combined with {name}; {why}")
 
 
 def require_one_input(context: typer.Context) -> None:
@@ -102,11 +102,12 @@ def require_model(model: str, verb: str) -> None:
     name = model.removesuffix(".py")
     if name.isidentifier() and Path(f"{name}.py").is_file():
         raise ValueError(
-            f"expected a model, got the file {name}.py; name what makes one in it: normfree {verb} {name}:FACTORY"
+            f"expected a model, got the file {name}.py; give a factory in it: normfree {verb} {name}:FACTORY"
         )
     if Path(model).is_file():
         raise ValueError(
-            f"expected a model, got the file '{model}'; name what makes the model, and give its weights by --checkpoint"
+            f"expected a model, got the file '{model}'; give a model name or module:factory, and pass a file of "
+            "weights as --checkpoint"
         )
 
 

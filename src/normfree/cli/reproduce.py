@@ -24,7 +24,7 @@ def reproduce_claims(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = Path("results"),
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Where to run: cpu, cuda, …; without it no full-scale run is trained."),
+        typer.Option("--device", help="Where to run: cpu, cuda, …; required to train at full scale."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also claims with a stored result.")] = False,
     only: Annotated[
@@ -55,7 +55,7 @@ def reproduce_claims(
     if write and not claims:
         idle = [name for name in given(context) if name not in ("--out", "--write", "--draw")]
         if idle:
-            raise ValueError(f"expected claims to run beside {', '.join(idle)}, got none; name some, or leave it out")
+            raise ValueError(f"no claim was named for {', '.join(idle)}; name one, or leave the option out")
     command = _papers_command()
     options = command.Options(
         ids=tuple(claims or ()),

@@ -40,7 +40,7 @@ class Verb(TyperCommand):
         for option in found:
             if found.count(option) > 1 and not (option.multiple or option.is_flag):
                 names = " or ".join(name for name in option.opts if name.startswith("--"))
-                raise ValueError(f"expected {names} once, got it {found.count(option)} times; leave all but one out")
+                raise ValueError(f"{names} was given {found.count(option)} times; give it once")
         return super().parse_args(ctx, args)
 
 

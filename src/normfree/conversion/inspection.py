@@ -112,7 +112,10 @@ def _may_normalize(module: nn.Module) -> bool:
 
 
 def _normalizes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module returns the same for an input four times as large, but not for one of opposite sign."""
+    """Whether a module returns the same for an input four times as large, but not for one of opposite sign.
+
+    The second test excludes a module whose output does not depend on its input.
+    """
     module.train()  # to use the statistics of the batch
     try:
         out, large, turned = (module(factor * x) for factor in (1.0, 4.0, -1.0))

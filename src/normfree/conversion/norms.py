@@ -18,7 +18,7 @@ _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
 
 class RemovedNorm(nn.Module):
-    """Returns its input, and holds the weight that the model's own code reads from a normalizer, mostly its type."""
+    """Returns its input; keeps the normalizer's `.weight`, because some models read its dtype."""
 
     weight: Tensor
 

@@ -235,7 +235,7 @@ def _refuse(work: _Conversion) -> None:
         f"{quoted(name)}: {type(module).__name__} is no normalizer we know": "replace it by one of torch's"
         for name, module in unknown_norms(model)
     }
-    # Vectors of length 1 are wanted in attention by angles and at the end of a model that compares images.
+    # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
     obstacles |= {
         f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
         for home, function in work.inspection.functional_norms
@@ -311,7 +311,7 @@ def _check_(work: _Conversion) -> None:
             out = _run(work)
         work.rescaled += layers.rescaled
         work.not_rescaled = layers.skipped
-        # The run itself used rescaled outputs, not the rescaled weights.
+        # The run used rescaled outputs, not the rescaled weights, so these are checked below, too.
         names = {record.name.rpartition(".")[0] for record in layers.rescaled}
         written = [p for name in names for p in model.get_submodule(name).parameters()]
     else:

@@ -130,9 +130,10 @@ def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescalin
     """Scale the layers outside the branches to unit variance while the model runs on an example inside.
 
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
-    each gate and each activation that is no ReLU. The first layer and the classifier stay as they are. So do gates, as
-    in branches: the next layer makes up for their factor. The input of a gate is pooled and hardly varies. Scaled to
-    unit variance, it makes gates learn so fast that EfficientNet diverges at rates at which it trains otherwise.
+    each gate and each activation that is no ReLU. The first layer and the classifier stay as they are.
+    Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
+    hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
+    rates at which it trains otherwise.
     """
     modules = dict(model.named_modules())
     done: set[str] = set()

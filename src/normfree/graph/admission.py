@@ -67,8 +67,8 @@ def scales_sums(method: Method) -> bool:
 def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model can surely be converted by a method, without trying.
 
-    A method that scales the sum itself is not sure, since it needs a module around every sum. Nor is one that is not
-    made for attention, on a model that has it.
+    Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with
+    attention, for a method that is not made for attention.
     """
     skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
     if skip not in method.skips or scales_sums(method) or cannot_convert_by(method) is not None:
@@ -79,7 +79,7 @@ def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> b
 def _multiplies(branch: Branch) -> bool:
     """Whether layers side by side are multiplied with one another, as in attention.
 
-    If they are only added, the degree is that of the longest row of layers, and below their number.
+    If they are only added, `depth` is the length of the longest chain of layers, which is less than their number.
     """
     side_by_side = len(branch.entries) > 1
     return branch.depth + side_by_side > sum(not layer.gate for layer in branch.layers)

@@ -218,7 +218,10 @@ def _weight(path: str, transposed: bool, function: str) -> Weight:
 def _stored_transposed(
     name: str, args: tuple[Any, ...], operands: Sequence[Tensor], weight: Tensor, turned: bool
 ) -> bool:
-    """Whether the parameter behind `weight` is stored as (in, out); `turned` if it was transposed since."""
+    """Whether the parameter behind `weight` is stored as (in, out).
+
+    `turned`: whether it was transposed before use.
+    """
     if name in TRANSPOSED_CONVOLUTIONS:
         return True
     if name == "einsum" and isinstance(args[0], str):

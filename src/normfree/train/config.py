@@ -70,11 +70,11 @@ class TrainConfig:
         None, "the block form; none for the method's or model's own"
     )
     dropout: float = setting(
-        0.0, "in Transformers: of embeddings, of the branches' outputs and inside the feed-forward layers", _FRACTION
+        0.0, "dropout rate of Transformers: on embeddings, on branch outputs and in feed-forward layers", _FRACTION
     )
 
     # Data
-    data: str = setting("fashion14", "the data's name, see `normfree data`", _NOT_EMPTY)
+    data: str = setting("fashion14", "the data's name, see `normfree data list`", _NOT_EMPTY)
     data_dir: str = setting(".data", "the folder of the data sets", _NOT_EMPTY)
     validation: float = setting(0.1, "the fraction of the training data held out; 0 trains on all", _FRACTION)
     crop: int = setting(0, "zero padding on each side before a random crop, in pixels", _NOT_NEGATIVE)
@@ -88,26 +88,26 @@ class TrainConfig:
     # Length and batches
     epochs: int = setting(10, "passes over the training data", _NOT_NEGATIVE)
     batch_size: int = setting(
-        128, "images per step, over all processes and micro-batches; of pairs, at most so many tokens", _AT_LEAST_ONE
+        128, "images per step, over all processes; for translation: the most tokens per batch", _AT_LEAST_ONE
     )
     accumulate: int = setting(1, "micro-batches that each batch is split into", _AT_LEAST_ONE)
     eval_batch_size: int = setting(1000, "images per batch in evaluation", _AT_LEAST_ONE)
     block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", _AT_LEAST_ONE)
     beam: int = setting(5, "hypotheses per sentence in translation", _AT_LEAST_ONE)
-    length_penalty: float = setting(1.0, "of translations; 0 favours short ones")
+    length_penalty: float = setting(1.0, "length penalty in beam search; 0 favours short translations")
 
     # Optimizer
     optimizer: Literal["sgd", "adam", "adamw"] = setting(
-        "sgd", "Adam adds weight decay to the gradient, AdamW does not"
+        "sgd", "SGD, Adam (L2 in the gradient) or AdamW (decoupled decay)"
     )
     lr: float = setting(
         0.1, "the learning rate of the weights; that of scalars is the method's multiple of it", _POSITIVE
     )
-    momentum: float = setting(0.9, "of SGD", _FRACTION)
+    momentum: float = setting(0.9, "momentum of SGD", _FRACTION)
     nesterov: bool = setting(False, "Nesterov momentum, in SGD")
-    betas: tuple[float, float] = setting((0.9, 0.999), "of Adam", _BETAS)
-    eps: float = setting(1e-8, "of Adam", _POSITIVE)
-    weight_decay: float = setting(5e-4, "of every parameter that the method decays", _NOT_NEGATIVE)
+    betas: tuple[float, float] = setting((0.9, 0.999), "betas of Adam and AdamW", _BETAS)
+    eps: float = setting(1e-8, "eps of Adam and AdamW", _POSITIVE)
+    weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", _NOT_NEGATIVE)
     label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", _FRACTION)
     clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients unit by unit (AGC) or by their norm")
     clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", _POSITIVE)
@@ -116,15 +116,17 @@ class TrainConfig:
     )
 
     # Schedule of the learning rate
-    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = setting("cosine", "its shape")
+    schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = setting(
+        "cosine", "shape of the learning-rate schedule"
+    )
     milestones: tuple[float, ...] = setting(
         (0.5, 0.75), "where a step schedule drops, as fractions of the run", _MILESTONES
     )
-    decay: float = setting(0.1, "the factor of each such drop", _FACTOR)
-    cosine_by: Literal["step", "epoch"] = setting("step", "how often a cosine falls")
-    warmup: float = setting(0.0, "epochs of warm-up, or steps", _NOT_NEGATIVE)
+    decay: float = setting(0.1, "the factor of each drop of a step schedule", _FACTOR)
+    cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine falls at every step or at every epoch")
+    warmup: float = setting(0.0, "length of the warm-up, in epochs or steps", _NOT_NEGATIVE)
     warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
-    warmup_shape: Literal["linear", "quadratic"] = setting("linear", "in the step")
+    warmup_shape: Literal["linear", "quadratic"] = setting("linear", "growth during warm-up")
 
     # Arithmetic and speed; `resolved` chooses what is left open: fast settings on a GPU, plain ones on a CPU
     precision: Literal["auto", "float32", "bf16", "mixed"] = setting(
@@ -139,7 +141,7 @@ class TrainConfig:
     )
 
     # The run
-    seed: int = setting(0, "of the initial weights, the order of the data and the augmentation", _SEED)
+    seed: int = setting(0, "seed of the initial weights, the order of the data and the augmentation", _SEED)
     loss_limit: float = setting(1e4, "a run with a loss above it has diverged", _POSITIVE)
     device: str = setting("auto", "a torch device; auto takes a GPU if there is one", _NOT_EMPTY)
     checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 for none by the clock", _NOT_NEGATIVE)
@@ -243,7 +245,7 @@ class TrainConfig:
         except FileNotFoundError:
             raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"expected TOML in '{path}', got text that is none ({error}); correct it there") from None
+            raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
         for name in values:
             require_known(name, hints(cls), where=f" in '{path}'")
         try:
@@ -286,8 +288,8 @@ class TrainConfig:
         found = []
         if self.warmup > (steps if self.warmup_in == "steps" else self.epochs) > 0:
             found.append(
-                f"the warm-up of {self.warmup:g} {self.warmup_in} is longer than the run of {steps:,} steps, which "
-                "does not come to its learning rate; make it shorter with --set warmup=…"
+                f"the warm-up of {self.warmup:g} {self.warmup_in} is longer than the run of {steps:,} steps, so "
+                "it never reaches the full learning rate; make it shorter with --set warmup=…"
             )
         if steps == self.epochs > 0:
             takes = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}

@@ -139,8 +139,8 @@ def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, An
 
     Args:
         data: The data at hand.
-        own: Its fingerprint, or the part of it that has to agree.
-        state: The state of the run's checkpoint; an entry that it lacks may differ.
+        own: The fingerprint of the data, or the part of it that has to agree.
+        state: The state of the run's checkpoint. Entries missing in it are not compared.
         run: The folder of the run.
     """
     for key, value in own.items():

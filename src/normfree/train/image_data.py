@@ -30,7 +30,7 @@ from normfree.train.engine.inputs import EvalBatches, Inputs
 from normfree.train.engine.step import image_loss
 from normfree.train.text.translation import Bleu
 
-AS_BUILT = "as built"  # the method of a third-party model that is not converted
+AS_BUILT = "as built"  # method name for third-party models trained unchanged
 FOLDER = "folder:"
 FOLDER_SIZE = 224  # the side that the images of a folder are scaled to
 
@@ -278,15 +278,19 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
             scores = model(images if weight is None else images.to(weight.device))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(
-            f"{expected}, but {type(model).__name__} stopped: {str(error).splitlines()[0]}; adapt one to the other"
+            f"{expected}, but {type(model).__name__} stopped: {str(error).splitlines()[0]}; "
+            "change the model's input or output size, or use other data"
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(f"{expected}, got {got} from {len(images)} images; adapt {type(model).__name__}")
+        raise ValueError(
+            f"{expected}, got {got} from {len(images)} images; change the output size of {type(model).__name__}, or "
+            "use other data"
+        )
 
 
 def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the part of a process if there are fewer images than processes."""
+    """No batches: for a process that got no images."""
     return iter(())
 
 

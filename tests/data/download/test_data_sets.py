@@ -244,7 +244,7 @@ def test_names_are_the_promised_ones() -> None:
 def test_missing_data_names_the_folder_and_the_remedy(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^expected .* in the folder '.*empty'.*run: normfree data get") as caught:
         load(name, tmp_path / "empty")
-    assert f"normfree data get {name} --dir" in str(caught.value)
+    assert f"normfree data get {name} --data-dir" in str(caught.value)
     assert DATA_SETS[name].layouts[0].folder in str(caught.value)
 
 

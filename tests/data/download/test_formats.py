@@ -95,7 +95,7 @@ def test_missing_file_is_named(case: Case) -> None:
     data, layout, root, _ = case
     name = list(layout.files)[-1]
     (root / layout.folder / name).unlink()
-    with pytest.raises(ValueError, match=rf"^expected '{name}' beside .*normfree data get {data.name} --dir"):
+    with pytest.raises(ValueError, match=rf"^expected '{name}' beside .*normfree data get {data.name} --data-dir"):
         load(data.name, root)
 
 

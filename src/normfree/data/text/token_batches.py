@@ -136,7 +136,8 @@ class TokenBatches:
         self._all_first_slots, self._all_shape_ids = torch.tensor(first_slots), torch.tensor(shape_ids)
         self._positions = [torch.arange(shape.rows, device=device) for shape in self.shapes]
         self._own = [positions.tensor_split(self.world)[self.rank] for positions in self._positions]
-        # Longer by the rows of the largest batch: a capture reads every shape from the place of the first batch.
+        # Longer by the rows of the largest batch: a capture runs every shape at index 0, so the
+        # array must be long enough for each.
         most = max(shape.rows for shape in self.shapes)
         self._rows = torch.zeros(len(self._pair_places) + most, dtype=torch.int64, device=device)
         self._first_slots = torch.zeros_like(self._all_first_slots, device=device)

@@ -58,7 +58,7 @@ class Processes:
             tensor.div_(self.world)
 
     def agree(self, number: int) -> int:
-        """Return the largest number of all processes; one whose launcher was killed passes SIGTERM, so that all end."""
+        """Return the largest number that a process passes; if torchrun was killed, return SIGTERM in all processes."""
         if self.world == 1:
             return number
         if self.launcher is not None and os.getppid() != self.launcher:

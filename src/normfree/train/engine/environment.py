@@ -129,8 +129,8 @@ class Stop:
                 step()
 
     A SIGINT after the first signal raises `KeyboardInterrupt` at once. If one `Stop` is open inside another, the inner
-    one passes its signal on when it closes, because its own work may have been finished by then. A signal that is
-    ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
+    one hands the signal to the outer one on exit, because its own work may have been finished by then. A signal that
+    is ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:

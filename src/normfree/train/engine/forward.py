@@ -139,7 +139,10 @@ def _changing(regions: Sequence[Region]) -> list[Tensor]:
 
 
 def _twice(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a pass and of its repetition, which reads the same buffers and restores the new ones."""
+    """Return the contexts of a pass and of its repetition.
+
+    The repetition reads the same buffers as the first pass, and puts the updated buffers back afterwards.
+    """
     start = [b.clone() for b in buffers]
 
     @contextmanager

@@ -127,7 +127,7 @@ class Trainer:
         # The state of the run
         self.done = 0  # steps
         self.validation: Score | None = None
-        self._epoch_unlogged = False  # an earlier process saved the end of an epoch, and ended before it logged it
+        self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # that earlier processes trained
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
         self._saved_at = started
@@ -315,7 +315,7 @@ class Trainer:
 
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is another one or diverged."""
-        free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # which a single process may have used
+        free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # the run may have begun on one, with a graph
         folder.require_resumable(self.config, free)
         found = folder.resume()
         if found is None:

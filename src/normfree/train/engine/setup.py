@@ -139,7 +139,7 @@ def prepared(
     if plan is not None and model is None:
         raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
     trained, plan = opened.build_model(config) if model is None else (model, plan)
-    if not resume:  # a run that was begun may go on
+    if not resume:  # a resumed run keeps its settings, even useless ones
         _require_effect(config, opened, given=model is not None)
     if model is not None or is_foreign(config.model):
         opened.require_scores(trained, config)
@@ -176,9 +176,10 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
 
 
 def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
-    """Raise `ValueError` for a setting that would change the name of the run and nothing else.
+    """Raise `ValueError` for a setting without effect on this data or model.
 
-    A `given` model takes the place of the one that the configuration names.
+    Such a setting would only change the name of the run. A `given` model takes the place of the
+    one that the configuration names.
     """
     names, where = list(data.unused_settings), data.kind
     if is_foreign(config.model) and not given:
@@ -186,9 +187,7 @@ def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:
     for name in names:
         value, default = getattr(config, name), getattr(TrainConfig, name)
         if value != default:
-            raise ValueError(
-                f"expected {name}={default} for {where}, where it changes nothing, got {value}; leave it out"
-            )
+            raise ValueError(f"setting {name}={value} has no effect on {where}; leave it out")
 
 
 def parameter_groups(model: nn.Module, config: TrainConfig, plan: ResidualPlan | None = None) -> list[dict[str, Any]]:

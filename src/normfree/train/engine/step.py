@@ -75,7 +75,7 @@ def _micro_batches(batch: Any, parts: int) -> list[Any]:
 class TrainStep:
     """Trains `model` on one batch of `feed` per call.
 
-    A loss or gradient that is not finite, or a loss above the limit, ends the run's life: `alive` becomes false, and
+    A loss or gradient that is not finite, or a loss above the limit, marks the run as diverged (`alive` = False):
     from then on weights, optimizer, moving average and `count` do not change. `count` then tells the host how many
     steps were good.
 
