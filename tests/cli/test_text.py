@@ -478,7 +478,7 @@ def test_evaluate_finds_data_that_moved_and_refuses_other_data(altered: Run, tmp
     status, _, err = altered("evaluate", "run", "--data-dir", "other")
     assert status == 2
     assert is_one_line_error(err)
-    assert "expected the vocabulary of the run in 'run', got another in 'pairs:other'" in err
+    assert "expected the vocabulary of the run in 'run', but 'pairs:other' does not have the same" in err
 
 
 @pytest.mark.parametrize("file", ["train.safetensors", "vocabulary.model", "test.target.txt", MANIFEST])

@@ -58,7 +58,7 @@ class Odd(Block):
     [
         (network(1, Post), "skipinit", r"'1.first': an activation stands between it and the sum '1'"),
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
-        (network(1, Odd), "fixup", r"'1.norm1': OddNorm is no normalizer we know"),
+        (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a known normalizer"),
         (network(1), "batchnorm", r"nothing to convert to"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
         (network(1), "fixup:branches=false", r"removes the branches"),
@@ -348,7 +348,11 @@ class Flat(nn.Module):
         (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
         (Flat(), "skipinit", r"'weight': the weight is used without a call .*; use a method without scalars"),
         (network(1, Post), "skipinit", r"the sum '1', so that .* multiplied; use a method without scalars, such as"),
-        (network(1, Odd), "fixup", r"OddNorm is no normalizer we know; replace it by one of torch's$"),
+        (
+            network(1, Odd),
+            "fixup",
+            r"OddNorm is not a known normalizer; replace it with one of torch\.nn$",
+        ),
         (network(1, Functional), "fixup", r"computes layer_norm; make it a module"),
         (nn.LayerNorm(8), "lsuv", r"'\(model\)': the model itself is a normalizer; convert the model that holds it"),
         (network(1), "selu", r"'selu.*' needs an activation function of its own, .*; build one of our models"),

@@ -124,7 +124,7 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     chosen = get(method or "fixup")
     if checkpoint is not None and chosen.norm is None:
         raise ValueError(
-            f"method '{chosen.name}' draws new weights, so that --checkpoint would be lost; leave it out, or use "
+            f"method '{chosen.name}' draws new weights, so --checkpoint would be lost; leave it out, or use "
             "--fold-batchnorm, which keeps what the model computes"
         )
     return method or "fixup"
@@ -162,7 +162,7 @@ def _diagnoses(converted: _BeforeAndAfter, inputs: Any, seed: int, done: Callabl
     from normfree.diagnostics import diagnose
 
     found: list[Diagnosis] = []
-    unchanged = replace(converted.plan, changes=None)  # the original has none of the changes
+    unchanged = replace(converted.plan, changes=None)  # the original model has no changes
     both = ((converted.before, unchanged), (converted.after, converted.plan))
     for (model, plan), name in zip(both, converted.names, strict=True):
         if plan.branches:

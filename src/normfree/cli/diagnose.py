@@ -125,7 +125,7 @@ def _require_weights(model: str, folder: Path | None, method: list[str] | None, 
             f"diagnose the folder instead: normfree diagnose {inside}"
         )
     if is_foreign(model) and method:
-        raise ValueError(f"--method is for models by name; '{model}' is diagnosed as it is, so leave --method out")
+        raise ValueError(f"--method needs a model of normfree; '{model}' is diagnosed as it is, so leave --method out")
 
 
 def _inputs(

@@ -1,4 +1,4 @@
-"""Options that several verbs share: device, plugins, example inputs; and checks on what was typed."""
+"""Options that several verbs share: device, plugins, example inputs; and checks on the typed options."""
 
 from __future__ import annotations
 

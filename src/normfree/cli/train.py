@@ -81,8 +81,8 @@ def train_model(
     is_text = source is not None or target is not None or text is not None
     if "--vocabulary" in given(context) and not is_text:
         raise ValueError(
-            "expected --vocabulary beside --source and --target, or --text, got none of them; leave it out, since "
-            "prepared data has its vocabulary"
+            "--vocabulary needs --source and --target, or --text; leave it out, because prepared data has its own "
+            "vocabulary"
         )
     load_plugins(plugin)
     named = {"--model": model, "--method": method, "--data": data, "--data-dir": data_dir, "--epochs": epochs}

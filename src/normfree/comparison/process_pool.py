@@ -1,8 +1,8 @@
 """Tasks spread over processes with one torch thread each; a signal lets every task save its state.
 
-This is not `concurrent.futures`, because its process pool gives no access to its processes, so that a signal could not
-reach their tasks; reports a broken pool without the exit status of the process; and leaves its processes running for
-ever when the parent is killed. tests/comparison/test_process_pool.py has a test for each.
+This is not `concurrent.futures`, for three reasons. Its process pool gives no access to its processes, so a signal
+could not reach their tasks. It reports a broken pool without the exit status of the process. It leaves its processes
+running for ever when the parent is killed. tests/comparison/test_process_pool.py has a test for each.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ResidualPlan:
     """Read a plan and its changes from the plain data that `ResidualPlan.to_json` returned.
 
     Raises:
-        ValueError: If the data is no plan.
+        ValueError: If the data is not a plan.
     """
     try:
         rest = dict(data)

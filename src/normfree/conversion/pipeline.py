@@ -232,7 +232,7 @@ def _refuse(work: _Conversion) -> None:
     if not work.plan.branches and not work.keeps_layers and needs_sums:
         raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
     obstacles: Obstacles = {
-        f"{quoted(name)}: {type(module).__name__} is no normalizer we know": "replace it by one of torch's"
+        f"{quoted(name)}: {type(module).__name__} is not a known normalizer": "replace it with one of torch.nn"
         for name, module in unknown_norms(model)
     }
     # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
@@ -319,7 +319,7 @@ def _check_(work: _Conversion) -> None:
     numbers = [t for t in (*tensors_of(out), *written) if t.is_floating_point()]
     if not all(t.isfinite().all() for t in numbers):
         raise ValueError(
-            f"expected finite outputs of the converted {type(model).__name__} on the example, got others; "
+            f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity; "
             "use a method with smaller branches, such as 'fixup' or 'skipinit'"
         )
 

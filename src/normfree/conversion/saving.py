@@ -162,7 +162,7 @@ def convert_again(
         The converted model.
 
     Raises:
-        ValueError: If the plan is of another model, or has no record of a conversion.
+        ValueError: If the plan belongs to a different model, or has no record of a conversion.
     """
     modules = dict(model.named_modules())
     strange = [layer.name for layer in plan.layers() if layer.name not in modules]
@@ -287,7 +287,7 @@ def unpack_example(tensors: Mapping[str, Tensor], packed: Any) -> Any:
         if kind == "value":
             return value
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"expected an example as it was stored, got another ({error})") from error
+        raise ValueError(f"expected the stored example, got a different one ({error})") from error
     raise ValueError(f"expected an example as it was stored, got '{kind}' in it")
 
 

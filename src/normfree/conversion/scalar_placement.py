@@ -176,7 +176,7 @@ class _Placement:
         if layer.activated_out:
             self._refuse(
                 layer.name,
-                f"an activation stands between it and the sum {quoted(branch.name)}, so that no module returns the "
+                f"an activation stands between it and the sum {quoted(branch.name)}, so no module returns the "
                 "branch to be multiplied",
                 _WITHOUT_SCALARS,
             )
@@ -203,16 +203,20 @@ class _Placement:
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""
         if layer.name not in self.modules:
-            self._refuse(layer.name, "the model has no such module, the plan is of another model", "pass its own plan")
+            self._refuse(
+                layer.name,
+                "the model has no such module, so the plan belongs to a different model",
+                "pass its own plan",
+            )
             return None
         for name in (layer.name, *_parents(layer.name)):
             if name in self.around_sums:
                 break  # a sum stands inside: more than the branch goes through this module
-            if self.calls[name] and not self._is_lookup(name):  # whose call is another use of the weight
+            if self.calls[name] and not self._is_lookup(name):  # a lookup uses the weight in a different way
                 return name
         self._refuse(
             layer.path,
-            "the weight is used without a call of a module of its own, so that no scalar can stand around it",
+            "the weight is used without a call of a module of its own, so no scalar can stand around it",
             _WITHOUT_SCALARS,
         )
         return None
@@ -246,7 +250,7 @@ class _Placement:
             return "its block runs more than once"
         at = self.additions.get((home, branch.addition), [])
         if len(at) != 1 or not calls:
-            return f"'{home}' has no such addition, the plan is of another model"
+            return f"'{home}' has no such addition, so the plan belongs to a different model"
         node, call = at[0], calls[0]
 
         def inside(other: Node) -> bool:

@@ -13,7 +13,7 @@ from normfree.plan import Branch, ResidualPlan
 
 
 def cannot_convert_by(method: Method) -> str | None:
-    """Why no existing model can be converted by a method, with a remedy; None if some can."""
+    """Why no existing model can be converted with a method, and a remedy; None if some can."""
     if method.kind == "normalized" and method.norm is not None:
         return (
             f"expected a method without normalization, got '{method.name}', which is one of the normalizers: there is "
@@ -65,7 +65,7 @@ def scales_sums(method: Method) -> bool:
 
 
 def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
-    """Whether an existing model can surely be converted by a method, without trying.
+    """Whether an existing model can surely be converted with a method, without trying.
 
     Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with
     attention, for a method that is not made for attention.

@@ -229,7 +229,7 @@ def _names(sums: Sequence[ResidualSum]) -> list[str]:
 def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     """The number of sums of each stage: neighbours of one stream, resolution and width.
 
-    The length of a sequence is no resolution. A decoder, which starts a new stream, is another stage than its encoder.
+    The length of a sequence does not count as resolution. A decoder starts a new stream, so it is a stage of its own.
     """
     sizes: list[int] = []
     previous: ResidualSum | None = None
@@ -269,7 +269,7 @@ def _is_sequence(s: ResidualSum) -> bool:
 
 
 def _changes_shape(s: ResidualSum) -> bool:
-    """Whether resolution or width change between the start of a branch and the sum; another view is no change."""
+    """Whether resolution or width change between the start of a branch and the sum; a view is not a change."""
     start, end = s.ancestor.shape, s.node.shape
     return start != end if len(start) == len(end) else prod(start) != prod(end)
 

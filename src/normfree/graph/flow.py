@@ -85,7 +85,7 @@ class Node:
 class ModuleCall:
     """A call of a module with children: the nodes of its arguments by position or name, and of its output.
 
-    The output of a tuple is its first tensor; `out` is None for an output that is no tensor of the flow.
+    The output of a tuple is its first tensor; `out` is None for an output that is not a tensor of the flow.
     """
 
     given: dict[int | str, Node]

@@ -253,7 +253,7 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def _name_in_flow(name: str, args: Any, kwargs: Any) -> str:
-    """The name of a function's node, another one if its arguments make it another function."""
+    """The name of a function's node; a different name if its arguments make it a different function."""
     if name == "__getitem__" and _has_number(args[1]):
         return "select"
     return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f

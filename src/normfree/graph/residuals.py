@@ -109,7 +109,7 @@ def _layers(side: Sequence[Node], claimed: set[Node]) -> list[Node]:
 
 
 def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
-    """Whether a sum of layers goes straight, and only, into a sum with a shortcut that has none."""
+    """Whether a sum of layers goes straight, and only, into a sum whose shortcut has no layers."""
     while len(node.users) == 1 and node.users[0].kind == "scaling":
         node = node.users[0]
     if len(node.users) != 1 or node.users[0].kind != "sum":
@@ -203,7 +203,7 @@ def unbounded_inputs(node: Node) -> tuple[Node, ...]:
 
 
 def _growing_factors(node: Node) -> tuple[Node, ...]:
-    """The factors of a product that are not bounded, or all if all are; none if the node is no product."""
+    """The factors of a product that are not bounded, or all if all are; none if the node is not a product."""
     return tuple(factor for factor in node.factors if not _is_bounded(factor)) or node.factors
 
 

@@ -23,7 +23,7 @@ from normfree.train.image_data import FOLDER, FolderImages, MemoryImages
 from normfree.train.text.text_data import TextData, is_text, open_text
 from normfree.train.text.translation import Bleu
 
-_NOUNS = {  # of the entries of a fingerprint
+_NOUNS = {  # the noun of each entry of a fingerprint, for error messages
     "classes": "classes",
     "input_shape": "shape of images",
     "images": "number of training and test images",
@@ -96,7 +96,7 @@ class Data(Protocol):
         ...
 
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
-        """Return what a checkpoint stores of the data: enough to build the model, and to notice other data."""
+        """Return the entries that a checkpoint stores: enough to build the model, and to notice different data."""
         ...
 
     def translate_test(
@@ -146,6 +146,6 @@ def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, An
     for key, value in own.items():
         if state.get(key, value) != value:
             raise ValueError(
-                f"expected the {_NOUNS[key]} of the run in '{run}', got another in '{data.name}'; give it the same "
-                "data, or start another run"
+                f"expected the {_NOUNS[key]} of the run in '{run}', but '{data.name}' does not have the same; "
+                "pass the same data, or start a new run"
             )

@@ -419,7 +419,9 @@ def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_p
     lost = next(tmp_path.glob("images/train/dark/*.png"))
     kept = lost.read_bytes()
     lost.write_bytes(kept + b" ")  # another file of the same name
-    with pytest.raises(ValueError, match=r"expected the images of the run in '.*', got another in '.*'; give it"):
+    with pytest.raises(
+        ValueError, match=r"expected the images of the run in '.*', but '.*' does not have the same; pass the"
+    ):
         nf.fit(config, out=tmp_path / "run", resume=True)
     lost.unlink()
     with pytest.raises(ValueError, match=r"expected the number of training and test images"):

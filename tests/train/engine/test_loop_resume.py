@@ -455,7 +455,9 @@ def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
         (shifted, "images"),
         (brighter, "images"),
     ):
-        with pytest.raises(ValueError, match=rf"expected the {says} of the run in .*, got another in .*; give"):
+        with pytest.raises(
+            ValueError, match=rf"expected the {says} of the run in .*, but .* does not have the same; pass"
+        ):
             nf.fit(config(), data=other, out=tmp_path, resume=True)
         assert contents(tmp_path) == before
     copied = replace(data, train=Split(data.train.images.clone(), data.train.labels.clone()))

@@ -220,7 +220,9 @@ def test_run_does_not_go_on_with_other_data(
     shutil.rmtree(place)
     other = tiny_pairs(place, drawn)
     assert other.vocabulary_size == SIZE
-    with pytest.raises(ValueError, match=r"expected the (data|vocabulary) of the run in .*, got another in"):
+    with pytest.raises(
+        ValueError, match=r"expected the (data|vocabulary) of the run in .*, but .* does not have the same"
+    ):
         fit(other, tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match=r"it has data 'pairs:.*', not 'pairs:"):
         fit(pairs, tmp_path / "run", resume=True)

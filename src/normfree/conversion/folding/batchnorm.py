@@ -154,12 +154,12 @@ def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    # torchvision, timm and transformers each have a frozen batch norm that is no subclass of torch's.
+    # torchvision, timm and transformers each have a frozen batch norm that is not a subclass of torch's.
     return isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
 
 
 def _check(name: str, module: nn.Module) -> None:
-    """Raise an error for a batch norm that is no fixed affine map at evaluation."""
+    """Raise an error for a batch norm that is not a fixed affine map at evaluation."""
     if not _is_batch_norm(module):
         return
     kind = type(module)

@@ -29,7 +29,7 @@ def cannot_fold_into(layer: nn.Module) -> str | None:
     A subclass with a forward pass of its own may use its weight in any way, and so may a hook.
     """
     if not isinstance(layer, _PLAIN):
-        return f"{type(layer).__name__} is no weight layer"
+        return f"{type(layer).__name__} is not a weight layer"
     if hasattr(layer, "parametrizations") or layer._forward_pre_hooks or layer._forward_hooks:
         return "the layer's weight or output is changed by a hook or parametrization"
     kind: Any = base_class(layer)

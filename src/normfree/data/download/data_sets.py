@@ -214,8 +214,8 @@ def _unpack_tarball(data: DataSet, root: Path, tarball: Path) -> Path:
             if len(source.downloads) == 1 and checksum.fits(tarball):
                 return _store(source.layout, root, _checked_files(source, {address: tarball.read_bytes()}))
     raise ValueError(
-        f"expected '{tarball.name}' to be an archive of {data.title} with a known checksum, but it is another file or "
-        f"damaged; run: normfree data get {data.name}"
+        f"expected '{tarball.name}' to be an archive of {data.title} with a known checksum, but it is a different "
+        f"file or damaged; run: normfree data get {data.name}"
     )
 
 

@@ -38,7 +38,9 @@ class TokenLines:
                 f"{tuple(ids.shape)} and {offsets.dtype} of shape {tuple(offsets.shape)}; use TokenLines.of"
             )
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids) or bool((offsets.diff() < 0).any()):
-            raise ValueError(f"expected offsets that rise from 0 to {len(ids)}, got others; use TokenLines.of")
+            raise ValueError(
+                f"expected offsets that rise from 0 to {len(ids)}, got offsets that do not; use TokenLines.of"
+            )
         if bool(((ids <= PAD) | (ids == START) | (ids == END)).any()):
             raise ValueError(
                 "expected ids of subwords, got PAD, START, END or a negative id; the batches add the special ones"
@@ -50,7 +52,7 @@ class TokenLines:
         arrays = [np.asarray(line, dtype=np.int64) for line in lines]
         ids = np.concatenate([np.empty(0, dtype=np.int64), *arrays])
         if len(ids) and ids.max() >= 1 << 31:
-            raise ValueError(f"expected ids below 2^31, got {ids.max()}; is it another vocabulary?")
+            raise ValueError(f"expected ids below 2^31, got {ids.max()}; the ids may belong to a different vocabulary")
         offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
         return cls(torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(offsets))
 

@@ -149,7 +149,10 @@ class Vocabulary:
             if number == END:
                 break
             if not 0 <= number < self.size:
-                raise ValueError(f"expected tokens from 0 to {self.size - 1}, got {number}; is it another vocabulary?")
+                raise ValueError(
+                    f"expected tokens from 0 to {self.size - 1}, got {number}; the tokens may belong to a "
+                    "different vocabulary"
+                )
             piece, kind = self._pieces[number]
             if kind == _BYTE:
                 raw.append(int(piece[1:-1], 16))

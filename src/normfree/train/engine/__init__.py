@@ -1,1 +1,1 @@
-"""The engine: what a run is set up with, its step and its loop."""
+"""The engine: the setup of a run, its training step and its training loop."""

@@ -36,7 +36,7 @@ from normfree.train.text.translation import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
-_DIVERGED = 255  # the number by which a process tells the others that the run diverged; above those of signals
+_DIVERGED = 255  # the number with which a process tells all others that the run diverged; above all signals
 _SAVE_SHARE = 0.1  # of the time, at most, for large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
@@ -314,7 +314,7 @@ class Trainer:
         return bool(every) and (epoch + 1) % every == 0 and self.processes.broadcast(worth)
 
     def _resume(self, folder: RunFolder) -> None:
-        """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is another one or diverged."""
+        """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # the run may have begun on one, with a graph
         folder.require_resumable(self.config, free)
         found = folder.resume()

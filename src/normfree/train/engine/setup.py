@@ -137,7 +137,7 @@ def prepared(
     opened = open_data(config) if data is None else as_data(data)
     opened.require_usable()
     if plan is not None and model is None:
-        raise ValueError("expected a plan beside the model that was converted, got one alone; pass model=, too")
+        raise ValueError("plan= needs the model that was converted; pass model=, too")
     trained, plan = opened.build_model(config) if model is None else (model, plan)
     if not resume:  # a resumed run keeps its settings, even useless ones
         _require_effect(config, opened, given=model is not None)

@@ -99,7 +99,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint by the name of its folder; below 0 if that is no checkpoint's name."""
+    """Return the step of a checkpoint from the name of its folder; below 0 if the name is not a checkpoint's."""
     return _place(checkpoint)[0]
 
 

@@ -105,8 +105,8 @@ class RunFolder:
             This folder.
 
         Raises:
-            ValueError: If another process holds the folder, or there is a run and `resume` is false, or none and it is
-                true.
+            ValueError: If another process holds the folder, if there is a run and `resume` is false, or if there is no
+                run and `resume` is true.
             OSError: If the folder cannot be made or written.
         """
         if resume and not self.exists:
@@ -300,8 +300,8 @@ def require_same(
         shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
         shown += [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
         raise ValueError(
-            f"expected the configuration of the run in '{path}', got another: it has {'; '.join(shown)}; resume it "
-            "without changes, or choose another folder"
+            f"expected the configuration of the run in '{path}', got a different one: the run has {'; '.join(shown)}; "
+            "resume it without changes, or choose another folder"
         )
 
 
