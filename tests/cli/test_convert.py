@@ -186,7 +186,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
     ("arguments", "says"),
     [
         (("resnet50",), "expected torchvision:NAME, timm:NAME or package.module:factory, got 'resnet50'"),
-        (("my_zoo.py",), "give a factory in it: normfree convert my_zoo:FACTORY"),
+        (("my_zoo.py",), "name a factory in it: normfree convert my_zoo:FACTORY"),
         (("my_zoo:Imag",), "did you mean 'Image'"),
         (("my_zoo:Image", "-m", "fixupp", "--input", "1x8x8"), "did you mean 'fixup'"),
         (("my_zoo:Image", "-m", "batchnorm", "--input", "1x8x8"), "expected a method without normalization"),

@@ -296,7 +296,7 @@ def test_targets_of_the_data_give_a_loss(run: Run, tmp_path: Path) -> None:
         ("others.safetensors", "expected a tensor 'inputs'"),
         ("batch.pt", "expected --data to end in .safetensors or .npy"),
         ("flat.npy", "expected an example of images"),
-        ("labels.safetensors", "stopped"),
+        ("labels.safetensors", "failed"),
         ("empty.safetensors", "is damaged"),
         ("empty.npy", "expected numbers in"),
     ],
@@ -381,7 +381,7 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("./my_factories.py:good",), "write my_factories:good"),
         (
             ("my_factories",),
-            "got the file my_factories.py; give a factory in it: normfree diagnose my_factories:F",
+            "got the file my_factories.py; name a factory in it: normfree diagnose my_factories:F",
         ),
         (("my_factories.py",), "normfree diagnose my_factories:FACTORY"),
         (("./my_factories.py",), "got the file './my_factories.py'; give a model name or module:factory"),
@@ -408,12 +408,18 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
             ("my_factories:failing", "--input", "6"),
             "'my_factories:failing' to run, but it stopped: RuntimeError: the fac",
         ),
-        (("my_factories:Named", "--example", "my_factories:pair", "--input", "6"), "expected --example or --input"),
-        (("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"), "expected --example or --data"),
+        (
+            ("my_factories:Named", "--example", "my_factories:pair", "--input", "6"),
+            "--example cannot be combined with --input",
+        ),
+        (
+            ("my_factories:Named", "--example", "my_factories:pair", "--data", "x.npy"),
+            "--example cannot be combined with --data",
+        ),
         (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
         (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),
         ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
-        ((*SMALL, "--plugin", "my_broken"), "'my_broken' stopped: NameError"),
+        ((*SMALL, "--plugin", "my_broken"), "'my_broken' failed: NameError"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(run: Run, folder: Path, arguments: tuple[str, ...], says: str) -> None:

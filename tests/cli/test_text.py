@@ -265,7 +265,7 @@ def test_language_model_trains_from_a_file(empty: Run, tmp_path: Path) -> None:
     assert likeliest == empty("continue", "run", "--temperature", "0", "--tokens", "3", "--seed", "5", given=b"a b\n")
 
 
-@pytest.mark.parametrize(("verb", "said"), [("pairs", "tokens takes all"), ("text", "blocks takes the whole")])
+@pytest.mark.parametrize(("verb", "said"), [("pairs", "tokens holds all"), ("text", "blocks holds the complete")])
 def test_batch_that_takes_all_text_is_told(empty: Run, tmp_path: Path, verb: str, said: str) -> None:
     pytest.importorskip("sacrebleu")
     data = (tiny_pairs if verb == "pairs" else tiny_text)(tmp_path)
@@ -317,7 +317,7 @@ def test_run_by_a_method_of_a_plugin_is_read_with_it(
         ({"beam": "0"}, "expected 'beam' at least 1"),
         ({"batch_size": "4"}, "expected room for the longest sentence"),
         ({"data": "pairs:nowhere"}, "expected a prepared folder with 'nowhere/prepared.json', found none"),
-        ({"data": f"text:.data/made-{SIZE}"}, "got the other kind; call it 'pairs:"),
+        ({"data": f"text:.data/made-{SIZE}"}, "got the other kind; use the name 'pairs:"),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(here: Run, changes: dict[str, str], says: str) -> None:
@@ -478,7 +478,7 @@ def test_evaluate_finds_data_that_moved_and_refuses_other_data(altered: Run, tmp
     status, _, err = altered("evaluate", "run", "--data-dir", "other")
     assert status == 2
     assert is_one_line_error(err)
-    assert "expected the vocabulary of the run in 'run', but 'pairs:other' does not have the same" in err
+    assert "expected 'pairs:other' to have the same vocabulary as the run in 'run', but it differs" in err
 
 
 @pytest.mark.parametrize("file", ["train.safetensors", "vocabulary.model", "test.target.txt", MANIFEST])

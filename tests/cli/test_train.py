@@ -164,7 +164,7 @@ def test_train_prints_plain_lines_and_keeps_the_run(run: Run, tmp_path: Path) ->
     assert lines[5].endswith(str(folder))
     record = result(str(folder))
     assert record["status"] == "finished"
-    assert f"test        {100 * record['test']['accuracy']:.2f} % right" in out
+    assert f"test        accuracy {100 * record['test']['accuracy']:.2f} %" in out
     run("train", "fashion", *SMALL)
     assert RunFolder(f"{folder}-2").status == "finished"
 
@@ -185,7 +185,7 @@ def test_warm_up_that_outlasts_the_run_is_told(
 @pytest.mark.parametrize(("size", "told"), [(71, False), (72, True), (100, True)])
 def test_batch_that_takes_all_images_is_told(run: Run, size: int, told: bool) -> None:
     out = run("train", "fashion", *SMALL[:-1], f"batch_size={size}")[1]
-    assert (f"a batch of {size} takes all training images at once" in " ".join(out.split())) == told
+    assert (f"a batch of {size} holds all training images" in " ".join(out.split())) == told
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_evaluate_gives_the_test_score_of_the_run(run: Run) -> None:
     assert (status, err) == (0, "")
     assert json.loads(out) == result()["test"]
     status, out, _ = run("evaluate", "run")
-    assert f"{100 * result()['test']['accuracy']:.2f} % right" in out
+    assert f"accuracy {100 * result()['test']['accuracy']:.2f} %" in out
     status, out, err = run("evaluate", "none")
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
@@ -333,7 +333,7 @@ def test_full_disk_is_one_line_and_the_run_goes_on(run: Run, monkeypatch: pytest
         status, out, err = run("train", *SMALL, "--out", "run")
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
-    assert "No space left on device; free some room on the disk; the earlier checkpoint is whole" in err
+    assert "No space left on device; free some room on the disk; the earlier checkpoint is intact" in err
     assert run("train", "--resume", "run")[0] == 0
     assert len(RunFolder("run").read_metrics()) == 2
 

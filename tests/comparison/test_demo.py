@@ -115,7 +115,7 @@ def test_demo_draws_no_gradient_behind_numbers_that_are_not_finite(demo: Demo) -
     assert "he_in leaves the range of float32 at block 2" in section.text[1]
     assert [panel.note for panel in section.panels] == [
         "",
-        "Not measured where the forward signal is not a number to the end: he_in.",
+        "Not measured, because the forward signal does not stay finite: he_in.",
     ]
     assert [curve.name for curve in section.panels[1].curves] == ["fixup", "batchnorm", "sqrt_half"]
     assert page(demo).sections[0].panels[1].note == ""

@@ -355,8 +355,8 @@ class Flat(nn.Module):
         ),
         (network(1, Functional), "fixup", r"computes layer_norm; make it a module"),
         (nn.LayerNorm(8), "lsuv", r"'\(model\)': the model itself is a normalizer; convert the model that holds it"),
-        (network(1), "selu", r"'selu.*' needs an activation function of its own, .*; build one of our models"),
-        (network(1), "normprop", r"'normprop' needs an activation function of its own, .*; build one of our models"),
+        (network(1), "selu", r"'selu.*' needs an activation function of its own, .*; build a normfree model"),
+        (network(1), "normprop", r"'normprop' needs an activation function of its own, .*; build a normfree model"),
         (network(1), "spectralnorm", r"got 'spectralnorm', which only divides the weights .*parametrizations"),
         (
             convert(network(1), "fixup", X)[0],

@@ -171,8 +171,8 @@ def test_another_architecture_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("weights.safetensors", None, "'.*weights.safetensors' is not there"),
-        ("example.safetensors", None, "is not there"),
+        ("weights.safetensors", None, "'.*weights.safetensors' is missing"),
+        ("example.safetensors", None, "is missing"),
         ("weights.safetensors", b"no tensors at all", "'.*weights.safetensors' is damaged"),
         ("plan.json", b"{", "'.*plan.json' is damaged"),
         ("plan.json", b"[]", "is damaged or of another version"),

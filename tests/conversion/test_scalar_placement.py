@@ -134,7 +134,9 @@ def test_relu_lets_a_positive_factor_of_the_sum_through() -> None:
     block = model.layer1[1]
     end = block.conv2(F.relu(block.conv1(signal)))
     torch.testing.assert_close(block(signal), F.relu(0.5**0.5 * (signal + end)))
-    with pytest.raises(ValueError, match=r"'layer1.0'.* scales the sum itself, but 'layer1.0' does more after it"):
+    with pytest.raises(
+        ValueError, match=r"'layer1.0'.* scales the sum itself, but 'layer1.0' computes more after the sum"
+    ):
         convert(original, "learnscalar", images)
 
 
@@ -152,7 +154,7 @@ class TwoSums(nn.Module):
 
 
 def test_sum_that_no_module_returns_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"'1#1'.*scales the sum itself, but '1' does more after it"):
+    with pytest.raises(ValueError, match=r"'1#1'.*scales the sum itself, but '1' computes more after the sum"):
         convert(network(1, TwoSums), "idshort", X)
 
 
@@ -260,7 +262,7 @@ def test_relu_after_a_sum_is_known_by_its_class() -> None:
 
     _, plan = convert(network(2, Activated), "isograd", X)
     assert len(plan.changes.added) == 2
-    with pytest.raises(ValueError, match="'1' does more after it"):
+    with pytest.raises(ValueError, match="'1' computes more after the sum"):
         convert(network(2, Bent), "isograd", X)
 
 

@@ -370,9 +370,9 @@ def test_configuration_of_a_model_says_where_its_name_belongs() -> None:
     [
         ({"warmup": 2.0, "epochs": 1}, 100, "the warm-up of 2 epochs is longer than the run of 100 steps"),
         ({"warmup": 200.0, "warmup_in": "steps"}, 100, "the warm-up of 200 steps is longer"),
-        ({"batch_size": 5000, "epochs": 3}, 3, "a batch of 5,000 takes all training images at once, and some twice"),
-        ({"data": "pairs:x", "epochs": 3}, 3, "a batch of 128 tokens takes all training sentences at once; make"),
-        ({"data": "text:x", "epochs": 3}, 3, "a batch of 128 blocks takes the whole training text at once; make"),
+        ({"batch_size": 5000, "epochs": 3}, 3, "a batch of 5,000 holds all training images, and repeats some"),
+        ({"data": "pairs:x", "epochs": 3}, 3, "a batch of 128 tokens holds all training sentences; make"),
+        ({"data": "text:x", "epochs": 3}, 3, "a batch of 128 blocks holds the complete training text; make"),
     ],
 )
 def test_warnings_name_the_setting(changes: dict[str, Any], steps: int, says: str) -> None:

@@ -31,7 +31,7 @@ def compare_methods(
     ] = None,
     lr: Annotated[
         list[float] | None,
-        typer.Option("--lr", help="A learning rate to choose from by validation accuracy; may be repeated."),
+        typer.Option("--lr", help="A learning rate to try; the best by validation accuracy is shown. May be repeated."),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the runs and results.")] = Path(

@@ -35,7 +35,7 @@ def convert_model(
     ] = None,
     fold: Annotated[
         bool,
-        typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the model still computes the same."),
+        typer.Option("--fold-batchnorm", help="Fold batch norms into the weights; the function stays the same."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -111,8 +111,8 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     require_model(model, "convert")
     if not is_foreign(model):
         raise ValueError(
-            f"expected torchvision:NAME, timm:NAME or package.module:factory, got '{model}'; models by name are built "
-            "by any method to begin with, see normfree models"
+            f"expected torchvision:NAME, timm:NAME or package.module:factory, got '{model}'; normfree's own models are "
+            "built with a method directly, see normfree models"
         )
     if fold and method is not None:
         raise ValueError(
@@ -125,7 +125,7 @@ def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool)
     if checkpoint is not None and chosen.norm is None:
         raise ValueError(
             f"method '{chosen.name}' draws new weights, so --checkpoint would be lost; leave it out, or use "
-            "--fold-batchnorm, which keeps what the model computes"
+            "--fold-batchnorm, which keeps the function of the model"
         )
     return method or "fixup"
 

@@ -77,7 +77,7 @@ def list_data(
             title="Data sets",
             columns=(
                 Column("name", style="cyan"),
-                Column("what it is"),
+                Column("description"),
                 Column("on disk"),
                 Column("size", "right"),
                 Column("folder"),

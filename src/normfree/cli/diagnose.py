@@ -63,8 +63,8 @@ def diagnose_model(
         str,
         typer.Option(
             "--fail-on",
-            help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single block "
-            "that stands out counts as growing; if it does so tenfold, as vanishing.",
+            help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single "
+            "outlier block counts as growing, or as vanishing if it differs tenfold.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
@@ -177,7 +177,7 @@ def _diagnose(
             return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))
         except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit
             raise ValueError(
-                f"expected a batch that '{model}' accepts, but {label} stopped: {error}; check --input, "
+                f"expected a batch that '{model}' accepts, but {label} failed: {error}; check --input, "
                 "--example or --data"
             ) from error
 

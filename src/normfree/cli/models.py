@@ -25,7 +25,7 @@ def list_models(
             title="Models",
             columns=(
                 Column("name", style="cyan"),
-                Column("what it is"),
+                Column("description"),
                 Column("for example"),
                 Column("form"),
                 Column("skip"),

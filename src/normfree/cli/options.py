@@ -59,7 +59,7 @@ def load_plugins(modules: Sequence[str] | None) -> None:
             from normfree.models.foreign import describe_error
 
             raise ValueError(
-                f"--plugin: expected a module that can be imported, but {module!r} stopped: {describe_error(error)}; "
+                f"--plugin: expected a module that can be imported, but {module!r} failed: {describe_error(error)}; "
                 "import it in Python to see where"
             ) from error
 
@@ -102,7 +102,7 @@ def require_model(model: str, verb: str) -> None:
     name = model.removesuffix(".py")
     if name.isidentifier() and Path(f"{name}.py").is_file():
         raise ValueError(
-            f"expected a model, got the file {name}.py; give a factory in it: normfree {verb} {name}:FACTORY"
+            f"expected a model, got the file {name}.py; name a factory in it: normfree {verb} {name}:FACTORY"
         )
     if Path(model).is_file():
         raise ValueError(
@@ -119,7 +119,7 @@ def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)
     if not is_foreign(model):
-        raise ValueError(f"--example is for other people's models; the input of '{model}' is known, so leave it out")
+        raise ValueError(f"--example is for third-party models; the input of '{model}' is known, so leave it out")
     return inputs_from_function(example, seed=seed)
 
 

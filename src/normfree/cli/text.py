@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from normfree.train import TrainConfig
 
 SOURCE = typer.Option(
-    "--source", metavar="FILE", help="Training sentences to translate; valid and test files lie in the same folder."
+    "--source",
+    metavar="FILE",
+    help="Training sentences in the source language; valid and test files are found beside it.",
 )
 TARGET = typer.Option("--target", metavar="FILE", help="Their translations, line by line.")
 TEXT = typer.Option(
     "--text",
     metavar="FILE",
-    help="Training text of a language model, instead of both; book.test.txt lies beside book.train.txt.",
+    help="Training text of a language model, instead of --source and --target; book.test.txt is found beside it.",
 )
 SIZE = typer.Option("--vocabulary", min=5, help="Number of subwords.")
 _CHUNK = 512  # lines that are translated together
@@ -67,7 +69,7 @@ def prepared_name(
     if (source is None) != (target is None) or (source is None) == (text is None):
         named = {"--source": source, "--target": target, "--text": text}
         got = " and ".join(name for name, path in named.items() if path is not None) or "none of them"
-        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both files, or the one")
+        raise ValueError(f"expected --source and --target, or --text alone, got {got}; give both, or the one")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "expected one process to prepare text, got several, which would write over each other; run normfree data "

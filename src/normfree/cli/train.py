@@ -177,7 +177,7 @@ def evaluate_run(
         typer.echo(json.dumps(plain_json(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
-    typer.echo(f"{what}: {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}")
+    typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
     if translated is not None:
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
@@ -219,12 +219,13 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     )
     if result.train_loss is not None:
         console.print(
-            f"training    {percent(result.train_accuracy, digits=2)} right, loss {result.train_loss:.4g}", markup=False
+            f"training    accuracy {percent(result.train_accuracy, digits=2)}, loss {result.train_loss:.4g}",
+            markup=False,
         )
     for name, found in (("validation", result.validation), ("test", result.test)):
         if found is not None:
             perplexity = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
-            line = f"{name:11s} {percent(found.accuracy, digits=2)} right, loss {found.loss:.4g}{perplexity}"
+            line = f"{name:11s} accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}{perplexity}"
             console.print(line, markup=False)
     if result.linear_accuracy is not None:
         console.print(
@@ -238,7 +239,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     if result.status == "diverged":
         console.print(
             "diverged: the loss is no longer finite, or above the limit. The folder keeps the model of the last "
-            f"checkpoint before that, or of the start. Try a lower lr, or see where the signal goes with: {look}",
+            f"checkpoint before that, or the initial model. Try a lower lr, or see where the signal goes with: {look}",
             markup=False,
             style="red",
         )
@@ -281,7 +282,7 @@ def _list_recipes(as_json: bool) -> None:
         typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
         return
     columns = tuple(
-        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "what it is", "from")
+        Column(name, style="cyan" if name == "recipe" else None) for name in ("recipe", "description", "from")
     )
     rows = tuple((name, summary, reference) for name, summary, reference, _ in found)
     caption = "normfree train RECIPE runs one; --show prints its settings, --set changes one."

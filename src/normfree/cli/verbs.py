@@ -27,7 +27,7 @@ from normfree.cli.train import evaluate_run, train_model
 class Verb(TyperCommand):
     """A command that refuses an option given twice, unless the option may be repeated.
 
-    Without this the last one would count, and the first would be ignored without a word.
+    Without this the last one would count, and the first would be silently ignored.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -15,9 +15,15 @@ class ComparedRun:
     """One run that ended.
 
     Attributes:
+        method: Name of the method.
+        model: Name of the model.
+        depth: Number of weight layers of the model.
+        lr: The learning rate.
+        seed: The seed.
         status: 'finished' or 'diverged'.
         validation: Validation accuracy, if any.
         test: Test accuracy; None for a diverged run and for data without a test split.
+        seconds: Training time.
         folder: Name of the run's folder.
         bleu: BLEU on the test sentences, for a model that translates.
         origin: Commit, versions, hardware and date.
@@ -49,8 +55,14 @@ class Point:
     A diverged run counts as chance in `validation` and `test`. Either is None if a finished run lacks it.
 
     Attributes:
+        method: Name of the method.
+        model: Name of the model.
+        depth: Number of weight layers of the model.
+        lr: The learning rate.
         runs: Number of runs, one per seed.
         diverged: How many of them diverged.
+        validation: Mean validation accuracy.
+        test: Mean test accuracy.
         spread: Sample standard deviation of `test` over the seeds; None for a single seed.
         seconds: Training time of all seeds.
         bleu: Mean BLEU over the seeds, for a model that translates; a diverged run counts as 0.
@@ -79,7 +91,7 @@ class Comparison:
         methods: Names of the methods.
         lrs: The learning rates.
         seeds: The seeds.
-        chance: Accuracy of a guess.
+        chance: The accuracy of random guessing.
         linear_accuracy: Accuracy of a linear classifier on the same data, if known.
         signal: The signal that stopped the comparison early, in which case runs are missing; else None.
     """
@@ -98,7 +110,7 @@ class Comparison:
         """Each method in each model, at the learning rate with the highest mean validation accuracy.
 
         The test accuracy plays no part in this choice. A rate at which every seed diverged is taken only if there is
-        no other. Of equal rates the lower one is taken.
+        no other. Among rates with equal accuracy the lowest is taken.
         """
         found = []
         for method in self.methods:
@@ -110,6 +122,11 @@ class Comparison:
 
     def point(self, method: str, model: str, lr: float) -> Point | None:
         """Average the runs of a method in a model at one learning rate.
+
+        Args:
+            method: The name of the method.
+            model: The name of the model.
+            lr: The learning rate.
 
         Returns:
             The point, or None if no such run ended.
@@ -140,7 +157,11 @@ class Comparison:
         return known if len(known) == len(runs) else []
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as plain data, with its points."""
+        """Return the comparison as plain data, with its points.
+
+        Returns:
+            The attributes by name, and the points under 'points'; the `json` module can write them.
+        """
         return {**asdict(self), "points": [asdict(point) for point in self.points]}
 
 

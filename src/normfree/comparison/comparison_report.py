@@ -20,7 +20,7 @@ from normfree.report.tables import Column, Table
 from normfree.train.text.text_data import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
-_CLOSE = 0.05  # a deepest network that much below the method's best accuracy gets a warning
+_CLOSE = 0.05  # a method's card warns if its deepest network is this far below its best accuracy
 _SPREAD, _FAR = 5.0, 3.0  # a level is not drawn if curves that spread over 5 points lie 3 spreads above it
 
 
@@ -99,7 +99,7 @@ def levels(comparison: Comparison) -> tuple[Level, ...]:
 
 
 def _levels_to_draw(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[Level, ...], str]:
-    """Return the levels to draw with the curves, and a sentence on those so far below that they would flatten them."""
+    """Return the reference lines to draw, and a sentence that names those that would flatten the curves."""
     reached = [value for curve in curves for i in range(len(curve.values)) for value in curve.reach(i)]
     low, spread = min(reached), max(reached) - min(reached)
     known = levels(comparison)
@@ -228,7 +228,7 @@ def save(
         The paths.
 
     Raises:
-        OSError: in one sentence, if a file cannot be written.
+        OSError: if a file cannot be written.
     """
     out = Path(out)
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)

@@ -34,7 +34,7 @@ DESCRIPTIONS = {
     "sqrt_half": "no normalization, sums scaled by √½",
     "he_in": "no normalization, plain He",
 }
-_NO_LIMIT = 1e30  # a large loss does not end a run, only one that is not a number
+_NO_LIMIT = 1e30  # only a loss that is not finite ends a run, however large it is
 _FADED = 1e-3  # a signal that shrinks below this share has faded
 _IMAGES = 6_000
 # Estimates for the progress bar. Measuring a signal takes as long as a training step through so many layers. A method
@@ -74,13 +74,13 @@ class Demo:
 def run_demo(
     out: str | Path, settings: DemoSettings | None = None, *, jobs: int = 1, progress: ProgressCallback | None = None
 ) -> Demo | None:
-    """Run the three experiments, and read those that are in `out` already.
+    """Run the three experiments; finished ones are read from `out`.
 
     Args:
         out: Folder of the runs.
         settings: The experiments.
         jobs: Number of processes.
-        progress: Called with the percentage of the work that is done, 100, and a text. It counts work and not runs,
+        progress: Called with the percentage of the work that is done, 100, and a string. It counts work and not runs,
             because a deep run takes thirty times as long as a shallow one.
 
     Returns:
@@ -190,7 +190,7 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     """Write index.html and demo.png, and return their paths; a file is complete or absent.
 
     Raises:
-        OSError: in one sentence, if a file cannot be written.
+        OSError: if a file cannot be written.
     """
     out = Path(out)
     shown = page(demo)
@@ -211,7 +211,7 @@ def picture(demo: Demo) -> tuple[Panel, ...]:
     words = (
         (
             f"1 · before training: a signal through {max(map(len, demo.forward.values()))} blocks",
-            "What explodes or fades on its way teaches nothing.",
+            "A signal that explodes or fades cannot train the first layers.",
         ),
         ("2 · after training: accuracy against depth", _cross(accuracy)),
         (
@@ -253,7 +253,7 @@ def page(demo: Demo) -> Page:
             f"{s.seed}: a difference of a percent or two is noise. SGD with momentum 0.9, weight decay "
             f"{demo.depth.settings['weight_decay']:g}, cosine schedule. A run has diverged when its loss is no longer "
             "a finite number; it then counts as chance.",
-            "Again, or otherwise: normfree compare --method fixup --method batchnorm --model resmlp-49-64 --lr 0.1 "
+            "To repeat or vary this: normfree compare --method fixup --method batchnorm --model resmlp-49-64 --lr 0.1 "
             "--lr 0.03 --seeds 3. Every run with its configuration, metrics and checkpoint lies in runs/ beside this "
             "page.",
         ),
@@ -282,13 +282,12 @@ def _signal_section(demo: Demo) -> Section:
     texts = [_fate(method, values) for method, values in demo.forward.items()]
     lost = [method for method, values in demo.backward.items() if all(map(math.isnan, values))]
     measured = {method: values for method, values in demo.backward.items() if method not in lost} or demo.backward
-    note = f"Not measured where the forward signal is not a number to the end: {', '.join(lost)}." if lost else ""
+    note = f"Not measured, because the forward signal does not stay finite: {', '.join(lost)}." if lost else ""
     return Section(
         "1 · A signal through a thousand layers" if blocks > 400 else f"1 · A signal through {blocks} blocks",
         (
             f"One batch of noise goes forward through the {blocks} residual blocks of {s.signal_model}, and a random "
-            "gradient comes back, before any training. What explodes or fades away on this road can teach the first "
-            "layers nothing.",
+            "gradient comes back, before any training. A signal that explodes or fades cannot train the first layers.",
             f"Variance of the signal: {'; '.join(texts)}.",
         ),
         panels=tuple(
@@ -328,7 +327,7 @@ def _depth_section(demo: Demo) -> Section:
         (
             f"Residual networks of fully connected layers, {width} wide, learn to tell ten kinds of clothing apart, in "
             f"{s.epochs} passes over 5,400 images. Every method is shown at its best of the learning rates {rates}, "
-            "chosen on 600 images held out. Every point is one run, and × is one that diverged, as at every rate.",
+            "chosen on 600 images held out. Every point is one run; × marks a method that diverged at every rate.",
             f"At {most:,} layers: {', '.join(ends)}. For comparison, a linear classifier gets {percent(linear)}, and "
             f"guessing {percent(demo.depth.chance)}.",
         ),
@@ -373,7 +372,7 @@ def _batch_section(demo: Demo) -> Section:
             f"{normed[0].depth} layers, {s.twins[0]} {_reached(normed[0])}, and its twin without "
             f"normalization, {s.twins[1]}, {_reached(free[0])}. At a batch of {s.batch_sizes[-1]}, {s.twins[0]} "
             f"{_reached(normed[-1])} and {s.twins[1]} {_reached(free[-1])}.",
-            f"One pass over {images:,} images: a larger batch makes fewer steps in it, so compare the two at one size. "
+            f"One pass over {images:,} images: a larger batch means fewer steps, so compare the two at one size only. "
             "Shallower networks suffer less, and so do convolutional ones, whose batch norm also averages over the "
             "positions of an image.",
         ),

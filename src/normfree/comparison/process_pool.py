@@ -45,7 +45,7 @@ def run_tasks(
         on_report: Called with the latest report of every running task.
 
     Raises:
-        ValueError: in one sentence, if a task fails or a process is killed; the other processes are stopped.
+        ValueError: if a task fails or a process is killed; the other processes are stopped.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -76,7 +76,7 @@ def run_tasks(
                 reports.pop(number, None)
                 if message is None and not stopping:
                     raise ValueError(
-                        f"expected a worker to end its task, but its process was killed with status "
+                        f"expected a worker to finish its task, but its process was killed with status "
                         f"{_exit_status(processes[ready])}; free some memory, or run with fewer jobs"
                     )
                 if message is None:
@@ -132,7 +132,7 @@ def _exit_status(process: SpawnProcess) -> int | None:
 
 @contextmanager
 def _processes(function: Callable[..., Any], jobs: int, *, reports: bool) -> Iterator[dict[Connection, SpawnProcess]]:
-    """Start processes, by their pipes; at the end all have stopped, and running tasks have saved their state."""
+    """Start processes and yield them by their pipes; stop them at the end, after tasks have saved their state."""
     context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
     processes: dict[Connection, SpawnProcess] = {}
     try:

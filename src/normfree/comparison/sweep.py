@@ -53,13 +53,14 @@ def compare(
         lrs: Learning rates. Each method is shown at its best rate by validation accuracy. Default: the rate of `base`.
         out: Folder of the runs.
         jobs: Number of processes, with one thread each. One job trains in this process, with all threads of torch.
-        progress: Called with the number of runs that ended, the number of all runs, and a text on the latest.
+        progress: Called with the number of runs that ended, the number of all runs, and a string on the latest.
 
     Returns:
         The comparison. After a signal its `signal` is set, and runs are missing.
 
     Raises:
-        ValueError: before any training, if a name is unknown, a model does not admit a method, or data is missing;
+        ValueError: before any training, if a list is empty, `jobs` is below 1, a name is unknown, a model does not
+            admit a method, data is missing, or several learning rates are given for data without a validation part;
             later, if a run cannot be trained.
         OSError: if a folder cannot be written.
     """

@@ -29,11 +29,11 @@ class Removed:
 
 @dataclass(frozen=True)
 class Added:
-    """A scalar or a reparametrized weight that a module was given.
+    """A scalar, bias or reparametrized weight that the conversion added.
 
     Attributes:
         name: The qualified name of the scalar's parameter, or of the layer.
-        kind: What it is, in words.
+        kind: A description, such as 'multiplier α'.
         value: The scalar's initial value, None for anything but a scalar.
         learnable: Whether the scalar is trained.
     """
@@ -50,7 +50,7 @@ class Rescaled:
 
     Attributes:
         name: Its qualified name.
-        factor: Its scale over its scale before, or 0 if it was 0 before.
+        factor: The ratio of its new scale to its old one; 0 if the old scale was 0.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Changes:
         scaled: The parameters that were rescaled.
         parameters_before: The number of parameters of the original.
         parameters_after: The number of parameters of the converted model.
-        notes: What a reader would not expect, one sentence each.
+        notes: Notes on unexpected effects, one sentence each.
     """
 
     method: str
@@ -146,8 +146,9 @@ class Folding:
 
     Attributes:
         folded: The modules that were folded away.
-        kept: The modules that remain, with the reason.
-        padded: The layers whose zero padding became padding with another constant.
+        kept: The modules that could not be folded, each with the reason; a batch norm among them became a
+            `ChannelAffine`.
+        padded: The layers whose zero padding became padding with a constant other than 0.
         plain: The reparametrized layers that became plain ones with the same weight.
     """
 

@@ -42,7 +42,9 @@ class Inspection:
 
 
 def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: Any) -> Inspection:
-    """Run a model once on an example and leave no trace.
+    """Run a model once on an example and report how it behaves; the model is left unchanged.
+
+    Modules that may be normalizers then run on scaled copies of their input.
 
     Raises:
         ValueError: If the model does not run on the example.
@@ -56,7 +58,7 @@ def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, k
             norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
-            f"expected a model that runs on the example, but {type(model).__name__} stopped: {error}; "
+            f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
     return Inspection(inspector.calls, weight_read, inspector.overwritten, list(inspector.functional_norms), norm_like)
@@ -105,7 +107,7 @@ class _Inspector(Observer):
 
 
 def _may_normalize(module: nn.Module) -> bool:
-    """Whether a module is third-party code without matrices or children, and of no class of normalizers."""
+    """Whether a module is third-party code without matrices or children that is not a known normalizer."""
     third_party = not type(module).__module__.startswith(("torch.", "normfree."))
     leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
     return third_party and leaf and not is_norm(module)
@@ -168,7 +170,7 @@ def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def trial_run(model: nn.Module, *, attributes: bool = False) -> Iterator[None]:
-    """Run a model inside, in evaluation mode and without gradients, and leave no trace.
+    """Context for a trial run: evaluation mode and no gradients inside; the model is restored at the end.
 
     Attention runs without its fast path, so that it calls its parts one by one. `attributes` is as for
     `leave_no_trace`.

@@ -18,7 +18,7 @@ _UNKNOWN = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
 
 
 class RemovedNorm(nn.Module):
-    """Returns its input; keeps the normalizer's `.weight`, because some models read its dtype."""
+    """Identity that keeps the removed normalizer's weight, for code that reads it (usually only its dtype)."""
 
     weight: Tensor
 
@@ -45,7 +45,7 @@ def find_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules whose class has the name of a normalizer, but none that can be removed.
+    """The modules whose class is named like a normalizer but is not one that can be removed.
 
     Torch's parametrizations of weights (`_WeightNorm`) do not normalize the signal.
     """
@@ -57,7 +57,7 @@ def unknown_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def channels_of(norm: nn.Module) -> tuple[int, int] | None:
-    """The number of channels of a normalizer and their dimension in its input; None if it has no such attribute."""
+    """The number of channels of a normalizer and their dimension in its input; None if the number is unknown."""
     weight = getattr(norm, "weight", None)
     sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
     size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
@@ -71,9 +71,9 @@ def channels_of(norm: nn.Module) -> tuple[int, int] | None:
 
 
 def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
-    """Replace every normalizer, by dynamic tanh of initial α = `tanh` if that is given.
+    """Remove every normalizer, or replace it with dynamic tanh of initial α = `tanh` if given.
 
-    No activation writes into its input any more, since that is the residual stream now.
+    Also sets `inplace=False` on every module: its input is now the residual stream.
     """
     names = {id(norm): name for name, norm in find_norms(model).items()}
     replacements: dict[int, nn.Module] = {}

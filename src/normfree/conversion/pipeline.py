@@ -40,12 +40,12 @@ from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import ResidualPlan
 
 _NO_SUMS = (
-    "no residual sum was found: the layers follow one another, are concatenated or gated, or meet in another way than "
-    "by + and - (lerp, addcmul, a stack); weights can still be standardized ('nf') or normalized ('wn'), "
+    "no residual sum was found: the model is sequential, concatenates or gates its layers, or adds them by functions "
+    "other than + and - (lerp, addcmul, stack); weights can still be standardized ('nf') or normalized ('wn'), "
     "or set from data ('lsuv')"
 )
 
-_SHOWN = 6  # reasons of a refusal, or names in a note; a deep network gives the same one for every block
+_SHOWN = 6  # at most this many reasons in an error or names in a note; a deep network has one per block
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -65,7 +65,7 @@ def convert(
         method: A method, or its name with options, such as 'fixup' or 'nf:beta=1'.
         example: An input that the model accepts: a tensor, a tuple or list of positional arguments, or a dict of
             keyword arguments.
-        plan: The residual branches, if discovery should not find them.
+        plan: The residual plan. Default: the one that `discover` finds.
         generator: The source of every random draw. Default: torch's global generator.
 
     Returns:
@@ -83,7 +83,7 @@ def convert(
         twin = copy.deepcopy(model)
     except Exception as error:  # whatever a model's own attributes raise
         raise ValueError(
-            f"expected a model that can be copied, but copying {type(model).__name__} stopped: {error}; "
+            f"expected a model that can be copied, but copying {type(model).__name__} failed: {error}; "
             "use convert_, which works in place"
         ) from error
     return twin, convert_(twin, method, example, plan=plan, generator=generator)
@@ -100,13 +100,13 @@ def convert_(
     """Convert a model in place, in five stages.
 
     1. Look: find the residual branches and the normalizers, and how the model uses them.
-    2. Refuse: raise an error with everything that stands in the way, before anything is changed.
+    2. Refuse: raise one error that lists every obstacle, before anything is changed.
     3. Replace: remove the normalizers, reparametrize weights, add scalars.
     4. Initialize: write the weights by the method.
     5. Check: run the converted model, and rescale the layers outside the branches on the way.
 
     Args:
-        model: Any model. After an error it is as it was.
+        model: Any model. It is unchanged if an error is raised.
         method: As for `convert`.
         example: As for `convert`.
         plan: As for `convert`.
@@ -118,8 +118,8 @@ def convert_(
     Raises:
         ValueError: If the model cannot be converted; the message names each module in the way.
     """
-    # Three forward passes: `_look` records the flow on tensors without values and inspects one pass on the example,
-    # and `_check_` runs the converted model. Methods that set weights from data run it too.
+    # Usually three forward passes of the whole model: `_look` records the flow on tensors without values and inspects
+    # one pass on the example, and `_check_` runs the converted model. Methods that set weights from data run it too.
     method = get(method)
     _check_request(method, example)
     work = _look(model, method, example, plan)
@@ -336,7 +336,7 @@ def _run(work: _Conversion) -> Any:
 
 def _stopped(model: nn.Module, error: Exception) -> ValueError:
     return ValueError(
-        f"expected the converted {type(model).__name__} to run on the example, but it stopped: {error}; its own code "
+        f"expected the converted {type(model).__name__} to run on the example, but it failed: {error}; its own code "
         "may rely on a normalizer, or on the class of a layer; try 'dyt', which keeps all layers"
     )
 
@@ -354,7 +354,7 @@ def _changes(work: _Conversion) -> Changes:
 
 
 def _notes(work: _Conversion) -> list[str]:
-    """What a reader of the changes would not expect, one sentence each."""
+    """Notes on unexpected effects, one sentence each."""
     plan, inspection = work.plan, work.inspection
     notes = [] if plan.branches else [_NO_SUMS]
     if bare := [branch.name for branch in plan.branches if not branch.layers]:
@@ -364,7 +364,9 @@ def _notes(work: _Conversion) -> list[str]:
     if work.unaccounted:
         notes.append(f"not part of the plan and left as they were: {', '.join(work.unaccounted)}")
     if work.not_rescaled:
-        notes.append(f"not rescaled to unit variance, since no single module returns it: {_listed(work.not_rescaled)}")
+        notes.append(
+            f"not rescaled to unit variance, as no single module returns their output: {_listed(work.not_rescaled)}"
+        )
     if units := [home for home, function in inspection.functional_norms if function == "normalize"]:
         notes.append(f"the signal is still divided by its length (normalize) in {_listed(units)}")
     if inspection.norm_like:

@@ -72,7 +72,7 @@ def scale_embeddings_(
 
 
 def _scale(embedding: nn.Embedding) -> float:
-    """The factor of an embedding's rows, under the name that we and many libraries use."""
+    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
     return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
 
 
@@ -87,7 +87,10 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
 
 
 def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
-    """The parameters that become one vector of the residual stream, and are not added to it or multiplied."""
+    """The names of the class tokens.
+
+    These are parameters that are concatenated to the sequence as one vector, not added or multiplied.
+    """
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
 
@@ -100,7 +103,7 @@ def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow])
 
 @torch.no_grad()
 def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
-    """Draw class tokens from N(0, 1): libraries start them near 0, and a normalizer made that unit variance."""
+    """Draw class tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
     parameters = dict(model.named_parameters())
     rescaled = []
     for name in names:
@@ -114,7 +117,7 @@ def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Genera
 
 @dataclass
 class Rescaling:
-    """What became of the layers outside the branches.
+    """The rescaling of the layers outside the branches.
 
     Attributes:
         rescaled: A record of each rescaled weight.
@@ -130,7 +133,7 @@ def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescalin
     """Scale the layers outside the branches to unit variance while the model runs on an example inside.
 
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
-    each gate and each activation that is no ReLU. The first layer and the classifier stay as they are.
+    each gate and each activation other than ReLU. The first layer and the classifier stay as they are.
     Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
     hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
     rates at which it trains otherwise.

@@ -109,7 +109,8 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
 
     Args:
         folder: The folder that the model was saved to.
-        factory: A function that returns the original, a model like it, or its name. Default: the stored name.
+        factory: A function that returns the original, a model of the same architecture, or its name. Default: the
+            stored name.
 
     Returns:
         The model in evaluation mode, and its plan.
@@ -124,8 +125,8 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     example = read_example(folder)
     if factory is None and record["source"] is None:
         raise ValueError(
-            f"expected a factory for the model in '{folder}', whose original has no name there; pass a function that "
-            f"returns a {record['model']}, as in nf.load('{folder.name}', factory)"
+            f"expected a factory for the model in '{folder}', because the folder does not name the original; pass "
+            f"a function that returns a {record['model']}, as in nf.load('{folder.name}', factory)"
         )
     model = convert_again(original(factory if factory is not None else record["source"]), plan, example, tensors)
     try:
@@ -287,8 +288,8 @@ def unpack_example(tensors: Mapping[str, Tensor], packed: Any) -> Any:
         if kind == "value":
             return value
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"expected the stored example, got a different one ({error})") from error
-    raise ValueError(f"expected an example as it was stored, got '{kind}' in it")
+        raise ValueError(f"expected the example that was stored, but it is damaged ({error})") from error
+    raise ValueError(f"expected the example that was stored, got '{kind}' in it")
 
 
 def _move_into_place(new: Path, folder: Path) -> None:
@@ -356,9 +357,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise ValueError(f"expected a whole converted model, but '{path}' is not there; save it again") from None
+        raise ValueError(f"expected a complete converted model, but '{path}' is missing; save it again") from None
     except SafetensorError as error:
-        raise ValueError(f"expected a whole converted model, but '{path}' is damaged: {error}") from error
+        raise ValueError(f"expected an intact converted model, but '{path}' is damaged: {error}") from error
 
 
 def _wrong_original(expected: str, model: nn.Module, why: str) -> str:

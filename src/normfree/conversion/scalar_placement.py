@@ -157,7 +157,8 @@ class _Placement:
     def _place_biases(self, branch: Branch) -> None:
         """Place a bias before every weight layer, and before the activation after a layer without a bias of its own.
 
-        An attention that uses its projections itself has no place before the last one, but that one has a bias.
+        An attention that applies its projections itself has no place for a bias before the last projection; that
+        projection has its own.
         """
         for layer in (*branch.layers, *branch.shortcut_layers[:1]):
             if not layer.gate:
@@ -176,15 +177,18 @@ class _Placement:
         if layer.activated_out:
             self._refuse(
                 layer.name,
-                f"an activation stands between it and the sum {quoted(branch.name)}, so no module returns the "
-                "branch to be multiplied",
+                f"an activation lies between it and the sum {quoted(branch.name)}, so no module's output is the branch "
+                "alone",
                 _WITHOUT_SCALARS,
             )
         else:
             self._place_at(layer, scalar, value, learnable)
 
     def _place_at(self, layer: Layer, scalar: ScalarName, value: float, learnable: bool, *, edge: bool = True) -> None:
-        """Place a scalar around a layer; away from an `edge` of the branch, only at the layer itself."""
+        """Place a scalar around a layer.
+
+        A layer that is not at an `edge` of the branch must hold it itself; a module around it may not.
+        """
         name = self._holder(layer)
         if name is not None and (edge or name == layer.name):
             self._add(name, scalar, value, learnable)
@@ -212,11 +216,11 @@ class _Placement:
         for name in (layer.name, *_parents(layer.name)):
             if name in self.around_sums:
                 break  # a sum stands inside: more than the branch goes through this module
-            if self.calls[name] and not self._is_lookup(name):  # a lookup uses the weight in a different way
+            if self.calls[name] and not self._is_lookup(name):  # an embedding's lookup is a different use
                 return name
         self._refuse(
             layer.path,
-            "the weight is used without a call of a module of its own, so no scalar can stand around it",
+            "no module call uses this weight alone, so no scalar can be placed around it",
             _WITHOUT_SCALARS,
         )
         return None
@@ -241,7 +245,10 @@ class _Placement:
         self._add(branch.place, scalar, 1.0 if value is None else value, law.learnable)
 
     def _no_place_at_block(self, branch: Branch, scalar: ScalarName) -> str | None:
-        """Why no module returns the sum of a branch, or its ReLU, which a positive factor passes through."""
+        """Return why no module returns the branch's sum, or its ReLU, which commutes with a positive factor.
+
+        None if a module does.
+        """
         home = branch.place
         if not home:
             return "it stands in the model's own forward pass"
@@ -270,7 +277,7 @@ class _Placement:
         name = users[0].name
         kind = type(self.modules[name]).__name__ if name in self.modules else name.rpartition(".")[2]
         if scalar == "skip" or not relu or "relu" not in kind.lower().replace("relu6", ""):
-            return f"'{home}' does more after it"
+            return f"'{home}' computes more after the sum"
         return None
 
 

@@ -32,7 +32,7 @@ def cannot_convert_by(method: Method) -> str | None:
     for change in (change for change, needed in changes.items() if needed):
         return (
             f"method '{method.spec}' {change}, which cannot be done without rewriting the model's code; "
-            "build one of our models with it instead"
+            "build a normfree model with it instead"
         )
     return None
 
@@ -65,7 +65,7 @@ def scales_sums(method: Method) -> bool:
 
 
 def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
-    """Whether an existing model can surely be converted with a method, without trying.
+    """Whether an existing model is certain to be convertible with a method, judged without converting it.
 
     Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with
     attention, for a method that is not made for attention.

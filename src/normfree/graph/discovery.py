@@ -23,10 +23,10 @@ Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """Find the residual branches of any model.
 
-    A sum is residual if its operands meet again at a latest common ancestor. Its shortcut is classed as identity,
-    subsample, projection or parallel. A stage ends where the resolution or width of the sums changes, or where another
-    stream begins. The model is left as it was. Nothing is computed unless the model looks at values: shapes come from
-    meta tensors.
+    A sum is residual if both operands depend on a common ancestor; the latest one is the start of the branch. Its
+    shortcut is classed as identity, subsample, projection or parallel. A stage ends where the resolution or width of
+    the sums changes, or where a new stream begins. The model is left as it was. Nothing is
+    computed unless the model looks at values: shapes come from meta tensors.
 
     Args:
         model: Any model.
@@ -169,7 +169,7 @@ def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, aroun
 
 
 def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
-    """For each sum that is part of a later one's branch, by their numbers, the first such sum."""
+    """Map each sum inside the branch of a later sum to the first such later sum, both by index."""
     found: dict[int, int] = {}
     for i, outer in enumerate(sums):
         inside: set[Node] | None = None
@@ -229,7 +229,7 @@ def _names(sums: Sequence[ResidualSum]) -> list[str]:
 def _stages(sums: Sequence[ResidualSum]) -> list[int]:
     """The number of sums of each stage: neighbours of one stream, resolution and width.
 
-    The length of a sequence does not count as resolution. A decoder starts a new stream, so it is a stage of its own.
+    The length of a sequence does not count as resolution. A decoder starts a new stream, and so a new stage.
     """
     sizes: list[int] = []
     previous: ResidualSum | None = None
@@ -259,7 +259,7 @@ def _between(start: Node, end: Node) -> set[Node]:
 
 
 def _resolution(s: ResidualSum, other: ResidualSum) -> tuple[int, ...]:
-    """The part of a sum's shape that can be compared with another's: the width only if either is a sequence."""
+    """The part of a sum's shape that can be compared with another's: just the width if either is a sequence."""
     return s.node.shape[-1:] if _is_sequence(s) or _is_sequence(other) else s.node.shape
 
 
@@ -269,7 +269,7 @@ def _is_sequence(s: ResidualSum) -> bool:
 
 
 def _changes_shape(s: ResidualSum) -> bool:
-    """Whether resolution or width change between the start of a branch and the sum; a view is not a change."""
+    """Whether resolution or width change between the start of a branch and the sum; a reshape alone does not count."""
     start, end = s.ancestor.shape, s.node.shape
     return start != end if len(start) == len(end) else prod(start) != prod(end)
 

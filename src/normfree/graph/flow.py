@@ -54,7 +54,7 @@ class Node:
 
     Attributes:
         index: Its place in the order of execution.
-        kind: What it does to the signal.
+        kind: The kind of step.
         name: The module's qualified name, or the function's name.
         inputs: The nodes it reads, each once.
         shape: The shape of its output.
@@ -85,7 +85,8 @@ class Node:
 class ModuleCall:
     """A call of a module with children: the nodes of its arguments by position or name, and of its output.
 
-    The output of a tuple is its first tensor; `out` is None for an output that is not a tensor of the flow.
+    If the module returns a tuple, `out` is the node of its first element; None if that is not a tensor that depends on
+    the input.
     """
 
     given: dict[int | str, Node]
@@ -163,7 +164,7 @@ class _Origin:
 class WeightUses:
     """Follows every parameter of two or more dimensions, and tensors computed from it, until they meet the signal.
 
-    `uses` maps the parameters that met the signal to how they did.
+    `uses` maps each parameter that met the signal to its uses.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -255,7 +256,7 @@ def self_gated(factors: Sequence[Node]) -> list[Node]:
 
 
 def _steps_between(plain: Node, gate: Node) -> list[Node]:
-    """The steps from a signal to its gate, if the gate reads only that signal and every way is bounded; else none."""
+    """The steps from a signal to its gate, if the gate reads only that signal and every path is bounded; else empty."""
     source, ahead = _unscaled(plain), [(gate, False)]
     seen: dict[tuple[Node, bool], None] = {}
     while ahead:

@@ -42,7 +42,7 @@ MAXIMA = frozenset({"maximum", "max"})
 GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
 # As factors, these are bounded for any input: gates, and a signal's division by its own scale.
 BOUNDED = GATES | {"rsqrt", "rsqrt_"}
-# Functions of one number, with which an activation can be written.
+# Pointwise functions, from which an activation may be composed.
 POINTWISE = GATES | SUMS | PRODUCTS | {
     "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
     "weighted_add",

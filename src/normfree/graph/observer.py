@@ -89,7 +89,7 @@ class Observer(TorchFunctionMode):
         """Put a hook into one of a module's tables, `_forward_hooks` for example, until `remove_hooks`.
 
         This is `register_forward_hook` without the handle: hundreds of handles cost as much as some layers.
-        The tables in `more` mark the hook as one with an option.
+        Tables in `more` turn on an option for the hook, for example `_forward_hooks_with_kwargs`.
         """
         key = object()
         table[key] = hook

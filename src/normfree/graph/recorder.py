@@ -71,11 +71,11 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
         try:
             return _record_values(model, args, kwargs)
         except Exception as error:
-            # On an example without values the second run tells nothing new.
+            # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
             raise ValueError(
-                f"expected a model that runs on the example, but {type(model).__name__} stopped: {cause}; check the "
+                f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; check the "
                 f"example's shape{shapes} (--input gives another), or in Python pass a hand-written ResidualPlan"
             ) from cause
 
@@ -191,7 +191,7 @@ class _Recorder(Observer):
         return kind_of(name, [node.shape for node in dict.fromkeys(operands)])
 
     def _factors(self, name: str, tensors: list[Tensor]) -> tuple[Any, ...]:
-        """The operands that a function multiplies with one another; it only adds the mask of an attention."""
+        """The operands that a function multiplies with one another; an attention adds its mask, so that is not one."""
         if name in PRODUCTS or name in MATRIX_PRODUCTS:
             return self.flow.read(tensors)
         return self.flow.read(tensors[:3]) if name == ATTENTION else ()
@@ -247,13 +247,13 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Whether a module is an activation of torch, or one of a library that keeps them in a file of that name."""
+    """Whether a module is an activation of torch, or is defined in a Python module named 'activation…'."""
     library = type(module).__module__.rpartition(".")[2].startswith("activation")
     return isinstance(module, ACTIVATION_TYPES) or (library and next(module.children(), None) is None)
 
 
 def _name_in_flow(name: str, args: Any, kwargs: Any) -> str:
-    """The name of a function's node; a different name if its arguments make it a different function."""
+    """The name of a call's node; 'select' or 'weighted_add' where the arguments change the function's meaning."""
     if name == "__getitem__" and _has_number(args[1]):
         return "select"
     return "weighted_add" if name in SUMS and kwargs.get("alpha", 1) != 1 else name  # x + alpha · f

@@ -50,9 +50,9 @@ class ResidualSum:
 def residual_sums(flow: Sequence[Node]) -> list[ResidualSum]:
     """The residual sums of a flow, in the order they ran.
 
-    An inner sum claims its layers first, so that an outer skip connection lists only the remaining ones. Nothing may
-    remain, as in x + blocks(x), and still the signal grows there. But layers side by side that are added to one
-    shortcut together are one branch of it.
+    An inner sum claims its layers first, so that an outer skip connection lists only the remaining ones. A skip
+    connection around whole blocks, x + blocks(x), has no layers left, but the signal still grows there. Parallel layers
+    that are added to one shortcut together form one branch.
     """
     found: list[ResidualSum] = []
     claimed: set[Node] = set()
@@ -109,7 +109,7 @@ def _layers(side: Sequence[Node], claimed: set[Node]) -> list[Node]:
 
 
 def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
-    """Whether a sum of layers goes straight, and only, into a sum whose shortcut has no layers."""
+    """Whether a sum of layers feeds directly, and only, into another sum whose other operand has no layers."""
     while len(node.users) == 1 and node.users[0].kind == "scaling":
         node = node.users[0]
     if len(node.users) != 1 or node.users[0].kind != "sum":
@@ -182,7 +182,7 @@ def _latest_common_ancestor(
 def _degree(end: Node, side: Iterable[Node], layers: set[Node], shortcuts: Mapping[Node, Node]) -> int:
     """The degree of `end` in `layers`; `side` holds the nodes between the start of a branch and its end.
 
-    An inner residual sum has the degree of its shortcut: its own branch is small against it.
+    An inner residual sum has the degree of its shortcut: its own branch is small compared with its shortcut.
     """
     degrees: dict[Node, int] = {}
     for node in sorted(side, key=lambda n: n.index):
@@ -203,7 +203,7 @@ def unbounded_inputs(node: Node) -> tuple[Node, ...]:
 
 
 def _growing_factors(node: Node) -> tuple[Node, ...]:
-    """The factors of a product that are not bounded, or all if all are; none if the node is not a product."""
+    """The unbounded factors of a product, or all factors if all are bounded; empty if the node is not a product."""
     return tuple(factor for factor in node.factors if not _is_bounded(factor)) or node.factors
 
 

@@ -42,7 +42,7 @@ _RANDAUGMENT = Range(
 _MILESTONES = Range(
     "as rising fractions of the run between 0 and 1",
     lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points),
-    remedy="divide epochs by the number of epochs",
+    remedy="divide each epoch by the total number of epochs",
 )
 
 
@@ -64,13 +64,15 @@ class TrainConfig:
     # Model
     model: str = setting("resnet20", "the model's name, see `normfree models`", _NOT_EMPTY)
     method: str = setting(
-        "fixup", "the method's name and options, see `normfree methods`; 'as built' converts nothing", _NOT_EMPTY
+        "fixup",
+        "the method's name and options, see `normfree methods`; 'as built' trains a third-party model unconverted",
+        _NOT_EMPTY,
     )
     form: Literal["post", "pre", "linear"] | None = setting(
         None, "the block form; none for the method's or model's own"
     )
     dropout: float = setting(
-        0.0, "dropout rate of Transformers: on embeddings, on branch outputs and in feed-forward layers", _FRACTION
+        0.0, "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers", _FRACTION
     )
 
     # Data
@@ -88,20 +90,23 @@ class TrainConfig:
     # Length and batches
     epochs: int = setting(10, "passes over the training data", _NOT_NEGATIVE)
     batch_size: int = setting(
-        128, "images per step, over all processes; for translation: the most tokens per batch", _AT_LEAST_ONE
+        128,
+        "images per step over all processes and micro-batches; for pairs, the maximum number of tokens; for text, the "
+        "number of blocks",
+        _AT_LEAST_ONE,
     )
     accumulate: int = setting(1, "micro-batches that each batch is split into", _AT_LEAST_ONE)
     eval_batch_size: int = setting(1000, "images per batch in evaluation", _AT_LEAST_ONE)
     block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", _AT_LEAST_ONE)
     beam: int = setting(5, "hypotheses per sentence in translation", _AT_LEAST_ONE)
-    length_penalty: float = setting(1.0, "length penalty in beam search; 0 favours short translations")
+    length_penalty: float = setting(1.0, "the length penalty of beam search; 0 favours short translations")
 
     # Optimizer
     optimizer: Literal["sgd", "adam", "adamw"] = setting(
         "sgd", "SGD, Adam (L2 in the gradient) or AdamW (decoupled decay)"
     )
     lr: float = setting(
-        0.1, "the learning rate of the weights; that of scalars is the method's multiple of it", _POSITIVE
+        0.1, "the learning rate of the weights; the method sets that of scalars relative to it", _POSITIVE
     )
     momentum: float = setting(0.9, "momentum of SGD", _FRACTION)
     nesterov: bool = setting(False, "Nesterov momentum, in SGD")
@@ -109,7 +114,7 @@ class TrainConfig:
     eps: float = setting(1e-8, "eps of Adam and AdamW", _POSITIVE)
     weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", _NOT_NEGATIVE)
     label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", _FRACTION)
-    clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients unit by unit (AGC) or by their norm")
+    clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients per output unit (AGC) or by their norm")
     clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", _POSITIVE)
     ema: float = setting(
         0.0, "the decay of the moving average of the weights, which is evaluated in their place; 0 for none", _FRACTION
@@ -117,36 +122,38 @@ class TrainConfig:
 
     # Schedule of the learning rate
     schedule: Literal["constant", "step", "cosine", "inverse_sqrt", "linear"] = setting(
-        "cosine", "shape of the learning-rate schedule"
+        "cosine", "the shape of the learning-rate schedule"
     )
     milestones: tuple[float, ...] = setting(
         (0.5, 0.75), "where a step schedule drops, as fractions of the run", _MILESTONES
     )
     decay: float = setting(0.1, "the factor of each drop of a step schedule", _FACTOR)
-    cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine falls at every step or at every epoch")
-    warmup: float = setting(0.0, "length of the warm-up, in epochs or steps", _NOT_NEGATIVE)
+    cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine schedule falls every step or every epoch")
+    warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", _NOT_NEGATIVE)
     warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
-    warmup_shape: Literal["linear", "quadratic"] = setting("linear", "growth during warm-up")
+    warmup_shape: Literal["linear", "quadratic"] = setting("linear", "how the rate rises during warm-up")
 
-    # Arithmetic and speed; `resolved` chooses what is left open: fast settings on a GPU, plain ones on a CPU
+    # Arithmetic and speed; `resolved` sets the open ones: fast settings on a GPU, plain ones on a CPU
     precision: Literal["auto", "float32", "bf16", "mixed"] = setting(
-        "auto", "bf16: all weight layers; mixed: branches only"
+        "auto", "bf16: all weight layers in bf16; mixed: the residual stream stays in float32"
     )
     channels_last: bool | None = setting(None, "keep images and weights with their channels last")
     compile: bool | None = setting(None, "compile the blocks")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
     region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
     recompute: int = setting(
-        0, "blocks per segment that the backward pass computes again; 0 keeps all activations", _NOT_NEGATIVE
+        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", _NOT_NEGATIVE
     )
 
     # The run
     seed: int = setting(0, "seed of the initial weights, the order of the data and the augmentation", _SEED)
     loss_limit: float = setting(1e4, "a run with a loss above it has diverged", _POSITIVE)
     device: str = setting("auto", "a torch device; auto takes a GPU if there is one", _NOT_EMPTY)
-    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 for none by the clock", _NOT_NEGATIVE)
+    checkpoint_minutes: float = setting(
+        10.0, "minutes between checkpoints; 0 disables timed checkpoints", _NOT_NEGATIVE
+    )
     checkpoint_epochs: int = setting(
-        1, "epochs between checkpoints, more if they are large; 0 for none by the epoch", _NOT_NEGATIVE
+        1, "epochs between checkpoints (large ones are written less often); 0 disables them", _NOT_NEGATIVE
     )
     workers: int = setting(4, "processes that read an image folder, at most one per core", _NOT_NEGATIVE)
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
@@ -172,7 +179,7 @@ class TrainConfig:
         """Return a copy with some settings changed.
 
         Args:
-            changes: The new values, by the names of the settings.
+            **changes: The new values, by the names of the settings.
 
         Returns:
             The changed configuration.
@@ -220,7 +227,7 @@ class TrainConfig:
             The values by name, in the types of their settings.
 
         Raises:
-            ValueError: If a text has no '=', a setting is unknown or repeated, or a value has the wrong type.
+            ValueError: If a string has no '=', a setting is unknown or repeated, or a value has the wrong type.
         """
         return parsed(TrainConfig, texts)
 
@@ -265,7 +272,7 @@ class TrainConfig:
         return explained_toml(self) if explained else toml(asdict(self))
 
     def fingerprint(self) -> str:
-        """Return twelve hexadecimal digits that identify the numbers of this run.
+        """Return 12 hexadecimal digits that identify the settings that affect the result.
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
@@ -277,7 +284,7 @@ class TrainConfig:
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
     def warnings(self, steps: int) -> list[str]:
-        """List settings that spoil a run of this length although it can be trained.
+        """Return warnings about settings that are valid but unsuitable for a run of this length.
 
         Args:
             steps: The steps of the whole run.
@@ -292,10 +299,12 @@ class TrainConfig:
                 "it never reaches the full learning rate; make it shorter with --set warmup=…"
             )
         if steps == self.epochs > 0:
-            takes = {"pairs": " tokens takes all training sentences", "text": " blocks takes the whole training text"}
-            images = " takes all training images at once, and some twice if they are fewer"
-            taken = takes.get(self.data.partition(":")[0])
-            content = images if taken is None else f"{taken} at once"
+            takes = {
+                "pairs": " tokens holds all training sentences",
+                "text": " blocks holds the complete training text",
+            }
+            images = " holds all training images, and repeats some if there are fewer"
+            content = takes.get(self.data.partition(":")[0], images)
             found.append(f"a batch of {self.batch_size:,}{content}; make it smaller with --set batch_size=…")
         return found
 
@@ -315,12 +324,17 @@ class TrainConfig:
         )
 
     def lr_factors(self, epoch: int, steps: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch of `steps` steps."""
+        """Return the factor of the learning rates in each step of an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+            steps: The steps per epoch.
+        """
         schedule = self.lr_schedule
         return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
 
     def augmentation(self) -> Augmentation:
-        """Return the augmentation of training images."""
+        """Return the augmentation of training images that the settings `crop` to `randaugment` describe."""
         from normfree.data.images.augment import Augmentation
 
         return Augmentation(
@@ -376,7 +390,7 @@ def configuration(
 
 
 def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name in place of a recipe's is a model's; the message says where it belongs."""
+    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
     from normfree.models import is_model_name  # imported here because it loads torch
     from normfree.models.foreign import is_foreign
 

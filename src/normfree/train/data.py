@@ -1,6 +1,6 @@
 """The data of a run: one protocol for images in memory, image folders and text.
 
-`fit` and `evaluate` open their data here once; nothing after that asks which kind it is.
+`fit` and `evaluate` open their data here once; the training loop does not depend on the kind of data.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Data(Protocol):
         ...
 
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
-        """Build the model that a configuration names from its seed; return it, and its plan if it was converted."""
+        """Build the configured model with the configured seed; return it, and its plan if it was converted."""
         ...
 
     def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
@@ -96,7 +96,7 @@ class Data(Protocol):
         ...
 
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
-        """Return the entries that a checkpoint stores: enough to build the model, and to notice different data."""
+        """Return the checkpoint entries that describe the data: enough to build the model and detect different data."""
         ...
 
     def translate_test(
@@ -146,6 +146,6 @@ def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, An
     for key, value in own.items():
         if state.get(key, value) != value:
             raise ValueError(
-                f"expected the {_NOUNS[key]} of the run in '{run}', but '{data.name}' does not have the same; "
-                "pass the same data, or start a new run"
+                f"expected '{data.name}' to have the same {_NOUNS[key]} as the run in '{run}', but it differs; use the "
+                "same data, or start another run"
             )

@@ -66,7 +66,7 @@ class ImageData(ABC):
         return len(self.classes)
 
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
-        """Build the model that a configuration names from its seed, and convert a third-party one by the method."""
+        """Build the configured model, initialized from the configured seed; convert a third-party one by the method."""
         generator = torch.Generator().manual_seed(config.seed)
         if not is_foreign(config.model):
             network = build(
@@ -187,9 +187,9 @@ class MemoryImages(ImageData):
 
 
 class FolderImages(ImageData):
-    """A folder with the images of each class in folders of their own, below 'train' and 'val'.
+    """An image folder: train/<class>/<image> and val/<class>/<image>.
 
-    Raises `ValueError` if there are none.
+    Raises `ValueError` if there are no images.
     """
 
     def __init__(self, root: str) -> None:
@@ -244,7 +244,7 @@ class FolderImages(ImageData):
         return self.train, self.test
 
     def _update_digest(self, digest: Any, part: ImageFolder) -> None:
-        """Add the names and sizes of the files: to read their content would take too long."""
+        """Add the names and sizes of the files: reading their content would take too long."""
         listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
         digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
 
@@ -278,7 +278,7 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
             scores = model(images if weight is None else images.to(weight.device))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(
-            f"{expected}, but {type(model).__name__} stopped: {str(error).splitlines()[0]}; "
+            f"{expected}, but {type(model).__name__} failed: {str(error).splitlines()[0]}; "
             "change the model's input or output size, or use other data"
         ) from error
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:

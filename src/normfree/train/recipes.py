@@ -72,7 +72,7 @@ def fashion() -> TrainConfig:
 
 @_named("none; the comparison for fashion")
 def fashion_batchnorm() -> TrainConfig:
-    """Batch norm in the place of Fixup, on the embedded images."""
+    """Batch norm in place of Fixup, on the embedded images."""
     return fashion().with_changes(method="batchnorm")
 
 
@@ -119,8 +119,8 @@ def batchnorm_cifar_mixup() -> TrainConfig:
 def xavier_cifar() -> TrainConfig:
     """Xavier ResNet-110 without normalization on CIFAR-10 at a small rate; the paper quotes 7.78 % error."""
     # Chosen: the paper calls the rate small and does not give it; 0.01 did not train there. Tried on the embedded
-    # images with one seed, 2 epochs (6 at 0.0001): 0.01 diverges, 0.001 makes the output the same for all images; at
-    # 0.0003, 0.0001 and 0.00001 it is not, but no rate came above chance so soon. 200 epochs at 0.0001 came to an error
+    # images with one seed, 2 epochs (6 at 0.0001): 0.01 diverges; 0.001 collapses the output to one value for all
+    # images; 0.0003, 0.0001 and 0.00001 do not, but stay at chance. 200 epochs at 0.0001 came to an error
     # of 78 %; the paper's footnote says that more epochs were needed.
     return fixup_cifar().with_changes(method="xavier", lr=1e-4)
 
@@ -342,7 +342,7 @@ def translation() -> TrainConfig:
 
 @_named("fixup, section 4.3, Table 3; the comparison for translation")
 def translation_layernorm() -> TrainConfig:
-    """Layer norm in the place of Fixup, for the same pairs."""
+    """Layer norm in place of Fixup, for the same pairs."""
     return translation().with_changes(method="layernorm")
 
 

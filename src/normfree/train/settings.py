@@ -1,6 +1,6 @@
 """Settings as a dataclass: help and range beside each field, values from 'name=value', and TOML.
 
-A field has the type str, int, float or bool, a `Literal` of texts, a tuple of numbers, or one of these or None.
+A field has the type str, int, float, bool, a `Literal` of strings or a tuple of numbers; each may be optional.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def _checked_tuple(name: str, kinds: tuple[Any, ...], value: Any) -> tuple[Any, 
 
 
 def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
-    """Parse texts such as 'lr=0.2' or 'milestones=[0.5,0.75]' into values of the fields of `settings`.
+    """Parse strings such as 'lr=0.2' or 'milestones=[0.5,0.75]' into values of the fields of `settings`.
 
-    Raises `ValueError` if a text has no '=', a name is unknown or repeated, or a value has the wrong type.
+    Raises `ValueError` if a string has no '=', a name is unknown or repeated, or a value has the wrong type.
     """
     types = hints(settings)
     changes: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse a text as a type; a text that cannot be parsed is returned as it is, and `checked` refuses it."""
+    """Parse a string as a type; a string that cannot be parsed is returned unchanged, and `checked` refuses it."""
     hint, optional = _without_none(hint)
     if optional and text.lower() == "none":
         return None
@@ -150,7 +150,7 @@ def _value(hint: Any, text: str) -> Any:
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Render a flat mapping of texts, numbers, truth values and lists of these as TOML; None is left out.
+    """Render a flat mapping of strings, numbers, booleans and lists of these as TOML; None is left out.
 
     >>> print(toml({"lr": 0.1, "form": None, "betas": (0.9, 0.99), "flip": True}), end="")
     lr = 0.1
@@ -180,5 +180,5 @@ def _toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    # JSON escapes a text as TOML does, except DEL, which TOML requires to be escaped.
+    # JSON escapes a string as TOML does, except DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -253,7 +253,9 @@ def test_missing_data_names_the_folder_and_the_remedy(name: str, tmp_path: Path)
 )
 def test_unknown_name_gives_the_closest(name: str, closest: str, tmp_path: Path) -> None:
     for function in (load, get):
-        with pytest.raises(ValueError, match=rf"got '{name}'; did you mean '{closest}'\? known are fashion14, cifar10"):
+        with pytest.raises(
+            ValueError, match=rf"got '{name}'; did you mean '{closest}'\? known data sets: fashion14, cifar10"
+        ):
             function(name, tmp_path)
 
 

@@ -330,9 +330,9 @@ def test_frozen_parameters_stay_and_tied_ones_stay_tied(tmp_path: Path) -> None:
     ("model", "says"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(196, 5)), r"a score for each of 10 classes, got \(2, 5\) from 2 images"),
-        (nn.Conv2d(3, 10, 3), r"images of \(1, 14, 14\).*Conv2d stopped: .*channels"),
+        (nn.Conv2d(3, 10, 3), r"images of \(1, 14, 14\).*Conv2d failed: .*channels"),
         (nn.Conv2d(1, 10, 3), r"got \(2, 10, 12, 12\)"),
-        (nn.Linear(14, 10).double(), "Linear stopped"),
+        (nn.Linear(14, 10).double(), "Linear failed"),
     ],
 )
 def test_model_that_does_not_fit_the_data_is_refused_at_once(model: nn.Module, says: str) -> None:
@@ -420,7 +420,7 @@ def test_image_folder_that_lost_a_file_is_refused_on_resuming(folder: str, tmp_p
     kept = lost.read_bytes()
     lost.write_bytes(kept + b" ")  # another file of the same name
     with pytest.raises(
-        ValueError, match=r"expected the images of the run in '.*', but '.*' does not have the same; pass the"
+        ValueError, match=r"expected '.*' to have the same images as the run in '.*', but it differs; use the"
     ):
         nf.fit(config, out=tmp_path / "run", resume=True)
     lost.unlink()
@@ -643,7 +643,7 @@ def test_speed_of_an_epoch_is_that_of_its_steps(tmp_path: Path, monkeypatch: pyt
 def test_model_that_cannot_compute_in_bf16_is_refused_as_it_was() -> None:
     model = Positioned(fixed=True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"precision 'bf16', but Positioned stopped: .*; use precision=float32") as got:
+    with pytest.raises(ValueError, match=r"precision 'bf16', but Positioned failed: .*; use precision=float32") as got:
         fit(net=model, precision="bf16")
     assert "\n" not in str(got.value)
     assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -287,7 +287,7 @@ def test_run_that_is_held_is_refused(whole: Path) -> None:
 
 def test_folder_with_a_run_is_not_begun_anew(whole: Path) -> None:
     before = contents(whole)
-    with pytest.raises(ValueError, match=r"holds one \(finished\); go on with --resume"):
+    with pytest.raises(ValueError, match=r"holds one \(finished\); continue it with --resume"):
         fit(whole)
     assert contents(whole) == before
 
@@ -428,7 +428,7 @@ def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "config.toml"
     path.write_text(path.read_text().replace("graph = false", "graph = true"))
     with pytest.raises(
-        ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run where there"
+        ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run on a machine"
     ):
         nf.fit(nf.train.read_config(tmp_path), data=tiny_images(), out=tmp_path, resume=True)
 
@@ -456,7 +456,7 @@ def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
         (brighter, "images"),
     ):
         with pytest.raises(
-            ValueError, match=rf"expected the {says} of the run in .*, but .* does not have the same; pass"
+            ValueError, match=rf"expected .* to have the same {says} as the run in .*, but it differs; use"
         ):
             nf.fit(config(), data=other, out=tmp_path, resume=True)
         assert contents(tmp_path) == before

@@ -156,7 +156,7 @@ def test_truncated_longer_or_missing_file_is_refused(file: str, tmp_path: Path) 
         with pytest.raises(ValueError, match=f"{file}' is damaged"):
             read(folder)
     (folder / file).unlink()
-    with pytest.raises(ValueError, match=f"{file}' is damaged \\(not there\\)"):
+    with pytest.raises(ValueError, match=f"{file}' is damaged \\(missing\\)"):
         read(folder)
 
 
@@ -172,12 +172,14 @@ def test_damage_names_another_checkpoint_only_where_there_is_one(tmp_path: Path)
     for step in (1, 2, 3):
         save(tmp_path, *some(step), keep=2)
     (tmp_path / "checkpoint-3" / STATE).write_text("{}")
-    with pytest.raises(ValueError, match=r"; delete the folder 'checkpoint-3' to go on from 'checkpoint-2', or start"):
+    with pytest.raises(
+        ValueError, match=r"; delete the folder 'checkpoint-3' to continue from 'checkpoint-2', or start"
+    ):
         load(tmp_path)
     shutil.rmtree(tmp_path / "checkpoint-3")
     assert load(tmp_path)[1]["step"] == 2
     (tmp_path / "checkpoint-2" / WEIGHTS).unlink()
-    with pytest.raises(ValueError, match=r"is damaged \(not there\); start the run again$"):
+    with pytest.raises(ValueError, match=r"is damaged \(missing\); start the run again$"):
         load(tmp_path)
 
 
@@ -245,7 +247,7 @@ def test_obstacle_is_one_sentence_and_leaves_the_earlier_one_whole(
             save(tmp_path, *some(2))
     assert caught.value.errno == code
     assert os.strerror(code) in str(caught.value)
-    assert "the earlier checkpoint is whole" in str(caught.value)
+    assert "the earlier checkpoint is intact" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert names(tmp_path) == {"checkpoint-1"}
     assert load(tmp_path)[1]["step"] == 1

@@ -132,5 +132,5 @@ def test_images_of_other_classes_are_not_scored(tmp_path: Path, monkeypatch: pyt
     data = tiny_images()
     turned = replace(data, classes=data.classes[::-1])
     monkeypatch.setattr("normfree.train.data.load", lambda name, root: turned)
-    with pytest.raises(ValueError, match=r"expected the classes of the run in .*, but .* does not have the same"):
+    with pytest.raises(ValueError, match=r"expected .* to have the same classes as the run in .*, but it differs"):
         nf.evaluate(tmp_path)

@@ -221,7 +221,7 @@ def test_run_does_not_go_on_with_other_data(
     other = tiny_pairs(place, drawn)
     assert other.vocabulary_size == SIZE
     with pytest.raises(
-        ValueError, match=r"expected the (data|vocabulary) of the run in .*, but .* does not have the same"
+        ValueError, match=r"expected .* to have the same (data|vocabulary) as the run in .*, but it differs"
     ):
         fit(other, tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match=r"it has data 'pairs:.*', not 'pairs:"):

@@ -20,7 +20,9 @@ _PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  
 
 
 def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
-    """Return a copy of a model in evaluation mode without batch norm, which computes the same function.
+    """Return a copy of a model with its batch norms folded into neighbouring weights.
+
+    In evaluation mode the copy computes the same function.
 
     With its running statistics, a batch norm computes y = s · x + t per channel. The convolution or linear layer before
     it takes both if nothing else reads that layer: W ← s·W, b ← s·b + t. Otherwise the layers after it take them, if
@@ -34,7 +36,8 @@ def fold_batchnorm(model: nn.Module, example: Any) -> tuple[nn.Module, Folding]:
             arguments. Only its shape matters.
 
     Returns:
-        The folded copy, and a record of the batch norms that were folded and that remain.
+        The folded copy, and a record of the batch norms that were folded, and of those that became a `ChannelAffine`,
+        with the reason.
 
     Raises:
         ValueError: If a batch norm has no running statistics or an unknown forward pass, or if the model does not run
@@ -147,7 +150,7 @@ def _cannot_take(node: Node, flow: ModuleFlow, *, reads: bool) -> str | None:
         return f"stands '{flow.own_name(node)}', which others read as well"
     shape = node.inputs[0].shape if reads else node.shape
     if len(shape) != (2 if isinstance(layer, nn.Linear) else cast(Tensor, layer.weight).dim()):
-        return f"stands '{flow.own_name(node)}', whose channels are another dimension"
+        return f"stands '{flow.own_name(node)}', whose channels lie in another dimension"
     if reads and LayerArrays(layer).pads_zeros:
         return f"stands '{flow.own_name(node)}', which pads with zeros"
     return None

@@ -45,23 +45,26 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
         W * x · s + b        a factor or bias after a layer goes into its weight and bias
         W * (s · x + b)      before a layer: W ← s · W and bias ← bias + b · ΣW; zero padding becomes padding with -b/s
         relu(s · x)          is s · relu(x) for s > 0, so a factor passes on to the next layer
-        c · (a · x + β · f)  the stream is stored rescaled from there on; the layers that read and write it correct for
-                             that; the same for a bias before an activation that reads the stream
+        c · (a · x + β · f)  rescales the stream from here on; the layers that read and write it compensate
+
+    A bias before an activation on the stream is treated in the same way as the last line.
 
     Weight norm, standardization and spectral norm become their effective weight. A factor stays as a fixed multiplier
     if it is not positive and has no layer before it, or if it would take the stream's units beyond a range of 2^20.
-    The values decide which layers get a bias or a pad. So save a folded model as a whole (`torch.export`, ONNX), or
-    save its weights before folding.
+    Which layers get a bias or a pad depends on the values of the weights, so save a folded model as a whole
+    (`torch.export`, ONNX), or save its weights before folding.
 
     Args:
         model: A norm-free model in evaluation mode.
-        example: An input that the model accepts; only its shape matters. Our own models need none.
+        example: An input that the model accepts; only its shape matters. Default: a batch of the model's `input_shape`,
+            which normfree's image and vector networks have.
 
     Returns:
         A record of the modules that were folded and that remain, with the reason.
 
     Raises:
-        ValueError: If the model is in training mode or does not run on the example; nothing is changed then.
+        ValueError: If the model is in training mode, does not run on the example, or has no `input_shape` and no
+            example is given; the model is then unchanged.
 
     >>> from normfree.models import build
     >>> model = build("resnet20", "fixup").eval()
@@ -90,7 +93,7 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
 
 
 def _example(model: nn.Module) -> Tensor:
-    """A batch of the shape that one of our models was built for."""
+    """Return a batch in the input shape of a normfree network."""
     shape = getattr(model, "input_shape", None)
     if shape is None:
         raise ValueError(

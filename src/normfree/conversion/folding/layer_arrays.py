@@ -114,7 +114,7 @@ class LayerArrays:
         return out
 
     def _empty(self) -> Any:
-        """A layer of torch's own with the same shape and no values, and without padding if a pad does it."""
+        """A layer of torch's own with the same shape and no values; without padding if a pad module does it."""
         old = self.layer
         if isinstance(old, nn.Linear):
             return nn.Linear(old.in_features, old.out_features, bias=False, device="meta")

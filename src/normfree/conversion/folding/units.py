@@ -90,7 +90,11 @@ class _Ratios:
         i, j = self._class[a], self._class[b]
         factor = ratio * self._ratio[a] / self._ratio[b]  # from one class to the other
         if i == j:
-            return "" if math.isclose(factor, 1.0, rel_tol=1e-12) else "its input and its output meet again"
+            return (
+                ""
+                if math.isclose(factor, 1.0, rel_tol=1e-12)
+                else "its input and output are tied elsewhere, by a different factor"
+            )
         if len(self._members[i]) < len(self._members[j]):  # the larger class takes the smaller
             i, j, factor = j, i, 1 / factor
         low = min(self._range[i][0], factor * self._range[j][0])
@@ -135,7 +139,7 @@ def solve_factors_(steps: list[FoldStep]) -> None:
 
 
 def solve_shifts_(steps: list[FoldStep]) -> None:
-    """Set t of every step; a bias has to stay if its output is not its input in other units."""
+    """Set t of every step; a bias stays in the model if no choice of t removes it."""
     pinned: set[FoldStep] = set()
     while (stuck := _Shifts(steps, pinned).set_()) is not None:
         more = _sources(stuck) - pinned
@@ -191,7 +195,7 @@ class _Shifts:
     def _push(self, step: FoldStep, change: Tensor) -> bool:
         """Change the t of a step with one reader, at the weight layer it comes from. Returns whether that is possible.
 
-        A change of 0 always is.
+        A change of 0 is always possible.
         """
         if not change.any():
             return True

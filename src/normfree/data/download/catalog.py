@@ -71,7 +71,7 @@ class DataSet:
 
     Attributes:
         name: the name in code and on the command line, such as 'cifar10'.
-        title: the name as people write it.
+        title: the display name, such as 'CIFAR-10'.
         about: one line on its content.
         classes: the names of the classes, in the order of the labels.
         layouts: the forms in which it may lie on disk; the first that is present is read.

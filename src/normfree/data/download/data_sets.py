@@ -121,7 +121,8 @@ def stand_in_note(name: str, root: str | Path = ".data") -> str:
     ):
         return ""
     other = DATA_SETS[data.stand_in]
-    return f"this is {other.title} ({other.name}), not {data.title} itself, which no source could give: {other.about}"
+    return f"this is {other.title} ({other.name}), a stand-in for {data.title}, which could not be downloaded: "
+        f"{other.about}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ def _find(name: str) -> DataSet:
     hint = f"did you mean '{close[0]}'? " if close else ""
     if Path(name).is_dir():
         hint = f"did you mean 'folder:{name}'? "
-    raise ValueError(f"expected a data set, got '{name}'; {hint}known are {', '.join(names())}")
+    raise ValueError(f"expected a data set, got '{name}'; {hint}known data sets: {', '.join(names())}")
 
 
 def _remedy(name: str, root: Path) -> str:
@@ -206,7 +207,7 @@ def _checked_files(source: Source, downloads: dict[str, bytes]) -> dict[str, byt
 
 
 def _unpack_tarball(data: DataSet, root: Path, tarball: Path) -> Path:
-    """Store the files of an archive that is here already."""
+    """Store the files of a local archive."""
     if not tarball.is_file():
         raise ValueError(f"expected an archive of {data.title} in '{tarball}', found no such file; check the name")
     for source in data.sources:

@@ -75,7 +75,7 @@ class AugmentParams(NamedTuple):
 
 
 def draw_params(keys: Tensor, augmentation: Augmentation, height: int, width: int) -> AugmentParams:
-    """Draw the parameters of samples from their keys (n,), for images of a size.
+    """Draw the parameters of samples from their keys (n,), for images of height × width.
 
     Each parameter has bits of its own, so that switching one augmentation off does not change the others.
     """

@@ -49,15 +49,15 @@ class ImageBatches:
 
     Args:
         split: the training images.
-        batch_size: of all ranks together; each takes an equal part of every batch.
+        batch_size: the batch size of all ranks together; each takes an equal part of every batch.
         mean: one number per channel, of pixels divided by 255.
         std: one number per channel.
-        augmentation: none by default.
-        seed: of all draws.
+        augmentation: the augmentation; none by default.
+        seed: the seed of all draws.
         device: where the images lie and the batches are made.
-        dtype: of the images of a batch.
+        dtype: the type of the images of a batch.
         channels_last: the memory format of the images of a batch.
-        rank: of this process.
+        rank: the rank of this process.
         world: the number of processes.
 
     Attributes:

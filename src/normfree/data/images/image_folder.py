@@ -126,7 +126,7 @@ def crop_window(key: Tensor, width: int, height: int) -> tuple[int, int, int, in
 
 
 class _DecodedImages(Dataset[Tensor | str]):
-    """Decoded images (3, size, size), uint8; for a file that cannot be decoded, the sentence that says so.
+    """Decoded images (3, size, size), uint8; an error message for a file that cannot be decoded.
 
     Training (with a seed) draws a random resized crop and a flip; evaluation (without a seed) takes the centre.
     It returns a sentence because an error raised in a worker arrives as the text of its traceback.
@@ -297,7 +297,7 @@ class FolderBatches:
         self._stream: Iterator[Tensor | str] | None = None
 
     def start_epoch(self, epoch: int) -> None:
-        """Make the next batches those of an epoch."""
+        """Start an epoch."""
         self._requests.start_epoch(epoch)
         self._stream = None
 

@@ -72,7 +72,7 @@ class ImageSet:
 
         Args:
             count: the number of images to hold out.
-            seed: alone determines which images are held out.
+            seed: the seed; it alone determines which images are held out.
 
         Returns:
             The training split and the validation split, both in the order of the data.

@@ -194,8 +194,8 @@ def prepare_pairs(
         files: the two files of train and, if you have them, of valid and test; see `find_parallel`.
         size: the number of subwords, with the special ones.
         coverage: the share of characters that become subwords; see `Vocabulary.train`.
-        longest: the most words in a sentence of a training pair.
-        longest_tokens: the most tokens in a sentence of a training pair.
+        longest: the maximum number of words in a sentence of a training pair.
+        longest_tokens: the maximum number of tokens in a sentence of a training pair.
         say: called with one line at the start of each stage.
 
     Raises:
@@ -309,7 +309,7 @@ def _record(sides: Sequence[TokenLines], left_out: Sequence[BadLines], kept: Seq
 
 
 def _already_prepared(folder: Path, sides: tuple[str, ...], inputs: Any, settings: Any) -> Prepared | None:
-    """The prepared folder, if it holds exactly this data; None if it is not a whole prepared folder."""
+    """The prepared folder, if it holds exactly this data; None if it is not a complete prepared folder."""
     try:
         found = open_prepared(folder)
     except ValueError:

@@ -38,10 +38,10 @@ class TextBatches:
     Args:
         lines: the tokenized text.
         block: the number of tokens T of a block.
-        batch_size: the blocks of all ranks together, at most as many as there are.
-        seed: of the order.
+        batch_size: the number of blocks per batch over all ranks; capped at the number of blocks in the text.
+        seed: the seed of the order.
         device: where the text lies and the batches are made.
-        rank: of this process.
+        rank: the rank of this process.
         world: the number of processes.
 
     Attributes:

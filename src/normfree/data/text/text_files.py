@@ -44,7 +44,7 @@ class ParallelText:
         pairs: in the order of the files.
         lines: the line number of each pair.
         left_out: the bad lines that are not among the pairs.
-        kept: the bad lines that are.
+        kept: the bad lines that are among the pairs.
     """
 
     pairs: list[tuple[str, str]]
@@ -115,7 +115,7 @@ def read_parallel(
     Args:
         source: the file of sentences.
         target: the file of their translations.
-        longest: the most words in a sentence.
+        longest: the maximum number of words in a sentence.
         whole: keep all pairs and only report the bad ones, because a score counts all lines of a test file.
 
     Raises:
@@ -159,7 +159,7 @@ def find_parallel(source: str | Path, target: str | Path) -> dict[str, tuple[Pat
     """Find the parallel files of validation and test beside those of training, by their names.
 
     'multi30k.train.de.xz' has 'multi30k.valid.de' (or val, or dev) and 'multi30k.test.de' beside it, plain or
-    compressed. A name without the part "train" has no others.
+    compressed. If the name has no part 'train', there are no other splits.
 
     Returns:
         The two files of each split that is there.

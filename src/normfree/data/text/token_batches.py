@@ -19,7 +19,7 @@ _NEVER = 1 << 60  # more than any cost, and far from the end of int64
 
 
 class TokenBatch(NamedTuple):
-    """The batch of a step of translation, int64; PAD follows the ends.
+    """The batch of a translation step, int64, padded with PAD.
 
     Position t of `target_in` predicts position t of `target_out`.
 
@@ -58,13 +58,13 @@ class TokenBatches:
 
     Args:
         pairs: the tokenized sentences and translations.
-        tokens: the most tokens of a batch on either side, with padding, over all ranks; errors call it batch_size,
-            the setting of a run.
-        shapes: the most shapes.
-        padding: the share of padding at which more shapes are not worth it.
-        seed: of the orders.
+        tokens: the maximum number of tokens of a batch on either side, with padding, over all ranks; errors call it
+            batch_size, the setting of a run.
+        shapes: the maximum number of shapes.
+        padding: no more shapes are added once the share of padding is at most this.
+        seed: the seed of the orders.
         device: where the pairs lie and the batches are made.
-        rank: of this process.
+        rank: the rank of this process.
         world: the number of processes.
         split: the name of the split in errors.
 
@@ -259,8 +259,8 @@ def padded_shapes(
     Args:
         source: the lengths (n,) of the sentences, 1 or more, with END.
         target: the lengths (n,) of the translations.
-        most: the most shapes.
-        padding: no more shapes than bring the padded share of the slots to this.
+        most: the maximum number of shapes.
+        padding: no more shapes are added once the share of padding is at most this.
         overhead: each shape must save more slots than this, so that a small set has few shapes.
 
     >>> padded_shapes(np.array([2, 2, 9]), np.array([3, 3, 8]), most=4, padding=0.0)

@@ -1,4 +1,4 @@
-"""A vocabulary of subwords: byte pair encoding by sentencepiece, which only encoding needs."""
+"""A vocabulary of subwords: byte pair encoding by sentencepiece; only training and encoding need sentencepiece."""
 
 from __future__ import annotations
 

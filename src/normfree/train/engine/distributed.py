@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class SharedError(ValueError):
-    """An error of one or more processes that all processes of the job raise; the first process reports it."""
+    """An error that occurred in one or more processes and is raised in all; the first process reports it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Processes:
 
     @contextmanager
     def shared_errors(self) -> Iterator[None]:
-        """Raise an error of one process inside the block in all processes, which would otherwise wait for it.
+        """Raise an error of one process inside the `with` block in all processes, which would otherwise wait for it.
 
         The block itself must not wait for other processes.
 
@@ -158,9 +158,9 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
 
 
 def synchronize_(model: nn.Module, processes: Processes) -> None:
-    """Let every batch norm compute the statistics of the batch of all processes, in place.
+    """Make every batch norm use the statistics of the global batch, over all processes, in place.
 
-    Raises `ValueError` for one that cannot.
+    Raises `ValueError` for a batch norm that cannot.
     """
     if processes.world > 1:
         sync_batch_norms_(model, processes.sum_, processes.world)
@@ -179,5 +179,5 @@ def _explained_disconnection(world: int) -> Iterator[None]:
     except RuntimeError as error:  # gloo raises nothing else, and NCCL's errors are subclasses
         raise ConnectionError(
             f"expected {world} processes to train together, but another one ended or cannot be reached; "
-            "the last checkpoint is whole: start all of them again with --resume"
+            "the last checkpoint is intact: start all of them again with --resume"
         ) from error

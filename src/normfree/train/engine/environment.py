@@ -25,7 +25,7 @@ _RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluati
 
 @contextmanager
 def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Apply the settings of torch that make a run fast, and restore them at the end of the block."""
+    """Apply the settings of torch that make a run fast, and restore them at the end of the `with` block."""
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -36,7 +36,7 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
             from torch._functorch import config as functorch
 
             stack.enter_context(dynamo.patch(recompile_limit=_RECOMPILE_LIMIT))
-            # A deep network is short of memory: activations that cost one pass over memory are computed again.
+            # A deep network is short of memory, so activations that cost only one pass over memory are recomputed.
             keep = config.precision != "mixed"
             stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
         yield
@@ -95,7 +95,7 @@ class Throughput:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of the block out."""
+        """Leave out the time of the `with` block."""
         began = time.perf_counter()
         yield
         self._began += time.perf_counter() - began

@@ -17,7 +17,12 @@ BatchSums = Callable[[nn.Module, Any], Tensor]
 
 
 class Score(NamedTuple):
-    """Mean cross-entropy, and the share of labels that have the highest score."""
+    """The result of an evaluation.
+
+    Attributes:
+        loss: The mean cross-entropy.
+        accuracy: The share of labels that have the highest score.
+    """
 
     loss: float
     accuracy: float
@@ -35,7 +40,7 @@ def image_sums(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 class UntilSignal:
     """Batches that end early, without an error, when a signal asks the run to stop; `signal` is then its number.
 
-    It is not an error because all processes have to meet at the end of a score.
+    It is not an error because all processes have to take part in the reduction at the end of an evaluation.
     """
 
     def __init__(self, batches: Iterable[Any], stop: Stop) -> None:

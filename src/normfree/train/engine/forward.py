@@ -139,9 +139,9 @@ def _changing(regions: Sequence[Region]) -> list[Tensor]:
 
 
 def _twice(buffers: list[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a pass and of its repetition.
+    """Return the two contexts for `checkpoint`: of a pass and of its repetition.
 
-    The repetition reads the same buffers as the first pass, and puts the updated buffers back afterwards.
+    The repetition starts from the buffers of the first pass, and restores the current ones afterwards.
     """
     start = [b.clone() for b in buffers]
 
@@ -164,7 +164,10 @@ def _write_(buffers: list[Tensor], values: list[Tensor]) -> None:
 
 
 def _regions(model: Network, size: int) -> Iterator[Region]:
-    """Yield the blocks of the body, `size` at a time; one that changes the shape is alone, so that regions repeat."""
+    """Yield the blocks of the body, `size` at a time.
+
+    A block that changes the shape is a region of its own, so that other regions have equal shapes.
+    """
     parts = list(model.body)
     staged = all(isinstance(part, nn.Sequential) for part in parts)
     for stage in [list(part) for part in parts if isinstance(part, nn.Sequential)] if staged else [parts]:

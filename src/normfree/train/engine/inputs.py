@@ -1,4 +1,4 @@
-"""The batches of a run: those that a training step reads, and those that the model is scored on."""
+"""The training, validation and test batches of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EvalBatches = Callable[[], Iterator[Any]]
 
 
 class Feed(Protocol):
-    """Training batches of one shape. If it is `capturable`, `batch` is a function of device tensors only."""
+    """A source of training batches of one shape. If `capturable`, `batch` depends on device tensors only."""
 
     steps: int
     capturable: bool
@@ -92,7 +92,10 @@ class OneShapeFeed:
         return self._fetched if self._fetched is not None else self._batch(step)
 
     def fetch(self, step: int) -> None:
-        """Read the batch of a step on the host, if it is made there; the step's number is not read from the device."""
+        """Load the batch of a step into those tensors if it is made on the host.
+
+        The step is an int, so that the device need not be read.
+        """
         if self._feed.capturable:
             return
         batch = self._feed.batch(torch.tensor(step))

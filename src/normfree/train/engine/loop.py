@@ -37,7 +37,7 @@ from normfree.train.text.translation import Bleu
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
 _DIVERGED = 255  # the number with which a process tells all others that the run diverged; above all signals
-_SAVE_SHARE = 0.1  # of the time, at most, for large checkpoints after epochs
+_SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
@@ -67,8 +67,8 @@ def fit(
 
     Args:
         config: All settings of the run.
-        model: A model to train in place of the one that the configuration names.
-        data: Data to train on in place of those that the configuration names.
+        model: A model to train, instead of the configured model.
+        data: Data to train on, instead of the configured data.
         plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
         out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
             power failure. None keeps nothing.
@@ -128,10 +128,10 @@ class Trainer:
         self.done = 0  # steps
         self.validation: Score | None = None
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
-        self._earlier_seconds = 0.0  # that earlier processes trained
+        self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
         self._saved_at = started
-        self._save_seconds = 0.0  # that the last checkpoint took
+        self._save_seconds = 0.0  # duration of the last save
         self._fingerprint = self.data.fingerprint(self.config) if folder is not None else {}
 
     def run(
@@ -344,8 +344,8 @@ class Trainer:
         """Restore the last saved state that is known to be good, in the folder too.
 
         A state is known to be good if the step after it found its loss finite and below the limit. If there is none,
-        the state is restored that this process began with. Clocks decide what is saved, so all processes take the
-        first's.
+        it restores the state that this process began with. Clocks decide when states are saved, so all processes take
+        the first one's.
         """
         self.done = int(self.step.count)  # where it diverged
         good = next((saved for saved in reversed(self._saved) if saved[1]["step"] < self.done), self._saved[0])
@@ -381,7 +381,7 @@ class Trainer:
         self.setup.write_files(folder)
 
     def _write_result(self, result: RunResult, picture: bool) -> None:
-        """Write the result and the curves; a finished run that was resumed keeps those it has."""
+        """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status != "finished":
             self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:

@@ -34,9 +34,9 @@ from normfree.train.run.run_folder import RunFolder
 
 
 class TrainSetup:
-    """Everything that a run trains with; `release` gives the model back as `load` returns it.
+    """The model, data, batches and step of a run; `release` restores the model to the state in which `load` returns it.
 
-    `cleanup` holds what `release` does. If the setup fails halfway, it is done at once.
+    `cleanup` is the stack of callbacks that `release` runs. If the constructor fails, they run at once.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ def prepared(
     device: torch.device,
     processes: Processes,
 ) -> Iterator[TrainSetup]:
-    """Open the data, build the model, check both, and yield the setup; it is released at the end of the block.
+    """Open the data, build the model, check both, and yield the setup; it is released at the end of the `with` block.
 
     Raises `ValueError` if the configuration, the model and the data do not fit together.
     """
     opened = open_data(config) if data is None else as_data(data)
     opened.require_usable()
     if plan is not None and model is None:
-        raise ValueError("plan= needs the model that was converted; pass model=, too")
+        raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
     trained, plan = opened.build_model(config) if model is None else (model, plan)
     if not resume:  # a resumed run keeps its settings, even useless ones
         _require_effect(config, opened, given=model is not None)
@@ -150,7 +150,7 @@ def prepared(
     branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
     config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
     if config.graph and device.type != "cuda":
-        remedy = "resume the run where there is one" if resume else "use graph=false"
+        remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
         raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
     with torch_settings(device, config):
         setup = TrainSetup(config, trained, plan, opened, device, processes)
@@ -163,7 +163,7 @@ def prepared(
 def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | None = None) -> dict[str, Any]:
     """Return the settings that name a given model: its own name, method and form.
 
-    The method of a converted model is that of its conversion; if the plan does not say, that of the configuration.
+    A converted model has the method recorded in its plan, or the configured one if the plan has no record.
     """
     if isinstance(model, BaseModel):
         return {"model": model.name, "method": model.method.spec, "form": model.form}
@@ -228,13 +228,13 @@ def _require_precision(
             model(*inputs)
     except RuntimeError as error:
         raise ValueError(
-            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} stopped: "
+            f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} failed: "
             f"{str(error).splitlines()[0]}; use precision=float32"
         ) from error
 
 
 def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
-    """Leave a model in evaluation mode and without other processes, its rounded parameters as they were before."""
+    """Undo compilation, synchronization and reduced precision, restore rounded parameters, and set evaluation mode."""
     for name, parameter in model.named_parameters():
         if name in originals:
             parameter.data = originals[name]

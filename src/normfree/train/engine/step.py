@@ -88,7 +88,7 @@ class TrainStep:
         settings: All other settings.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
-        compile: Whether to compile the update and the making of a batch.
+        compile: Whether to compile the update and the construction of batches.
     """
 
     def __init__(
@@ -250,13 +250,13 @@ class TrainStep:
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self.alive.fill_(True)
-        self.masters.gradient.zero_()  # of a dead run it may be NaN, in the gaps between parameters, too
+        self.masters.gradient.zero_()  # after a divergence it may hold NaN, even in the gaps between parameters
         self.masters.publish_()
         self.masters.publish_frozen_()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the moving average, if there is one, in place of the weights for the length of the block."""
+        """Put the moving average, if there is one, in place of the weights for the length of the `with` block."""
         if self.average is None:
             yield
             return

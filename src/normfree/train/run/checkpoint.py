@@ -1,7 +1,7 @@
-"""Checkpoints: tensors and plain state of a run, whole after a kill or a power failure at any moment.
+"""Checkpoints: tensors and plain state of a run, intact after a kill or a power failure at any moment.
 
     <run>/checkpoint-<step>/weights.safetensors    every tensor, bit for bit
-    <run>/checkpoint-<step>/state.json             the plain state, with the sha256 of both
+    <run>/checkpoint-<step>/state.json             the plain state, with the sha256 of the tensors and of itself
 
 A checkpoint is written under a temporary name, synced to the disk and renamed; only then are earlier ones removed.
 Reading a checkpoint cannot run code. One process at a time may write into a run (see `RunFolder.hold`).
@@ -31,13 +31,13 @@ WEIGHTS, STATE = "weights.safetensors", "state.json"
 METRICS = "metrics.jsonl"  # in the folder of the run
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
 _FORMAT = 1
-_EARLIER = "the earlier checkpoint is whole"
+_EARLIER = "the earlier checkpoint is intact"
 
 
 def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
     """Write a checkpoint into the folder of a run, and remove all but the last `keep`.
 
-    The metrics are synced first, so that those up to a checkpoint are on the disk before it.
+    Syncs the metrics first: when a checkpoint is on the disk, so are the metrics up to it.
 
     Args:
         run: The folder of the run, which exists already.
@@ -50,7 +50,7 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
 
     Raises:
         ValueError: If a tensor or a value cannot be written.
-        OSError: If the disk is full or the folder cannot be written; earlier checkpoints stay whole.
+        OSError: If the disk is full or the folder cannot be written; earlier checkpoints stay intact.
     """
     run, step = Path(run), state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -99,7 +99,7 @@ def latest(run: str | Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint from the name of its folder; below 0 if the name is not a checkpoint's."""
+    """Return the step of a checkpoint from the name of its folder; -1 if the name is not that of a checkpoint."""
     return _place(checkpoint)[0]
 
 
@@ -178,14 +178,14 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ValueError(_damaged(path, "not there")) from None
+        raise ValueError(_damaged(path, "missing")) from None
 
 
 def _damaged(path: Path, why: str) -> str:
     folder = path.parent
     others = [other for other in _all(folder.parent) if other != folder]
-    remedy = f"delete the folder '{folder.name}' to go on from '{others[0].name}', or " if others else ""
-    return f"expected a whole checkpoint, but '{path}' is damaged ({why}); {remedy}start the run again"
+    remedy = f"delete the folder '{folder.name}' to continue from '{others[0].name}', or " if others else ""
+    return f"expected an intact checkpoint, but '{path}' is damaged ({why}); {remedy}start the run again"
 
 
 # Names
@@ -213,7 +213,7 @@ def _newest(run: str | Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that half of it is never mistaken for a whole one."""
+    """Remove a checkpoint; it is renamed first, so that half of it is never mistaken for a complete one."""
     hidden = path.with_name(f"{TEMPORARY}{path.name}")
     with suppress(OSError):  # a checkpoint too many is no reason to stop a run
         path.rename(hidden)

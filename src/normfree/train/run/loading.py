@@ -66,23 +66,25 @@ def load(
 
     Args:
         folder: The folder of a run or of a conversion.
-        factory: Makes the original of a converted model, if its name is not enough: a function, a model like it, or
-            another name.
+        factory: How to build the original of a converted model, as it was before the conversion: a function, a model of
+            the same architecture, or a name. Default: the stored name.
         model: A model to fill with the weights of a run. It is needed if the run was trained on a model that was
             passed to `fit` and cannot be made from its name.
         device: The torch device of the model.
 
     Returns:
-        The model in evaluation mode and float32. That of a run has the weights of its last checkpoint, or their moving
-        average if there is one.
+        The model in evaluation mode. The model of a run is in float32, with the weights of the last checkpoint or their
+        moving average; a converted model has its stored types.
 
     Raises:
-        ValueError: If the folder holds neither, a file is missing or damaged, or the model does not fit.
+        ValueError: If the folder holds neither a run nor a converted model, a file is missing or damaged, or the model
+            does not fit.
     """
     if is_converted(folder):
         if model is not None:
             raise ValueError(
-                f"expected a factory for the converted model in '{folder}', got model=; pass what gives its original"
+                f"expected a factory for the converted model in '{folder}', got model=; pass a factory "
+                "of the original model as the second argument"
             )
         return load_converted(folder, factory)[0].to(device)
     if not RunFolder(folder).config_path.exists():
@@ -164,7 +166,7 @@ def _fill_(model: nn.Module, weights: dict[str, Tensor], run: str | Path) -> Non
     if wrong:
         raise ValueError(
             f"expected the model of the run in '{run}', got {type(model).__name__}, which differs in '{wrong[0]}' and "
-            f"{len(wrong) - 1} more; pass model= with one like that which was trained"
+            f"{len(wrong) - 1} more; pass model= with the architecture that was trained"
         )
     for name, tensor in own.items():
         tensor.copy_(weights[name])
@@ -191,7 +193,7 @@ def evaluate(
     data_dir: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Score:
-    """Score the model of a run on its test data; on a GPU in the precision that it was trained in.
+    """Compute the test loss and accuracy of a run's model, on a GPU in the training precision, on a CPU in float32.
 
     Args:
         run: The folder of the run.
@@ -204,7 +206,8 @@ def evaluate(
         The mean loss and the accuracy.
 
     Raises:
-        ValueError: If the folder holds no run, or its data is missing or has changed.
+        ValueError: If the folder holds no run, its checkpoint is damaged, its model is unknown, or its data is missing,
+            has changed or has no test split.
     """
     config, data = _open_run(run, data_dir)
     place = device_of(device)

@@ -27,7 +27,9 @@ def write_curves(folder: RunFolder, title: str) -> Path | None:
 
 
 class EventLog:
-    """A TensorBoard log in the folder of a run; records of an interrupted run after step `done` are hidden.
+    """A TensorBoard log in the folder of a run.
+
+    TensorBoard hides records after step `done`, left by an interrupted run.
 
     Raises `ValueError` if TensorBoard is not installed.
     """

@@ -14,7 +14,7 @@ from normfree.train.engine.evaluation import Score
 from normfree.train.run.run_folder import RunStatus
 from normfree.train.text.translation import Bleu
 
-_GUESS = 0.995  # share of the loss of a guess; a network that learns at all is below it after some dozen steps
+_GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
 
 
 class Snapshot(NamedTuple):
@@ -60,10 +60,10 @@ class RunResult:
         setup_seconds: The time before the first step of this process.
         throughput: Images or target tokens per second, in the steps.
         unit: The unit of `throughput`, "images" or "tokens".
-        bleu: BLEU of the test sentences of a translation.
+        bleu: BLEU of the test sentences of a translation; None for other runs.
         inputs: The text files that the data was prepared from, with their sha256.
-        peak_gib: The peak memory of the GPU.
-        signal: The signal that interrupted the run.
+        peak_gib: The peak GPU memory in GiB; None on a CPU.
+        signal: The signal that interrupted the run; None if none did.
         command: The command line of the run.
     """
 

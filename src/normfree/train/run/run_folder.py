@@ -96,7 +96,7 @@ class RunFolder:
 
     @contextmanager
     def hold(self, *, resume: bool = False) -> Iterator[RunFolder]:
-        """Make or open the folder, and keep others from writing into it until the end of the block or the process.
+        """Create or open the folder, and lock it until the `with` block or the process ends.
 
         Args:
             resume: Whether the folder has to hold a run already; otherwise it must not.
@@ -116,8 +116,8 @@ class RunFolder:
         with _locked(self.path):
             if self.exists and not resume:
                 raise ValueError(
-                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); go on with "
-                    "--resume, or choose another folder"
+                    f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
+                    "with --resume, or choose another folder"
                 )
             for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process; `checkpoint.save` removes its own
                 if path.is_file():
@@ -133,7 +133,7 @@ class RunFolder:
             require_same(asdict(TrainConfig.from_toml(self.config_path)), asdict(config), self.path, free=free)
         if self.status == "diverged":
             raise ValueError(
-                f"expected a run that can go on, but the one in '{self.path}' diverged; "
+                f"expected a run that can be resumed, but the one in '{self.path}' diverged; "
                 "start another one with a lower learning rate, or another method"
             )
 
@@ -156,7 +156,7 @@ class RunFolder:
         return found
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line to the metrics; on return the operating system has it.
+        """Append a line to the metrics; it is handed to the operating system before this returns.
 
         Args:
             record: The numbers by name, with the step under 'step'.
@@ -198,7 +198,7 @@ class RunFolder:
 
         Raises:
             ValueError: If there is no status.
-            OSError: If it cannot be written; an earlier result stays whole.
+            OSError: If it cannot be written; an earlier result stays intact.
         """
         if result.get("status") not in get_args(RunStatus):
             known = ", ".join(get_args(RunStatus))
@@ -250,7 +250,7 @@ class RunFolder:
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the file 'lock' of a folder, with the number of this process in it; the lock ends with the process.
 
-    The file stays: removing it would let two processes hold one each.
+    The file is never removed: otherwise two processes could each lock a file of that name.
     """
 
     def write_process(handle: int) -> None:
@@ -300,7 +300,7 @@ def require_same(
         shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
         shown += [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
         raise ValueError(
-            f"expected the configuration of the run in '{path}', got a different one: the run has {'; '.join(shown)}; "
+            f"expected the configuration of the run in '{path}', got a different one: it has {'; '.join(shown)}; "
             "resume it without changes, or choose another folder"
         )
 
@@ -326,7 +326,7 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return the lines of a metrics file and their records, without an incomplete end.
 
-    Raises `ValueError` if a line before the last whole one is damaged.
+    Raises `ValueError` if a line before the last complete one is damaged.
     """
     parsed = [
         (raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]

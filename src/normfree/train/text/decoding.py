@@ -22,7 +22,7 @@ _CHECK_EVERY = 8  # steps on a GPU between checks whether all sentences are done
 
 
 def source_plus_50(length: int) -> int:
-    """Return the default limit on the tokens of a translation of `length` tokens.
+    """Return the default maximum length of a translation, for a source of `length` tokens.
 
     Reference: Vaswani 2017, section 6.1.
     """
@@ -33,7 +33,7 @@ def source_plus_50(length: int) -> int:
 def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus_50) -> list[list[int]]:
     """Translate by taking the likeliest token at each step, until it is END or there are `longest` tokens.
 
-    PAD and START are never taken. Among equally likely tokens END is taken, else the one with the smallest number. The
+    PAD and START are never taken. Ties go to END, then to the smallest token id. The
     model is in evaluation mode meanwhile; the mode of every module is restored.
 
     Shapes: source (N, S) of tokens, each row ended by END and then padded. A row with END alone is an empty sentence,
@@ -42,7 +42,7 @@ def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus
     Args:
         model: The Transformer.
         source: The tokens of the sentences.
-        longest: The most tokens of a translation; END counts in the length of the source.
+        longest: The maximum number of tokens of a translation; END counts in the length of the source.
 
     Returns:
         N lists of tokens without START, END and PAD.
@@ -105,7 +105,7 @@ def beam_search(
         source: The tokens of the sentences, shaped as in `greedy`.
         beam: The number of hypotheses per sentence.
         length_penalty: The exponent of the length in the score.
-        longest: The most tokens of a translation; END counts in the length of the source.
+        longest: The maximum number of tokens of a translation; END counts in the length of the source.
 
     Returns:
         N lists of tokens without START, END and PAD.
@@ -184,7 +184,8 @@ class _Beams:
         going = (before.unsqueeze(2) + highest.to(dtype).view(rows, beam, count)).flatten(1)
         going = going.masked_fill((self.most <= step).unsqueeze(1), -math.inf)
 
-        # Hypotheses that end now, that ended before, that go on. Of equal scores the first wins: END, in a beam of 1.
+        # Candidates: hypotheses that end now, that ended before, that continue. The first of equal scores wins: END, in
+        # a beam of 1.
         divisor = (step + 1) ** self.penalty
         scores, kept = _largest(torch.cat([end / divisor, self.ended, going / divisor], 1), beam)
         word = kept - 2 * beam  # among the words; negative for an end
@@ -192,7 +193,7 @@ class _Beams:
         self._remember_best(scores.masked_fill(kept >= beam, -math.inf), parents)
         self.log_p = going.gather(1, word.clamp(min=0)).masked_fill(word < 0, -math.inf)
         self.ended = scores.masked_fill(word >= 0, -math.inf)
-        # A logarithm is at most 0, so the largest later divisor is the best case: that of the next n, or of the last.
+        # log p ≤ 0, so the best case is the largest later divisor: that of the next length, or of the longest.
         divisors = ((self.most + 1).to(dtype) ** self.penalty).clamp(min=(step + 2) ** self.penalty)
         self.done = self.done | (self.best >= self.log_p.amax(1) / divisors) | (self.most <= step)
 
@@ -251,7 +252,7 @@ def _checks_at(step: int, device: torch.device) -> bool:
 
 
 def _limits(model: Transformer, source: Tensor, longest: Longest) -> list[int]:
-    """Check the source and the model, and return the most tokens of each translation."""
+    """Check the source and the model, and return the maximum number of tokens of each translation."""
     if not all(hasattr(model, name) for name in ("encode", "decode", "start_cache")):
         raise ValueError(
             f"expected a model that encodes and decodes, got {type(model).__name__}; build 'transformer-E-D-W-I-H'"

@@ -29,16 +29,16 @@ def continue_tokens(
 ) -> list[int]:
     """Continue a line after the tokens `start`, until it ends.
 
-    Each token is drawn from softmax(logits / temperature). The first token that the model reads is END, because a line
-    follows another one in a text. The mode of every module is restored.
+    Each token is drawn from softmax(logits / temperature). The model reads END first, as before every line
+    of the training text but the first. The mode of every module is restored.
 
     Args:
         model: The decoder.
         start: The first tokens of the line.
-        longest: The most tokens to add.
+        longest: The maximum number of tokens to add.
         temperature: The temperature; 0 takes the likeliest token.
-        window: The most tokens that the model reads, as many as it was trained with. When they are full, it continues
-            with the latter half.
+        window: The maximum number of tokens that the model reads, as many as it was trained with. When they are
+            full, it continues with the latter half.
         generator: The source of random numbers; seed 0 if None.
 
     Returns:
@@ -82,15 +82,16 @@ def continue_line(
 ) -> str:
     """Continue a line of text.
 
-    The line itself is returned unchanged, not decoded from its tokens: a vocabulary lacks some characters and spaces.
+    The line itself is returned unchanged, not decoded from its tokens, because encoding
+    loses unknown characters and some spaces.
 
     Args:
         model: The decoder.
         vocabulary: The vocabulary that it was trained with.
         line: The beginning of the line.
-        longest: The most tokens to add.
+        longest: The maximum number of tokens to add.
         temperature: The temperature; 0 takes the likeliest token.
-        window: The most tokens that the model reads.
+        window: The maximum number of tokens that the model reads.
         generator: The source of random numbers; seed 0 if None.
 
     Returns:

@@ -1,7 +1,8 @@
 """Training data that are text: pairs of sentences for translation, or running text for a language model.
 
-Such data is a prepared folder, and its name is 'pairs:FOLDER' or 'text:FOLDER'. Its batches have a few shapes. The
-batch size counts target tokens (pairs) or blocks (text); a batch is never larger than the data.
+Such data is a prepared folder, and its name is 'pairs:FOLDER' or 'text:FOLDER'. Its batches have a few shapes.
+`batch_size` is the maximum number of tokens on either side of a batch, padding included (pairs), or the number of
+blocks (text); a batch is never larger than the data.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def open_text(name: str) -> TextData:
     data = TextData(open_prepared(folder))
     if (kind == "pairs") != data.is_pairs:
         other = PAIRS if kind == "text" else TEXT
-        raise ValueError(f"expected '{name}' to hold {kind}, got the other kind; call it '{other}{folder}'")
+        raise ValueError(f"expected '{name}' to hold {kind}, got the other kind; use the name '{other}{folder}'")
     splits = data.prepared.splits
     if "train" not in splits:
         raise ValueError(f"expected a split train in '{folder}', found {' and '.join(splits)}; prepare it again")
@@ -69,7 +70,7 @@ class TextData:
         self.source_files: dict[str, Any] = prepared.manifest["inputs"]
 
     def require_usable(self) -> None:
-        """Raise `ValueError` if the run ends with a translation that cannot be scored."""
+        """Raise `ValueError` if the run ends with a translation, and sacrebleu is not installed to score it."""
         if self.translates_test:
             bleu([""], [""])
 
@@ -109,12 +110,15 @@ class TextData:
             with evaluating(model):
                 scores = model(*(side[:2] if weight is None else side[:2].to(weight.device) for side in inputs))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{expected}, but {kind} stopped: {str(error).splitlines()[0]}; adapt it") from error
+            raise ValueError(f"{expected}, but {kind} failed: {str(error).splitlines()[0]}; adapt it") from error
         if not isinstance(scores, Tensor) or scores.shape != (*labels[:2].shape, self.num_classes):
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"{expected}, got {got} for {tuple(labels[:2].shape)} of them; adapt {kind}")
         if self.translates_test and not isinstance(model, Transformer):
-            raise ValueError(f"expected a normfree Transformer to translate the test split, got {kind}; leave test out")
+            raise ValueError(
+                f"expected a normfree Transformer to translate the test split, got {kind}; "
+                "prepare the data without a test split"
+            )
 
     def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor, ...]:
         """Return the first training sequences, as the model reads them."""
@@ -216,7 +220,10 @@ def token_loss(
 
 
 def token_sums(model: nn.Module, batch: Any, *, world: int = 1) -> Tensor:
-    """Return the summed cross-entropy, the hits and the number of the target tokens of a batch, of all processes."""
+    """Return the summed cross-entropy and hits of this process, times `world`, and the target tokens of all processes.
+
+    The average over the processes is the total.
+    """
     loss, hits = token_loss(model, batch, 0.0, world=world)
     sums: Tensor = torch.stack((loss, hits, torch.ones_like(loss))).double() * batch.tokens
     return sums

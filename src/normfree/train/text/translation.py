@@ -16,7 +16,12 @@ from normfree.train.text.decoding import Longest, beam_search, source_plus_50
 
 
 class Bleu(NamedTuple):
-    """BLEU of a translated corpus, 0 to 100, and the signature of sacrebleu, which says how it was computed."""
+    """BLEU of a translated corpus.
+
+    Attributes:
+        score: The score, 0 to 100.
+        signature: The signature of sacrebleu, which states how the score was computed.
+    """
 
     score: float
     signature: str
@@ -35,7 +40,7 @@ def translate(
 ) -> list[str]:
     """Translate lines by `beam_search`; line i of the result belongs to line i of the input.
 
-    A line of white space gives an empty line, without the model. A translation is always one line.
+    A blank line gives an empty line; the model is not called. A translation is always one line.
 
     Args:
         model: The Transformer.
@@ -43,9 +48,9 @@ def translate(
         lines: The lines to translate.
         beam: The number of hypotheses per sentence.
         length_penalty: The exponent of the length in the score.
-        longest: The most tokens of a translation.
-        sentences: The most sentences per batch.
-        tokens: The most source tokens per batch.
+        longest: The maximum number of tokens of a translation.
+        sentences: The maximum number of sentences per batch.
+        tokens: The maximum number of source tokens per batch.
 
     Returns:
         The translations.
@@ -92,9 +97,10 @@ def translate_tokens(
         lines: The tokens of each sentence, without START and END; an empty sentence gives an empty translation.
         beam: The number of hypotheses per sentence.
         length_penalty: The exponent of the length in the score.
-        longest: The most tokens of a translation.
-        sentences: The most sentences per batch.
-        tokens: The most source tokens per batch, including padding; a longer sentence is a batch of its own.
+        longest: The maximum number of tokens of a translation.
+        sentences: The maximum number of sentences per batch.
+        tokens: The maximum number of source tokens per batch, including padding; a longer sentence is a batch of
+            its own.
         progress: Called after each batch with the number of sentences done, and of all.
 
     Returns:
@@ -157,7 +163,7 @@ def _batches(lengths: Sequence[int], sentences: int, tokens: int) -> Iterator[li
 
 
 def require_vocabulary(model: nn.Module, vocabulary: Vocabulary) -> None:
-    """Raise `ValueError` if the size of a vocabulary is not that of the model, whose words would be others."""
+    """Raise `ValueError` if the vocabulary and the model differ in size: tokens would stand for other words."""
     for name in ("source_embedding", "embedding"):
         embedding = getattr(model, name, None)
         if isinstance(embedding, nn.Embedding) and embedding.num_embeddings != vocabulary.size:
