@@ -417,7 +417,7 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
             "--example cannot be combined with --data",
         ),
         (("my_factories:Named", "--example", "my_factories:failing"), "'my_factories:failing' to run, but it stopped"),
-        (("resnet8", "--example", "my_factories:pair"), "--example is for other people's models"),
+        (("resnet8", "--example", "my_factories:pair"), "--example is for third-party models"),
         ((*SMALL, "--plugin", "no_such_plugin"), "no_such_plugin"),
         ((*SMALL, "--plugin", "my_broken"), "'my_broken' failed: NameError"),
     ],

@@ -346,7 +346,7 @@ class Flat(nn.Module):
     [
         (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
         (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
-        (Flat(), "skipinit", r"'weight': the weight is used without a call .*; use a method without scalars"),
+        (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; use a method without scalars"),
         (network(1, Post), "skipinit", r"the sum '1', so that .* multiplied; use a method without scalars, such as"),
         (
             network(1, Odd),

@@ -121,8 +121,10 @@ def stand_in_note(name: str, root: str | Path = ".data") -> str:
     ):
         return ""
     other = DATA_SETS[data.stand_in]
-    return f"this is {other.title} ({other.name}), a stand-in for {data.title}, which could not be downloaded: "
+    return (
+        f"this is {other.title} ({other.name}), a stand-in for {data.title}, which could not be downloaded: "
         f"{other.about}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
