@@ -20,7 +20,7 @@ from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree.train.config import FREE
+from normfree.train.config import NOT_IN_FINGERPRINT
 from normfree.train.data import Data, open_data
 from normfree.train.engine.environment import Stop
 from normfree.train.run.result import Snapshot
@@ -87,7 +87,7 @@ def compare(
     tasks = [RunTask(config, out / folder_name(config)) for config in configs]
     runs, signal = _train_missing(tasks, depths, jobs, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}
-    settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *FREE}}
+    settings = {key: value for key, value in asdict(base).items() if key not in {*VARIED, *NOT_IN_FINGERPRINT}}
     return Comparison(
         runs=tuple(sorted(runs, key=lambda run: (run.depth, order[run.folder]))),
         settings=settings,

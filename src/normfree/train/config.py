@@ -280,7 +280,11 @@ class TrainConfig:
         only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
         setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
         """
-        counted = {name: value for name, value in asdict(self).items() if name not in FREE and value != _DEFAULTS[name]}
+        counted = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in NOT_IN_FINGERPRINT and value != _DEFAULTS[name]
+        }
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
     def warnings(self, steps: int) -> list[str]:
@@ -348,7 +352,7 @@ class TrainConfig:
 
 _DEEP = 400  # residual branches
 # Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
-FREE = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
 _DEFAULTS = asdict(TrainConfig())
 
 

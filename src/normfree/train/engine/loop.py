@@ -21,7 +21,7 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explained, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
-from normfree.train.config import FREE, TrainConfig
+from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.distributed import join_processes
 from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
@@ -315,8 +315,8 @@ class Trainer:
 
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
-        free = FREE if self.processes.world == 1 else {*FREE, "graph"}  # the run may have begun on one, with a graph
-        folder.require_resumable(self.config, free)
+        begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
+        folder.require_resumable(self.config, NOT_IN_FINGERPRINT | begun_alone)
         found = folder.resume()
         if found is None:
             return
