@@ -17,7 +17,7 @@ from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
 from normfree.train.config import TrainConfig, configuration
 from normfree.train.recipes import recipe
-from normfree.train.settings import hints
+from normfree.train.settings import field_types
 
 positive = st.floats(1e-12, 1e12)
 at_least_0 = st.floats(0, 1e12)
@@ -300,7 +300,7 @@ UNCOUNTED: dict[str, Any] = {
 
 
 def test_every_field_is_counted_or_not() -> None:
-    assert set(CHANGED) | set(UNCOUNTED) == set(hints(TrainConfig))
+    assert set(CHANGED) | set(UNCOUNTED) == set(field_types(TrainConfig))
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -332,7 +332,7 @@ def test_fingerprint_is_the_same_in_another_process_which_needs_no_torch(hash_se
 
 
 def test_choices_are_those_of_the_rooms_that_use_them() -> None:
-    types = hints(TrainConfig)
+    types = field_types(TrainConfig)
     assert set(get_args(types["schedule"])) == set(get_args(ScheduleKind))
     assert set(get_args(types["warmup_shape"])) == set(get_args(WarmupShape))
     assert set(get_args(get_args(types["form"])[0])) == set(FORMS)

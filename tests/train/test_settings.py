@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normfree.train.settings import checked, hints, parsed, toml
+from normfree.train.settings import coerce, field_types, parse_changes, to_toml
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Other:
 
 
 def test_any_dataclass_can_be_read() -> None:
-    assert parsed(Other, ["rate=2", "limit=none"]) == {"rate": 2.0, "limit": None}
-    assert parsed(Other, ["limit=3"]) == {"limit": 3.0}
-    assert list(hints(Other)) == ["rate", "limit"]
+    assert parse_changes(Other, ["rate=2", "limit=none"]) == {"rate": 2.0, "limit": None}
+    assert parse_changes(Other, ["limit=3"]) == {"limit": 3.0}
+    assert list(field_types(Other)) == ["rate", "limit"]
 
 
 scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -30,16 +30,16 @@ texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), scalars | texts | st.lists(scalars | texts)))
 def test_toml_is_read_back_by_the_standard_library(values: dict[str, Any]) -> None:
-    assert tomllib.loads(toml(values)) == values
+    assert tomllib.loads(to_toml(values)) == values
 
 
 def test_toml_leaves_out_none() -> None:
-    assert tomllib.loads(toml({"a": None, "b": 1})) == {"b": 1}
+    assert tomllib.loads(to_toml({"a": None, "b": 1})) == {"b": 1}
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\n", "\r\n", "\x00", "\x7f", "\x85", "# no comment", "'''", "é√α😀"])
 def test_toml_escapes_what_it_must(text: str) -> None:
-    assert tomllib.loads(toml({"a": text})) == {"a": text}
+    assert tomllib.loads(to_toml({"a": text})) == {"a": text}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_toml_escapes_what_it_must(text: str) -> None:
 )
 def test_number_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="expected a number for 'rate', got"):
-        checked("rate", float, value)
+        coerce("rate", float, value)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -58,8 +58,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (float | None, np.float64(0.5), 0.5),
         (tuple[float, float], [np.float32(0.5), np.int8(1)], (0.5, 1.0)),
     ):
-        found = checked("rate", hint, value)
+        found = coerce("rate", hint, value)
         assert (found, type(found)) == (expected, type(expected))
     for value in (np.float64(3.0), np.bool_(True)):
         with pytest.raises(ValueError, match="expected a whole number for 'seed', got"):
-            checked("seed", int, value)
+            coerce("seed", int, value)

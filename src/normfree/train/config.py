@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.train.settings import (
     Range,
-    checked,
+    coerce,
     explained_toml,
-    hints,
-    parsed,
+    field_types,
+    parse_changes,
     require_in_range,
     require_known,
     setting,
-    toml,
+    to_toml,
 )
 
 if TYPE_CHECKING:  # these load torch; a command that only reads a configuration must not wait for it
@@ -160,7 +160,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = checked(field.name, hints(type(self))[field.name], getattr(self, field.name))
+            value = coerce(field.name, field_types(type(self))[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         for field in fields(self):
             require_in_range(field, getattr(self, field.name))
@@ -188,7 +188,7 @@ class TrainConfig:
             ValueError: If a setting is unknown (the message names the closest one) or a value is bad.
         """
         for name in changes:
-            require_known(name, hints(TrainConfig))
+            require_known(name, field_types(TrainConfig))
         return replace(self, **changes)
 
     def resolved(self, *, cuda: bool, branches: int = 0, world: int = 1) -> TrainConfig:
@@ -229,7 +229,7 @@ class TrainConfig:
         Raises:
             ValueError: If a string has no '=', a setting is unknown or repeated, or a value has the wrong type.
         """
-        return parsed(TrainConfig, texts)
+        return parse_changes(TrainConfig, texts)
 
     @classmethod
     def from_toml(cls, path: str | Path, base: TrainConfig | None = None) -> TrainConfig:
@@ -254,7 +254,7 @@ class TrainConfig:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
         for name in values:
-            require_known(name, hints(cls), where=f" in '{path}'")
+            require_known(name, field_types(cls), where=f" in '{path}'")
         try:
             return replace(base or cls(), **values)
         except ValueError as error:
@@ -269,7 +269,7 @@ class TrainConfig:
         Returns:
             The text. A setting that is None is left out, or is a comment with `explained`.
         """
-        return explained_toml(self) if explained else toml(asdict(self))
+        return explained_toml(self) if explained else to_toml(asdict(self))
 
     def fingerprint(self) -> str:
         """Return 12 hexadecimal digits that identify the settings that affect the result.

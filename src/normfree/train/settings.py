@@ -41,12 +41,12 @@ def require_in_range(setting: Field[Any], value: Any) -> None:
         raise ValueError(f"expected '{setting.name}' {allowed.text}, got {got!r}{remedy}")
 
 
-def hints(settings: Any) -> dict[str, Any]:
+def field_types(settings: Any) -> dict[str, Any]:
     """Return the type of every field by its name."""
-    return _hints(settings)
+    return _cached_types(settings)
 
 
-_hints = cache(get_type_hints)  # behind a function, because mypy considers no dataclass hashable
+_cached_types = cache(get_type_hints)  # behind a function, because mypy considers no dataclass hashable
 
 
 def require_known(name: str, known: Iterable[str], where: str = "") -> None:
@@ -56,10 +56,10 @@ def require_known(name: str, known: Iterable[str], where: str = "") -> None:
         raise unknown_name("setting", name, known, where)
 
 
-def checked(name: str, hint: Any, value: Any) -> Any:
+def coerce(name: str, hint: Any, value: Any) -> Any:
     """Return `value` in the type `hint`; a whole number becomes a float and a list a tuple where the type asks for it.
 
-    >>> checked("lr", float, 1), checked("betas", tuple[float, float], [0.9, 0.99])
+    >>> coerce("lr", float, 1), coerce("betas", tuple[float, float], [0.9, 0.99])
     (1.0, (0.9, 0.99))
 
     Raises `ValueError` if the value has another type, is not finite, or is not among the choices.
@@ -72,7 +72,7 @@ def checked(name: str, hint: Any, value: Any) -> Any:
             raise unknown_name(f"value of '{name}'", str(value), get_args(hint))
         return value
     if get_origin(hint) is tuple:
-        return _checked_tuple(name, get_args(hint), value)
+        return _coerce_tuple(name, get_args(hint), value)
     if isinstance(value, bool):
         if hint is bool:
             return value
@@ -105,20 +105,20 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return other, True
 
 
-def _checked_tuple(name: str, kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def _coerce_tuple(name: str, kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     any_length = kinds[-1] is Ellipsis
     if not isinstance(value, list | tuple) or not (any_length or len(value) == len(kinds)):
         expected = "a list of numbers" if any_length else f"a list of {len(kinds)} numbers"
         raise ValueError(f"expected {expected} for '{name}', got {value!r}")
-    return tuple(checked(name, kinds[0], item) for item in value)
+    return tuple(coerce(name, kinds[0], item) for item in value)
 
 
-def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
+def parse_changes(settings: type, texts: Iterable[str]) -> dict[str, Any]:
     """Parse strings such as 'lr=0.2' or 'milestones=[0.5,0.75]' into values of the fields of `settings`.
 
     Raises `ValueError` if a string has no '=', a name is unknown or repeated, or a value has the wrong type.
     """
-    types = hints(settings)
+    types = field_types(settings)
     changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -127,12 +127,12 @@ def parsed(settings: type, texts: Iterable[str]) -> dict[str, Any]:
         require_known(name, types)
         if name in changes:
             raise ValueError(f"expected each setting once, got '{name}' twice; leave one out")
-        changes[name] = checked(name, types[name], _value(types[name], value))
+        changes[name] = coerce(name, types[name], _value(types[name], value))
     return changes
 
 
 def _value(hint: Any, text: str) -> Any:
-    """Parse a string as a type; a string that cannot be parsed is returned unchanged, and `checked` refuses it."""
+    """Parse a string as a type; a string that cannot be parsed is returned unchanged, and `coerce` refuses it."""
     hint, optional = _without_none(hint)
     if optional and text.lower() == "none":
         return None
@@ -149,10 +149,10 @@ def _value(hint: Any, text: str) -> Any:
     return text
 
 
-def toml(values: Mapping[str, Any]) -> str:
+def to_toml(values: Mapping[str, Any]) -> str:
     """Render a flat mapping of strings, numbers, booleans and lists of these as TOML; None is left out.
 
-    >>> print(toml({"lr": 0.1, "form": None, "betas": (0.9, 0.99), "flip": True}), end="")
+    >>> print(to_toml({"lr": 0.1, "form": None, "betas": (0.9, 0.99), "flip": True}), end="")
     lr = 0.1
     betas = [0.9, 0.99]
     flip = true
@@ -167,7 +167,7 @@ def explained_toml(settings: Any) -> str:
     for setting in fields(settings):
         value = given[setting.name]
         line = f"# {setting.name} = …" if value is None else f"{setting.name} = {_toml_value(value)}"
-        hint, _ = _without_none(hints(type(settings))[setting.name])
+        hint, _ = _without_none(field_types(type(settings))[setting.name])
         choices = ", ".join(map(_toml_value, get_args(hint))) if get_origin(hint) is Literal else ""
         lines.append(f"{line:32}  # {choices}{': ' if choices else ''}{setting.metadata['help']}\n")
     return "".join(lines)
