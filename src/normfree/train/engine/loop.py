@@ -27,7 +27,7 @@ from normfree.train.engine.distributed import join_processes
 from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
 from normfree.train.engine.evaluation import Score, UntilSignal, score
 from normfree.train.engine.inputs import EvalBatches
-from normfree.train.engine.setup import TrainSetup, prepared
+from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
 from normfree.train.run.logging import EventLog, write_curves
 from normfree.train.run.result import RunResult, Snapshot
@@ -96,7 +96,7 @@ def fit(
                 stack.enter_context(folder.hold(resume=resume))
             seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
             options: dict[str, Any] = {"resume": resume, "device": device, "processes": processes}
-            setup = stack.enter_context(prepared(config, model=model, data=data, plan=plan, **options))
+            setup = stack.enter_context(prepare_training(config, model=model, data=data, plan=plan, **options))
             trainer = Trainer(setup, folder if processes.first else None, stop, seed_generators, started)
         return trainer.run(resume=resume, progress=progress, command=command, picture=picture)
 

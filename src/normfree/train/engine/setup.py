@@ -120,7 +120,7 @@ class TrainSetup:
 
 
 @contextmanager
-def prepared(
+def prepare_training(
     config: TrainConfig,
     *,
     model: nn.Module | None,
