@@ -29,9 +29,9 @@ from normfree.train.engine.evaluation import Score, UntilSignal, score
 from normfree.train.engine.inputs import EvalBatches
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
-from normfree.train.run.logging import EventLog, write_curves
 from normfree.train.run.result import RunResult, Snapshot
 from normfree.train.run.run_folder import RunFolder, RunStatus
+from normfree.train.run.run_logging import EventLog, write_curves
 from normfree.train.text.translation import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
