@@ -56,7 +56,7 @@ class Odd(Block):
 @pytest.mark.parametrize(
     ("model", "method", "message"),
     [
-        (network(1, Post), "skipinit", r"'1.first': an activation stands between it and the sum '1'"),
+        (network(1, Post), "skipinit", r"'1.first': an activation lies between it and the sum '1'"),
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a known normalizer"),
         (network(1), "batchnorm", r"nothing to convert to"),
@@ -347,7 +347,7 @@ class Flat(nn.Module):
         (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
         (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
         (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; use a method without scalars"),
-        (network(1, Post), "skipinit", r"the sum '1', so that .* multiplied; use a method without scalars, such as"),
+        (network(1, Post), "skipinit", r"the sum '1', so no .* alone; use a method without scalars, such as"),
         (
             network(1, Odd),
             "fixup",

@@ -178,7 +178,7 @@ def test_another_architecture_is_one_sentence(tmp_path: Path) -> None:
         ("plan.json", b"[]", "is damaged or of another version"),
         ("plan.json", b'{"format": 99, "source": null, "method": "nf", "plan": {}}', "of another version"),
         ("plan.json", b'{"format": 1, "source": null, "method": "nf", "plan": {"trunk": []}}', "no trunk"),
-        ("plan.json", b'{"format": 1, "source": null, "method": "nf", "plan": {}}', "example as it was stored"),
+        ("plan.json", b'{"format": 1, "source": null, "method": "nf", "plan": {}}', "example that was stored"),
         ("plan.json", b"\xff\xfe", "is damaged"),
     ],
 )
