@@ -280,11 +280,8 @@ class TrainConfig:
         only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
         setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
         """
-        counted = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in NOT_IN_FINGERPRINT and value != _DEFAULTS[name]
-        }
+        changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
+        counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
     def warnings(self, steps: int) -> list[str]:

@@ -25,7 +25,7 @@ from normfree.train.engine import loop as engine
 from normfree.train.engine.step import image_loss
 from normfree.train.image_data import MemoryImages
 from normfree.train.run import checkpoint
-from normfree.train.run import logging as curves
+from normfree.train.run import run_logging as curves
 from stopped_steps import stop_at
 from tiny_images import tiny_images
 

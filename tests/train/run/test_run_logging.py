@@ -7,7 +7,7 @@ import pytest
 
 import normfree as nf
 from normfree.train import RunFolder
-from normfree.train.run import logging as curves
+from normfree.train.run import run_logging as curves
 from normfree.train.run.run_logging import EventLog, write_curves
 from tiny_images import tiny_images
 
