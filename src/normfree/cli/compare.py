@@ -92,7 +92,7 @@ def compare_methods(
         print_table(table(found))
     if found.signal is not None:
         messages.print(
-            "stopped; the runs so far are kept, and the same command continues", markup=False, style="yellow"
+            "stopped; the runs so far are kept; run the same command to continue", markup=False, style="yellow"
         )
         raise typer.Exit(128 + found.signal)
     typed: dict[str, object] = {

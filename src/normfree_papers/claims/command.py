@@ -80,7 +80,7 @@ def run(options: Options) -> int:
         try:
             judged.append((claim, *_reproduce(claim, options)))
         except StoppedError as stopped:
-            _message("stopped; the runs so far are kept, and the same command continues")
+            _message("stopped; the runs so far are kept; run the same command to continue")
             return 128 + stopped.signal
     if options.as_json and judged:
         print(json.dumps([_record(*one) for one in judged], indent=1, ensure_ascii=False))

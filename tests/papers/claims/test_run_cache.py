@@ -387,7 +387,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
             time.sleep(0.01)
         os.kill(process, signal.SIGTERM)
         assert processes.wait() == 128 + signal.SIGTERM, (home / "said").read_text()
-        assert "stopped; the runs so far are kept, and the same command continues" in (home / "said").read_text()
+        assert "stopped; the runs so far are kept; run the same command to continue" in (home / "said").read_text()
         assert not (out / "fixup").exists()
         kept = list((out / "runs").iterdir()) if (out / "runs").exists() else []
         assert len(kept) <= run
