@@ -184,7 +184,7 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
         (("train", "--set", "data=folder:nothere"), "expected a folder of images at 'nothere', found none"),
         (("train", "--device", "gpu"), "expected a device such as cpu or cuda, got 'gpu'"),
         (("reproduce", "robust"), "got the paper 'robust'; name some of: robust/table1, robust/fig2"),
-        (("reproduce", "robust/fig2", "--only", "x"), "expected claims that train with --only, got robust/fig2"),
+        (("reproduce", "robust/fig2", "--only", "x"), "--only needs claims with training runs; robust/fig2 has none"),
     ],
 )
 def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str, ...], says: str) -> None:

@@ -1,7 +1,7 @@
 """The ledger: every claim beside its measured numbers, as Markdown or as one HTML page.
 
-Each number links to the JSON file that holds it, with its name there, to the configurations of the training runs behind
-it, and to the command that measures it again. The ledger depends only on the claims and the results.
+Each number links to the JSON file that holds it, with its name there, to the configurations of its training runs, and
+to the command that measures it again. The ledger depends only on the claims and the results.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result
     if is_empty(result) and before is None:
         return result, judge(claim, result)  # nothing was measured, so that no file is written
     if result is not before:
-        # The old picture goes first, so that it never stands beside other numbers; a missing one is drawn.
+        # Delete the old picture first, so a picture never shows outdated numbers; a missing one is drawn.
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)
         path = result_path(out, claim, settings.scale)
         with explained("the result", path):

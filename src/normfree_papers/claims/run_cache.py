@@ -1,4 +1,4 @@
-"""The training runs behind claims: each is trained once, kept under the fingerprint of its settings, and shared.
+"""The training runs of claims: each is trained once, kept under the fingerprint of its settings, and shared.
 
     results/runs/<run>/   the files kept of a run that ended: result.json, config.toml, metrics.jsonl
     runs/claims/<run>/    a run in progress, with its checkpoints
@@ -73,9 +73,9 @@ class RunCache:
         device: Where to train.
         data: Folder of the data sets.
         jobs: Number of runs at a time.
-        only: Train only the runs with these names; a text that is no name selects every name that contains it. An
+        only: Train only the runs with these names; any other string selects all names that contain it. An
             empty sequence trains nothing.
-        progress: Called with the runs done, the number of runs, and what they report.
+        progress: Called with the runs done, the number of runs, and a status text.
 
     Attributes:
         asked: The configurations of all runs that were asked for, by name.
@@ -154,7 +154,7 @@ class RunCache:
             raise StoppedError(signal)
 
     def _keep(self, folder: Path) -> None:
-        """Copy the small files that name no folder; result.json comes last, because it marks the run as ended."""
+        """Copy result, config and metrics (they contain no local paths); result.json comes last and marks the end."""
         run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
         here = {"data_dir": TrainConfig.data_dir}
         config = TrainConfig.from_toml(run.config_path).with_changes(**here)

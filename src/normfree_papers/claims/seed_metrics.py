@@ -1,6 +1,6 @@
 """Numbers of training runs by seed: the rows of a table, one run per seed, and sweeps over learning rates.
 
-Differences are taken seed by seed, and a row without a run is left out. Accuracies and errors are in per cent.
+Differences are taken seed by seed, and rows whose runs are missing are skipped. Accuracies and errors are in per cent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
 
 
 def accuracy(run: Trained, diverged: float = CHANCE) -> float:
-    """Test accuracy; `diverged` is what a diverged run counts as."""
+    """Test accuracy; `diverged` is the value for a diverged run."""
     return 100 * run.accuracy(diverged / 100)
 
 
@@ -254,9 +254,9 @@ class Sweep:
         }
 
     def allows(self, label: str, other: str, factor: float) -> Numbers:
-        """The share of depths at which `label` trains with a rate `factor` times the largest rate of `other`, by seed.
+        """The fraction of depths at which `label` trains at `factor` times the largest rate that trains with `other`.
 
-        Depths at which `other` trains at no rate are included.
+        By seed. Depths at which `other` trains at no rate are included.
         """
         columns = []
         for depth in self.depths:

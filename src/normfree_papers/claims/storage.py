@@ -5,7 +5,7 @@
 
 A file holds the claim, command, commit, date, seeds, versions, hardware, the values (mean and standard deviation over
 the seeds, and the value of each seed), and the data of the picture. It names no folder, user or host. Numbers that are
-not finite are stored as the strings "nan", "inf" and "-inf", because JSON has none.
+not finite are stored as the strings "nan", "inf" and "-inf", because JSON cannot represent them.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def read_result(path: Path) -> Result:
 
 
 def is_whole(result: Result) -> bool:
-    """Whether all training runs behind a result were made."""
+    """Whether all training runs of a result were made."""
     return all("folder" in run for run in result.get("runs", {}).values())
 
 
