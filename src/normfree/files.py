@@ -32,9 +32,9 @@ _REMEDIES = {
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
-    errno.ENOENT: "make the folder again",
-    errno.ENOTDIR: "move the file that lies where a folder should be",
-    errno.EEXIST: "move the file that lies where a folder should be",
+    errno.ENOENT: "create the folder",
+    errno.ENOTDIR: "a file is in the way of the folder: move it",
+    errno.EEXIST: "a file is in the way of the folder: move it",
 }
 
 
@@ -121,7 +121,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file atomically; a character that UTF-8 cannot hold, such as one of an odd path, becomes '?'."""
+    """Write a UTF-8 file atomically.
+
+    A character that UTF-8 cannot hold, such as one from an undecodable file name, becomes '?'.
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 

@@ -403,14 +403,16 @@ def test_two_short_types_are_refused() -> None:
     model = small()
     model[3].half()
     before = copies(model)
-    with pytest.raises(ValueError, match=r"at most one shorter type, got torch\.bfloat16, torch\.float16; convert"):
+    with pytest.raises(
+        ValueError, match=r"at most one half-precision dtype, got torch\.bfloat16, torch\.float16; convert"
+    ):
         MasterWeights(model, one_group(model))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_float64_is_not_rounded_behind_the_callers_back() -> None:
     model = small(short=False).double()
-    with pytest.raises(ValueError, match=r"shorter type, got torch\.float64"):
+    with pytest.raises(ValueError, match=r"half-precision dtype, got torch\.float64"):
         MasterWeights(model, one_group(model))
 
 

@@ -131,7 +131,7 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     """Measure how far a set of parameters is from p.h.: max |f(x; αθ) - α f(x; θ)| / max |α f(x; θ)|.
 
     The result is 0 up to rounding for a p.h. set (exactly 0 if α is a power of 2), and ∞ if only one side is zero. The
-    model is left as it was.
+    model is unchanged.
 
     Args:
         model: Any model.

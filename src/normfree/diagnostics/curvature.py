@@ -81,7 +81,7 @@ def top_eigenvalue(
     """Compute the top eigenvalue of the Hessian of the mean loss.
 
     The iteration ends if the residual ‖Hv - λv‖ falls below `tolerance` · |λ|, or after `max_products`. Lanczos needs
-    fewer products than power iteration. The model runs in its current mode and is left as it was; every product sees
+    fewer products than power iteration. The model runs in its current mode and is unchanged; every product sees
     the same random numbers, such as those of dropout. On GPUs, `torch.backends.cudnn.allow_tf32` limits the precision
     of convolutions.
 
@@ -261,7 +261,7 @@ def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) ->
         values, mixtures = torch.linalg.eigh(projected[:k, :k])
         order = (values.abs() if magnitude else values).argsort(descending=True)
         top = order[0]
-        # A remainder at the level of rounding counts as zero: the basis spans all that the start vector can reach.
+        # A remainder at the level of rounding counts as zero: the Krylov space is exhausted.
         complete = beta <= 16 * torch.finfo(start.dtype).eps * float(values.abs().max()) or k == start.numel()
         yield float(values[top]), 0.0 if complete else beta * abs(float(mixtures[-1, top]))
         if complete:

@@ -101,8 +101,8 @@ def diagnose(
 ) -> Diagnosis:
     """Measure how the signal travels through a model, forward and backward, and judge it.
 
-    One forward and one backward pass measure every residual sum. The model is left as it was: modes, gradients,
-    buffers, hooks and random states.
+    One forward and one backward pass measure every residual sum. The model is unchanged: modes, gradients, buffers,
+    hooks and random states.
 
     Args:
         model: Any model with residual sums.
@@ -132,7 +132,7 @@ def diagnose(
 
 
 def judge_model(model: nn.Module, signal: Signal) -> Verdict:
-    """Judge a model's signal; the verdict recommends only methods that the model admits and does not have."""
+    """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
     converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
     method = converted or str(getattr(getattr(model, "method", None), "name", ""))
     return judge(signal, method=method, admits=_admitted(model, signal.plan))
@@ -189,8 +189,8 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
             )
         )
     caption = (
-        "curves are log variance, first block left; in all is from the first block on the signal's way to the last, "
-        "per block is inside stages"
+        "curves are log variance, first block left; 'in all' compares both ends of the network; "
+        "'per block' is within stages"
     )
     if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ approaches 1 with depth"

@@ -1,6 +1,6 @@
 """Outliers: single blocks that differ from similar blocks, such as one with a too large weight or without normalizer.
 
-The fit of `diagnostics/verdict.py` is robust, so that a single block hardly changes it. This module looks for them.
+The fit of `diagnostics/verdict.py` is robust, so a single block hardly changes it. This module finds such blocks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Outlier:
 
 
 class _BlockFactor(NamedTuple):
-    """The log factor of a block, the usual one of similar blocks, and their difference in spreads of all others."""
+    """The log factor of a block, the usual one of similar blocks, and how far they differ.
+
+    The unit of the difference is a robust standard deviation of the other blocks.
+    """
 
     log: float
     usual: float

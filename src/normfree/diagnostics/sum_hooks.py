@@ -46,7 +46,10 @@ class SumSignal:
 
 
 class _MeasuredTensor(NamedTuple):
-    """A tensor, its moments, and the parts whose gradient is its gradient; holding it keeps its address its own."""
+    """A tensor, its moments, and the parts whose gradient is its gradient.
+
+    Keeping a reference prevents reuse of the tensor's address.
+    """
 
     key: object
     tensor: Tensor
@@ -69,7 +72,7 @@ class _Channels(NamedTuple):
 class SumObserver(Observer):
     """Measures the operands and the results of the additions that a plan names.
 
-    Only modules in which such an addition stands get hooks, and functions are observed only in their own forward
+    Only modules that contain such an addition get hooks, and functions are observed only in their own forward
     passes, not inside their children: observing costs time.
     """
 
@@ -102,7 +105,7 @@ class SumObserver(Observer):
             self.remove_hooks()
 
     def _hook_residuals(self) -> None:
-        """Hook our own residual modules, which have modules where the operands come out and return the sum."""
+        """Hook our own residual modules, whose submodules return the operands and which return the sum."""
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
             by_home.setdefault(b.place, []).append(b)
@@ -122,7 +125,7 @@ class SumObserver(Observer):
         return hook
 
     def _followed(self) -> dict[str, nn.Module]:
-        """The modules that the stack must tell apart: homes of sums that are not ours, and everything inside them."""
+        """The modules to track: homes of sums that are not ours, and everything inside them."""
         if not self._foreign_homes:
             return {}
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
@@ -162,7 +165,7 @@ class SumObserver(Observer):
         if not tensor.requires_grad:
             if part == "sum":
                 self._require_gradient(branch)
-                self._awaited.add(gradient_part)  # one that never comes is zero
+                self._awaited.add(gradient_part)  # a gradient that never arrives counts as 0
             return
         self._awaited.add(gradient_part)
         if measured.tensor is tensor and measured.gradients:
@@ -198,7 +201,7 @@ class SumObserver(Observer):
             self._waiting_bytes = 0
 
     def _require_gradient(self, branch: Branch) -> None:
-        """Refuse a sum that no gradient can reach although its branch has parameters that want one."""
+        """Refuse a sum that no gradient can reach although its branch has parameters that require one."""
         layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
         if any(p.requires_grad for module in layers for p in module.parameters()):
             raise ValueError(
@@ -222,7 +225,7 @@ class SumObserver(Observer):
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
                 f"({len(unseen)} of {len(self.plan.branches)}); use evaluation mode (--eval) where blocks are "
-                "dropped at random, or in Python pass the plan of what runs"
+                "dropped at random, or in Python, pass a plan of the executed blocks"
             )
         every = list(dict.fromkeys(self._moments.values()))
         stats_of = dict(zip(every, to_stats(every), strict=True))
@@ -283,7 +286,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
 
 
 def address(name: str) -> str:
-    """The name of a module or sum without its numbers, which blocks that are built alike have in common.
+    """The name of a module or sum without its numbers: equal for repeated blocks.
 
     >>> address("layer3.1")
     'layer.'

@@ -40,7 +40,7 @@ class BranchShare:
 
     `weights` and `scalars` are ⟨Δf_b, Δf⟩ / ‖Δf‖², where Δf_b is the change if only these are stepped. They are signed
     fractions that add up to 1 over all stepped parameters. `scalars` are the single numbers, biases and normalizers of
-    the block, at their own rate; if they are not stepped, the fraction is what they would add. `alone` is ‖Δf_b‖/η of
+    the block, at their own rate; if they are not stepped, it is the fraction they would add. `alone` is ‖Δf_b‖/η of
     the weights, NaN for branches that were not sampled.
     """
 

@@ -49,7 +49,7 @@ class Direction:
         broken_at: The first block on the signal's way where the variance is exactly 0 or not finite.
         inside: The change inside all stages together. It can be far larger than `total` if transitions reset the
             variance.
-        sudden: Whether the variance was within bounds up to `broken_at`, so that no law of growth is the reason.
+        sudden: Whether the variance was within bounds up to `broken_at`, so growth with depth is not the cause.
     """
 
     status: SignalStatus | Literal["not measured"]
@@ -89,13 +89,13 @@ class Verdict:
         """The status, with the name of the first outlier if there is one."""
         if not self.outliers:
             return self.status
-        return f"{self.status}, {'but for' if self.status in HARMLESS else 'by'} {self.outliers[0].name}"
+        return f"{self.status}, {'except' if self.status in HARMLESS else 'because of'} {self.outliers[0].name}"
 
     def at_least(self, status: SignalStatus) -> bool:
         """Tell whether the verdict is this bad or worse.
 
-        An outlier counts as growing, and as vanishing if it differs tenfold, because normalization does not make up
-        for that.
+        An outlier counts as growing, and as vanishing if it differs tenfold, which normalization cannot
+        compensate.
 
         Args:
             status: 'preserved', 'growing', 'vanishing', 'exploding' or 'dead branch', in order of severity.
@@ -110,7 +110,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data; numbers may be NaN or infinite."""
         data = asdict(self)
-        data["odd"] = data.pop("outliers")  # the key in files since version 0.1
+        data["odd"] = data.pop("outliers")  # key kept for compatibility with 0.1
         return data
 
 
@@ -185,7 +185,7 @@ def _problem_after_blocks(signal: Signal) -> str:
     last = signal.sums[-1].sum
     grown = signal.output / power if (power := last.variance + last.mean_square) > 0 else math.nan
     if signal.unmeasured:
-        return "the numbers end after the last block"
+        return "the values become non-finite after the last block"
     return f"the output is ×{math.sqrt(grown):.1e} as large as the signal there" if grown >= LARGE**2 else ""
 
 
@@ -224,7 +224,8 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool = Fal
     whole = median(logs[-ends:]) - median(logs[:ends])
     growth, decay = max(inside, whole), min(inside, whole)
     status: SignalStatus = "preserved"
-    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step per stage is no law: batch norm's is 2
+    # One step per stage cannot show a trend; with batch norm it is 2.
+    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0
     if polynomial and inside >= math.log(GROWN):
         status = "growing"
     elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(NOTICEABLE)):
@@ -290,7 +291,7 @@ def _sentence(
         if d.status == "not measured":
             return f"{what} is {not_measured(unmeasured)}"
         if d.broken_at:
-            reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
+            reason = "overflows" if math.isinf(d.total) else "is exactly 0"
             return f"{what} {reason} at {d.broken_at}"
         if d.status == "preserved":
             word = "is preserved" if 1 / NOTICEABLE <= d.total <= NOTICEABLE else "stays within bounds"
@@ -318,13 +319,13 @@ def not_measured(place: str) -> str:
     """The reason for missing gradients: the forward signal ended at a place.
 
     >>> not_measured("body.0.7")
-    'not measured: the forward signal is not a number from body.0.7 on'
+    'not measured: the forward signal is not finite from body.0.7 on'
     """
-    return f"not measured: the forward signal is not a number from {place} on"
+    return f"not measured: the forward signal is not finite from {place} on"
 
 
 def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal], first: str, last: str) -> str:
-    """The place to look at and its possible defects, if the problem has one place that no method would repair."""
+    """The place to look at and its possible defects, if the problem is local, so no method would fix it."""
     if forward.sudden:
         where = forward.broken_at if forward.broken_at != first else f"{first} and the layers before it"
         if forward.status == "vanishing":
@@ -339,8 +340,8 @@ def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal],
         return f"look at the branch of {cut[0]}: it returns a signal, but detach() or no_grad cuts its gradient off"
     if dead:
         return (
-            f"look at the branch of {dead[0].name}: two zero layers with an activation between never learn ('fixup' "
-            "zeroes only a branch's last), nor do those around a ReLU that is never positive"
+            f"look at the branch of {dead[0].name}: two zero layers with an activation between them never learn "
+            "('fixup' zeroes only the last); neither do layers around a ReLU that is never positive"
         )
     if backward.sudden:
         where = "the output" if backward.broken_at == last else "the next sum"
@@ -349,7 +350,8 @@ def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal],
                 f"look between {backward.broken_at} and {where}: detach() or no_grad cuts the gradient off there, or a "
                 "ReLU that is never positive or a factor of zero does"
             )
-        return f"look between {backward.broken_at} and {where}: something there has no finite slope, as a root at zero"
+        return f"look between {backward.broken_at} and {where}: something there has no finite "
+        "derivative, such as sqrt at 0"
     return ""
 
 
@@ -360,7 +362,7 @@ def _advice(forward: Direction, backward: Direction, method: str, admits: Callab
         return advice
     worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
     place = worse.broken_at or worse.worst
-    return f"it has '{method}' already, which does not do this by itself: look at {place}"
+    return f"it has '{method}' already, which does not cause this: look at {place}"
 
 
 def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], bool]) -> str:
@@ -371,7 +373,7 @@ def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], boo
         return f"use {' or '.join(admitted)}"
 
     if forward.status == "exploding":
-        return f"{use('fixup', 'wn')} to hold the signal at any depth"
+        return f"{use('fixup', 'wn')} to preserve the signal at any depth"
     if forward.status == "vanishing":
         return f"the weights are too small for the depth: {use('fixup', 'wn')}"
     if backward.status == "exploding":

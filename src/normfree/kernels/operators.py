@@ -35,12 +35,12 @@ def why_not(
     layers: int = 2,
     device: torch.device | None = None,
 ) -> str | None:
-    """Why a stage cannot run by the kernels, in one sentence; None where it can.
+    """Return why the kernels cannot run this stage, in one sentence, or None if they can.
 
     Args:
         channels: channels of every layer of the stage.
         size: height and width of its images.
-        form: where the activation around the branch stands ("post", "pre" or "linear").
+        form: the position of the activation around the branch ("post", "pre" or "linear").
         kernel: taps of a convolution in one direction.
         layers: convolutions in a block.
         device: where it would run; the current CUDA device if left out.
@@ -170,7 +170,7 @@ def _kept_shapes(x: Tensor, blocks: int, form: str, keep: int) -> tuple[tuple[in
 def stage_forward(
     x: Tensor, weights: Tensor, scalars: Tensor, biases: Tensor | None, form: str, neutral: int, keep: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output, and what the backward pass needs: stream, inner activations, packed weights, shifts.
+    """Return the output and the saved tensors for backward: stream, inner activations, packed weights, shifts.
 
     `keep` is 0 for inference, 1 to keep the stream and 2 to keep the inner activations, too.
     """

@@ -25,7 +25,7 @@ def save_weights(path: str | Path, model: nn.Module) -> None:
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Load a safetensors file into a model, by `state_dict` names; one of several tied tensors is enough.
+    """Load a safetensors file into a model, by `state_dict` names; a tied tensor needs to be stored once only.
 
     Raises:
         ValueError: If the file is missing or damaged, or if it is of another model. The model is then unchanged.
@@ -71,7 +71,7 @@ def _safetensors(path: str | Path) -> Path:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for two names of one tensor only."""
+    """Return a key that is equal only for names of the same tensor."""
     if tensor.device.type == "meta" or not tensor.numel():
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -55,7 +55,7 @@ def _restore(make: Callable[[], type[nn.Module]]) -> nn.Module:
 
 
 def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> str | None:
-    """Why a layer cannot become one of this kind; None if it can."""
+    """Return why a layer cannot be reparametrized this way, or None if it can."""
     if weight_kind(module) != "plain":
         return f"its weight is reparametrized already ({weight_kind(module)})"
     if is_computed(module):
@@ -65,9 +65,9 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
     weight = module._parameters["weight"]
     stored = transposed and weight is not None and weight.dim() == 2
     if weight is None or not (stored or isinstance(module, (*_CONVOLUTIONS, nn.Linear))):
-        return f"{type(module).__name__} uses its weight in a way of its own"
+        return f"{type(module).__name__} uses its weight in a custom way"
     if not stored and type(module).forward not in (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward):
-        return f"{type(module).__name__} has a forward pass of its own"
+        return f"{type(module).__name__} overrides forward()"
     if kind == "standardized" and (len(weight) if stored else weight[0].numel()) == 1:
         return "a single weight per output has no variance to standardize"
     return None
@@ -101,5 +101,5 @@ def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
     forward = _LinearForward if issubclass(plain, nn.Linear) else _ConvForward
     mixins = (_TransposedLinear, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
     made_by = functools.partial(_class, plain, kind, transposed)
-    # The plain class's module, since libraries look at where a class comes from.
+    # Keep `__module__`: some libraries inspect it.
     return type(name, (_PicklableClass, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})

@@ -23,8 +23,8 @@ def agc_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: float = 0.01, 
 
     A unit is a row of axis 0: an output channel of a convolution (with any number of groups) or an output of a linear
     layer. A scalar or vector is one unit, also if it has further dimensions of length 1, as the gains of
-    weight-normalized and standardized layers. Norms of half-precision tensors are computed in float32. A gradient that
-    is not finite stays so.
+    weight-normalized and standardized layers. Norms of half-precision tensors are computed in float32. Non-finite
+    gradients stay non-finite.
 
     Reference: Brock 2021, equation 3 and its code (the unit of a vector is the whole of it).
 
@@ -125,7 +125,9 @@ def clip_grad_agc_(
     if isinstance(model, nn.Module):
         parameters: list[Tensor] = list(agc_parameters(model, exclude=exclude))
     elif exclude is not None:
-        raise ValueError("expected a model to exclude modules from, got parameters; leave theirs out of the list")
+        raise ValueError(
+            "expected a model to exclude modules from, got parameters; remove their parameters from the list"
+        )
     else:
         parameters = _as_list(model)
     pairs = [(p, p.grad) for p in parameters if p.grad is not None]

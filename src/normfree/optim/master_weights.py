@@ -1,4 +1,4 @@
-"""Master weights: the parameters of a model as one float32 vector, next to the weights that compute.
+"""Master weights: the parameters of a model as one float32 vector, beside the weights used in forward and backward.
 
 A training step then costs a few kernels at any depth: the update, the moving average, the norm of the gradient and its
 reduction over processes are one operation on a vector each.
@@ -39,10 +39,10 @@ class Group:
 class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
-    A float32 parameter becomes a view of the master vector. A parameter of a short type becomes a view of a second
-    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer of a short type are folded
-    into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors; see
-    `frozen`.
+    A float32 parameter becomes a view of the master vector. A parameter in half precision becomes a view of a second
+    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer in half precision are
+    folded into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors;
+    see `frozen`.
 
     A step is: backward pass, `collect_`, `finish_`, an update of `values` by `gradient`, `publish_`. At the end,
     `release_` makes the model an ordinary one again.
@@ -51,11 +51,11 @@ class MasterWeights:
         model: The model; its parameters are replaced by views.
         groups: The parameter groups of `param_groups`.
         channels_last: Whether four-dimensional parameters are stored in that memory format.
-        originals: Unrounded values of parameters that were converted to a short type, by name. The masters start from
+        originals: Unrounded values of parameters that were converted to half precision, by name. The masters start from
             them.
 
     Raises:
-        ValueError: If no parameter learns, or if the parameters have more than one type besides float32.
+        ValueError: If no parameter learns, or if the parameters have more than one dtype besides float32.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MasterWeights:
         dtypes -= {torch.float32}
         if len(dtypes) > 1 or not dtypes <= _SHORT:
             raise ValueError(
-                "expected parameters in float32 and at most one shorter type, got "
+                "expected parameters in float32 and at most one half-precision dtype, got "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
@@ -111,7 +111,7 @@ class MasterWeights:
         """Assign every parameter that learns its place in the vectors, group by group."""
 
         def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()]]:
-            """Sort short types first and foldable layers of one kind together."""
+            """Sort half precision first and foldable layers of one kind together."""
             found = foldable.get(id(parameter))
             return parameter.dtype == torch.float32, found is not None, found.kind if found else ()
 
@@ -144,7 +144,7 @@ class MasterWeights:
         Args:
             add: Whether to add to the vector instead of overwriting it.
         """
-        # One kernel moves many tensors if their types and strides agree; a single exception would move all in a loop.
+        # One kernel moves many tensors if their dtypes and strides agree; one that differs would force a slow loop.
         alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
         missing = []
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
@@ -194,7 +194,10 @@ class MasterWeights:
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Give the parameters float32 storages of their own and unfold the scalars; the masters are unusable then."""
+        """Give the parameters float32 storages of their own and unfold the scalars.
+
+        Do not use the masters afterwards.
+        """
         for name, value in self.frozen().items():
             self._fixed[name].data = value.float() if value.dtype in _SHORT else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):
