@@ -17,7 +17,7 @@ from normfree.nn.weight_layers import (
     _Standardized,
     _WeightNorm,
     is_computed,
-    ones_a_row,
+    ones_per_row,
     weight_kind,
 )
 
@@ -87,7 +87,7 @@ def reparametrize_(module: nn.Module, kind: WeightKind, *, transposed: bool = Fa
     plain: Any = type(module)
     module.__class__ = _class(plain, kind, transposed)
     before = weight.detach().clone()
-    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_a_row(before))
+    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_per_row(before))
     module.set_weight_(before)  # type: ignore[operator]  # every reparametrized layer has it
 
 
