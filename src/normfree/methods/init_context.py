@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.nn.embedding import TokenEmbedding
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.weight_layers import set_weight_
 from normfree.plan import Layer, ResidualPlan
@@ -127,7 +127,7 @@ class InitContext:
         given = (self.example,) if isinstance(self.example, Tensor) else self.example
         # Copies, because a model may write into its input.
         args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True) for t in given]
-        with evaluating(self.model):
+        with eval_mode(self.model):
             self.model(*args)
 
     def zero_biases_(self) -> None:

@@ -153,7 +153,7 @@ def preserve_random_state(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode, and every module back in its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -16,7 +16,7 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explained, write_json, write_text
 from normfree.models import BaseModel
 from normfree.models.foreign import is_foreign
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
@@ -225,7 +225,7 @@ def _require_precision(
         return
     inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
     try:
-        with evaluating(model):
+        with eval_mode(model):
             model(*inputs)
     except RuntimeError as error:
         raise ValueError(

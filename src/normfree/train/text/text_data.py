@@ -24,7 +24,7 @@ from normfree.methods import get
 from normfree.models import build
 from normfree.models.special_tokens import PAD
 from normfree.models.transformer import Transformer
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
@@ -106,7 +106,7 @@ class TextData:
         *inputs, labels, _ = self._first_batch(config)
         weight = next(model.parameters(), None)
         try:
-            with evaluating(model):
+            with eval_mode(model):
                 scores = model(*(side[:2] if weight is None else side[:2].to(weight.device) for side in inputs))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"{expected}, but {kind} stopped: {str(error).splitlines()[0]}; adapt it") from error
