@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normfree.diagnostics.propagation import Loss, cross_entropy
-from normfree.nn.model_state import call_arguments, leave_no_trace
+from normfree.nn.model_state import call_arguments, preserve_model_state
 
 Which = Literal["magnitude", "largest"]
 Product = Callable[[Tensor], Tensor]
@@ -191,7 +191,7 @@ class Hessian:
         parts = [v.view_as(p).to(p.dtype) for v, p in zip(vector.split(sizes), self.parameters, strict=True)]
         total = torch.zeros_like(vector)
         # Fused attention has no second derivative.
-        with leave_no_trace(self.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with preserve_model_state(self.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for inputs, targets, share in self._pieces:
                 gradient = self._gradient(inputs, targets)
                 dot = torch.stack([(g * v).sum().to(self.dtype) for g, v in zip(gradient, parts, strict=True)]).sum()

@@ -23,7 +23,7 @@ from normfree.diagnostics.layer_signals import LayerSignal, gradient_norms, laye
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal, find_missing_sums
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, leave_no_trace, parts_of
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan
 
@@ -137,7 +137,7 @@ def propagate(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(leave_no_trace(model, parts))
+        stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(_unfrozen(parts.parameters.values()))
         stack.enter_context(observer.observing())
         if zero is not None:

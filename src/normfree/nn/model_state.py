@@ -1,7 +1,7 @@
 """The state of a model: run a model and restore its state afterwards.
 
-`leave_no_trace` is the context manager for a pass through a model. `on_meta` does the same on tensors without values.
-The other functions are their building blocks, and `restored_on_error`, which rolls back a failed change.
+`preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
+values. The other functions are their building blocks, and `restored_on_error`, which rolls back a failed change.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 @contextmanager
-def leave_no_trace(model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False) -> Iterator[None]:
+def preserve_model_state(
+    model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False
+) -> Iterator[None]:
     """Run a model forward and backward inside; afterwards, also after an error, the model is as it was.
 
     - Gradients are set aside, not copied, and restored.
@@ -115,7 +117,7 @@ def on_meta(model: nn.Module) -> Iterator[None]:
     Tensors that the model caches in this pass (a mask, a table of positions) have no values, so attributes are
     restored.
     """
-    with leave_no_trace(model, attributes=True):
+    with preserve_model_state(model, attributes=True):
         tensors = [*model.parameters(), *model.buffers()]
         with substitute_tensors(model, {id(t): t.to("meta") for t in tensors}):
             yield
