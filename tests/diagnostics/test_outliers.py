@@ -12,7 +12,7 @@ from normfree.diagnostics.outliers import find_outliers
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.diagnostics.verdict import judge
 from normfree.methods import names
-from normfree.models import admits, build
+from normfree.models import build, supports
 from signal_oracles import batch, made_up_signal, noisy
 
 
@@ -105,7 +105,7 @@ def test_noise_does_not_stand_out(seed: int) -> None:
 def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
     words = torch.randint(4, 50, (4, 6), generator=torch.Generator().manual_seed(0))
     x = (words, words) if name.startswith("transformer") else batch(4, 3, 16, 16)
-    for method in filter(lambda method: admits(name, method), names()):
+    for method in filter(lambda method: supports(name, method), names()):
         model = build(name, method, example=x, generator=torch.Generator().manual_seed(0))
         assert judge(propagate(model, x)).outliers == (), method
 

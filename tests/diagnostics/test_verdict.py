@@ -410,7 +410,7 @@ def test_recommendations_differ_with_the_fault() -> None:
 @pytest.mark.parametrize("make", BAD)
 def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> None:
     for admitted in (set(), {"fixup"}, {"fixup", "wn"}, {"fixup", "isograd"}):
-        verdict = judge(make(), admits=admitted.__contains__)
+        verdict = judge(make(), supports=admitted.__contains__)
         assert set(quoted(verdict.recommendation)) <= admitted | {"fixup"}
         assert quoted(verdict.recommendation)
 

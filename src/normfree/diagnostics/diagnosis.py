@@ -16,9 +16,9 @@ from torch import nn
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
 from normfree.files import plain_json
-from normfree.graph import admits_conversion
+from normfree.graph import supports_conversion
 from normfree.methods import get
-from normfree.models import BaseModel, admits
+from normfree.models import BaseModel, supports
 from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
@@ -135,14 +135,14 @@ def judge_model(model: nn.Module, signal: Signal) -> Verdict:
     """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
     converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
     method = converted or str(getattr(getattr(model, "method", None), "name", ""))
-    return judge(signal, method=method, admits=_admitted(model, signal.plan))
+    return judge(signal, method=method, supports=_supported(model, signal.plan))
 
 
-def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
+def _supported(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
     """Return a function that tells by name which methods the model can be built with, or converted to."""
     if isinstance(model, BaseModel):
-        return functools.partial(admits, model.name)
-    return lambda name: admits_conversion(model, plan, get(name))
+        return functools.partial(supports, model.name)
+    return lambda name: supports_conversion(model, plan, get(name))
 
 
 def summary(*diagnoses: Diagnosis) -> str:

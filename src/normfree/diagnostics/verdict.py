@@ -114,7 +114,7 @@ class Verdict:
         return data
 
 
-def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = lambda _name: True) -> Verdict:
+def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal.
 
     The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
@@ -129,7 +129,7 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     Args:
         signal: The result of `propagate`.
         method: The method that the network has, which is not recommended.
-        admits: Tells whether the network can have the method of this name. Other methods are not recommended.
+        supports: Tells whether the network can have the method of this name. Other methods are not recommended.
 
     Returns:
         One word for the network, both directions, a description, and the remedy.
@@ -176,7 +176,7 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
         if not advice and signal.missing_sums:
             names = first_names(signal.missing_sums)
             advice = f"look at {names}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
-        advice = advice or _advice(forward, backward, method, admits)
+        advice = advice or _advice(forward, backward, method, supports)
     return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, outliers)
 
 
@@ -355,9 +355,9 @@ def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal],
     return ""
 
 
-def _advice(forward: Direction, backward: Direction, method: str, admits: Callable[[str], bool]) -> str:
+def _advice(forward: Direction, backward: Direction, method: str, supports: Callable[[str], bool]) -> str:
     """The remedy; a network that already has the recommended method has been changed at some place."""
-    advice = _remedy(forward, backward, admits)
+    advice = _remedy(forward, backward, supports)
     if not method or f"'{method}'" not in advice:
         return advice
     worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
@@ -365,12 +365,12 @@ def _advice(forward: Direction, backward: Direction, method: str, admits: Callab
     return f"it has '{method}' already, which does not cause this: look at {place}"
 
 
-def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], bool]) -> str:
-    """The remedy, with methods that the network admits; every network with residual sums admits Fixup."""
+def _remedy(forward: Direction, backward: Direction, supports: Callable[[str], bool]) -> str:
+    """The remedy, with methods that the network supports; every network with residual sums supports Fixup."""
 
     def use(*names: str) -> str:
-        admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
-        return f"use {' or '.join(admitted)}"
+        supported = [f"'{name}'" for name in names if supports(name)] or ["'fixup'"]
+        return f"use {' or '.join(supported)}"
 
     if forward.status == "exploding":
         return f"{use('fixup', 'wn')} to preserve the signal at any depth"

@@ -97,10 +97,10 @@ def build(
     return model if device is None else model.to(device)
 
 
-def admits(name: str, method: str | Method) -> bool:
+def supports(name: str, method: str | Method) -> bool:
     """Whether a model can be built with a method; False for an unknown model.
 
-    >>> admits("resnet20", "wn"), admits("encoder-6-512-2048-8", "wn")
+    >>> supports("resnet20", "wn"), supports("encoder-6-512-2048-8", "wn")
     (True, False)
     """
     method = get(method)
