@@ -220,9 +220,10 @@ class ScalarFolding:
     """Computes the folded weights from the master vector, and maps their gradient back to the master weights.
 
     Small quantities of all layers are gathered in one tensor each, because every small kernel costs time. Between
-    `publish_` and `finish_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of the bias vectors;
-    a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes over. A bias that
-    reads the end of a stream, and is not folded into a layer, gets its δ as a tensor, `ScalarBias.moved`.
+    `fold_weights_` and `unfold_gradients_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of
+    the bias vectors; a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes
+    over. A bias that reads the end of a stream, and is not folded into a layer, gets its δ as a tensor,
+    `ScalarBias.moved`.
 
     Args:
         model: The model.
@@ -278,7 +279,7 @@ class ScalarFolding:
         self._row_sums, self._shifted, self._element_beta, self._element_bias = elements
 
     def scalars(self) -> list[ScalarBias | ScalarMultiplier]:
-        """Return the scalars whose gradients `finish_` computes, because the model runs without them."""
+        """Return the scalars whose gradients `unfold_gradients_` computes, because the model runs without them."""
         return [*(block.beta for block in self._blocks), *self._left_out]  # type: ignore[list-item]
 
     def enable_(self, on: bool = True) -> None:
@@ -290,7 +291,7 @@ class ScalarFolding:
         for end, moved in zip(self._ends, self._end_sums, strict=True):
             end.moved = moved if on else None
 
-    def publish_(self, values: Tensor, computing: Tensor) -> None:
+    def fold_weights_(self, values: Tensor, computing: Tensor) -> None:
         """Write β W and β (v + b W 1) into the compute vector, and the sums of δ for the streams' ends."""
         if not self._groups:
             return
@@ -313,7 +314,7 @@ class ScalarFolding:
             torch.addcmul(values[self._vector_at], self._element_bias, self._row_sums, out=self._shifted)
             computing[self._computing_at] = (self._shifted * self._element_beta).to(computing.dtype)
 
-    def finish_(self, values: Tensor, gradient: Tensor) -> None:
+    def unfold_gradients_(self, values: Tensor, gradient: Tensor) -> None:
         """Turn the gradients of β W and β (v + b W 1) into those of W, v, β, b and δ, in place."""
         if not self._groups:
             return

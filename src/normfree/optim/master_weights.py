@@ -40,12 +40,12 @@ class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
     A float32 parameter becomes a view of the master vector. A parameter in half precision becomes a view of a second
-    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer in half precision are
+    vector, the compute vector, which `copy_to_model_` refreshes. Learnable scalars around a layer in half precision are
     folded into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors;
     see `frozen`.
 
-    A step is: backward pass, `collect_`, `finish_`, an update of `values` by `gradient`, `publish_`. At the end,
-    `release_` makes the model an ordinary one again.
+    A step is: backward pass, `gather_gradients_`, `unfold_gradients_`, an update of `values` by `gradient`,
+    `copy_to_model_`. At the end, `release_` makes the model an ordinary one again.
 
     Args:
         model: The model; its parameters are replaced by views.
@@ -103,7 +103,7 @@ class MasterWeights:
         self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
         self._folded = {id(scalar.value) for scalar in self._folding.scalars()}
         self._folding.enable_()
-        self.publish_()
+        self.copy_to_model_()
 
     def _lay_out(
         self, groups: Sequence[Mapping[str, Any]], foldable: Mapping[int, FoldableLayer]
@@ -136,10 +136,10 @@ class MasterWeights:
         return {name: _view(vector, start, like, self._channels_last) for (name, like), start in starts}
 
     @torch.no_grad()
-    def collect_(self, *, add: bool = False) -> None:
+    def gather_gradients_(self, *, add: bool = False) -> None:
         """Move the parameters' gradients into the gradient vector; a missing gradient counts as 0.
 
-        Call `finish_` after the last of several calls.
+        Call `unfold_gradients_` after the last of several calls.
 
         Args:
             add: Whether to add to the vector instead of overwriting it.
@@ -150,7 +150,7 @@ class MasterWeights:
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
-                if id(parameter) not in self._folded:  # `finish_` writes theirs
+                if id(parameter) not in self._folded:  # `unfold_gradients_` writes theirs
                     missing.append(into)
                 continue
             key = (gradient.dtype, gradient.stride() == into.stride())
@@ -166,17 +166,17 @@ class MasterWeights:
                 torch._foreach_copy_(targets, found)
 
     @torch.no_grad()
-    def finish_(self) -> None:
+    def unfold_gradients_(self) -> None:
         """Turn the gradient of the published weights into that of the masters."""
-        self._folding.finish_(self.values, self.gradient)
+        self._folding.unfold_gradients_(self.values, self.gradient)
 
     @torch.no_grad()
-    def publish_(self) -> None:
+    def copy_to_model_(self) -> None:
         """Round the masters into the compute vector, with scalars folded in."""
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        self._folding.publish_(self.values, self._compute)
+        self._folding.fold_weights_(self.values, self._compute)
 
     @torch.no_grad()
     def frozen(self) -> dict[str, Tensor]:

@@ -162,10 +162,10 @@ class TrainStep:
             loss = loss / settings.accumulate
             with overlapping(masters.values.device):
                 loss.backward()
-            masters.collect_(add=i > 0)
+            masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())
             shares.append(accuracy / settings.accumulate)
-        masters.finish_()
+        masters.unfold_gradients_()
         loss, accuracy = torch.stack(losses).sum(), torch.stack(shares).sum()
 
         with torch.no_grad():
@@ -205,7 +205,7 @@ class TrainStep:
                 updated = torch.lerp(masters.values, self.average, decay)
                 self.average.copy_(torch.where(self.alive, updated, self.average))
 
-            masters.publish_()
+            masters.copy_to_model_()
             self.loss_sum.add_(loss)
             self.correct.add_(accuracy)
             self.number.add_(1)
@@ -251,7 +251,7 @@ class TrainStep:
             tensor.copy_(state[name])
         self.alive.fill_(True)
         self.masters.gradient.zero_()  # of a dead run it may be NaN, in the gaps between parameters, too
-        self.masters.publish_()
+        self.masters.copy_to_model_()
         self.masters.publish_frozen_()
 
     @contextmanager
@@ -270,7 +270,7 @@ class TrainStep:
     @torch.no_grad()
     def _write_(self, values: Tensor) -> None:
         self.masters.values.copy_(values)
-        self.masters.publish_()
+        self.masters.copy_to_model_()
 
     def capture(self) -> None:
         """Record the step as one CUDA graph per batch shape; the model and the run's state do not change.
