@@ -117,8 +117,8 @@ def test_masters_lie_side_by_side(precision: str, channels_last: bool) -> None:
     masters = mastered(model, channels_last=channels_last)
     ends = [0]
     for group in masters.groups:
-        assert group.stretch.start == ends[-1]
-        ends.append(group.stretch.stop)
+        assert group.span.start == ends[-1]
+        ends.append(group.span.stop)
     assert ends[-1] == len(masters.values) == len(masters.gradient)
     folded = torch.zeros(len(masters.values), dtype=torch.int64)
     for view in masters.named(folded).values():
@@ -139,7 +139,7 @@ def test_groups_hold_the_parameters_that_the_method_put_there() -> None:
     masters = MasterWeights(model, groups)
     marks = torch.zeros_like(masters.values)
     for i, group in enumerate(masters.groups):
-        marks[group.stretch] = i
+        marks[group.span] = i
     where = masters.named(marks)
     named = {id(p): name for name, p in model.named_parameters()}
     for i, (group, stated) in enumerate(zip(masters.groups, groups, strict=True)):

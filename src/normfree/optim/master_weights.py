@@ -31,7 +31,7 @@ class Group:
     """A contiguous part of the vector whose parameters share a learning rate and weight decay."""
 
     name: str
-    stretch: slice
+    span: slice
     lr: float
     weight_decay: float
 
@@ -83,7 +83,7 @@ class MasterWeights:
         self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
         slots = self._lay_out(groups, foldable)
-        end, short_end = self.groups[-1].stretch.stop, self._short[-1][1].stop
+        end, short_end = self.groups[-1].span.stop, self._short[-1][1].stop
         device = slots[0].parameter.device
         self.values = torch.zeros(end, device=device)
         self.gradient = torch.zeros(end, device=device)

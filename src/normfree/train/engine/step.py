@@ -190,9 +190,9 @@ class TrainStep:
             factor = self.factors.take(self.number)  # indexing would read the number on the host
             for group in masters.groups:
                 self._update(
-                    masters.values[group.stretch],
-                    masters.gradient[group.stretch],
-                    [vector[group.stretch] for vector in self.memory],
+                    masters.values[group.span],
+                    masters.gradient[group.span],
+                    [vector[group.span] for vector in self.memory],
                     lr=group.lr * factor,
                     weight_decay=group.weight_decay,
                     count=self.count,
