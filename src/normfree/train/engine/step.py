@@ -116,7 +116,7 @@ class TrainStep:
         self.factors = torch.ones(feed.steps, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
-        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.memories)]
+        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
         self.average = masters.values.clone() if settings.ema else None
         vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
         if self.average is not None:
@@ -195,7 +195,7 @@ class TrainStep:
                     [vector[group.span] for vector in self.memory],
                     lr=group.lr * factor,
                     weight_decay=group.weight_decay,
-                    count=self.count,
+                    step=self.count,
                     alive=self.alive,
                 )
 
