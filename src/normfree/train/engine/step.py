@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from normfree.data.images.image_batches import ImageBatch
 from normfree.nn.overlap import overlapping
-from normfree.optim.clipping import agc_, norm_
+from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import Forward
@@ -183,9 +183,9 @@ class TrainStep:
 
             if settings.clip == "agc":
                 weights, names = masters.named(masters.values), self._clipped
-                agc_([weights[n] for n in names], [masters.gradients[n] for n in names], settings.clip_at)
+                clip_adaptively_([weights[n] for n in names], [masters.gradients[n] for n in names], settings.clip_at)
             elif settings.clip == "norm":
-                norm_([masters.gradient], settings.clip_at)
+                clip_by_norm_([masters.gradient], settings.clip_at)
 
             factor = self.factors.take(self.number)  # indexing would read the number on the host
             for group in masters.groups:
