@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from normfree.diagnostics.propagation import Signal
-from normfree.diagnostics.sum_hooks import SumSignal, address
+from normfree.diagnostics.sum_hooks import SumSignal, name_pattern
 
 # At initialization, no network of this library whose signal is preserved, or grows as with batch norm, has an outlier
 # by these thresholds. Inside stages no block differs by six spreads and a factor of 1.35 in both directions; the first
@@ -158,8 +158,10 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """The kind of each block; only blocks of one kind are compared, such as attentions in a Transformer."""
     branches = signal.plan.branches
     if len(branches) != len(signal.sums):
-        return [(address(s.name),) for s in signal.sums]
-    return [(address(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches]
+        return [(name_pattern(s.name),) for s in signal.sums]
+    return [
+        (name_pattern(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches
+    ]
 
 
 def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backward: bool) -> dict[int, _BlockFactor]:

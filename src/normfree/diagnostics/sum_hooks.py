@@ -156,8 +156,8 @@ class SumObserver(Observer):
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
-                f"expected at least two values per channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
-                "which has no variance; use a larger batch"
+                f"expected at least two values per channel at {_sum_name(branch)}, got one "
+                f"(shape {tuple(tensor.shape)}), which has no variance; use a larger batch"
             )
         measured = self._measure_once(tensor, channels)
         self._store((branch.name, part), measured.moments)
@@ -205,7 +205,7 @@ class SumObserver(Observer):
         layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
         if any(p.requires_grad for module in layers for p in module.parameters()):
             raise ValueError(
-                f"expected a gradient at {_label(branch)}, got a forward pass that keeps none; turn gradient "
+                f"expected a gradient at {_sum_name(branch)}, got a forward pass that keeps none; turn gradient "
                 "checkpointing off, and take torch.no_grad out of the forward pass"
             )
 
@@ -220,7 +220,7 @@ class SumObserver(Observer):
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
-        unseen = [_label(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
+        unseen = [_sum_name(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
@@ -235,10 +235,10 @@ class SumObserver(Observer):
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
 
         names = [part + kind for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")]
-        labels = {b.name: _label(b) for b in self.plan.branches}
+        labels = {b.name: _sum_name(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
-                name=_label(b),
+                name=_sum_name(b),
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive or not b.layers,
@@ -259,7 +259,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     homes = {branch.place for branch in plan.branches}
 
     def kind(name: str) -> tuple[str, type[nn.Module]]:
-        return address(name), type(modules[name])
+        return name_pattern(name), type(modules[name])
 
     with_sum = Counter(kind(home) for home in homes if home in modules)
     without_sum = Counter(kind(name) for name in modules if name not in homes)
@@ -285,16 +285,16 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
             handle.remove()
 
 
-def address(name: str) -> str:
+def name_pattern(name: str) -> str:
     """The name of a module or sum without its numbers: equal for repeated blocks.
 
-    >>> address("layer3.1")
+    >>> name_pattern("layer3.1")
     'layer.'
     """
     return re.sub(r"\d+", "", name)
 
 
-def _label(branch: Branch) -> str:
+def _sum_name(branch: Branch) -> str:
     """The name of a sum in messages; one in the model's own forward pass has no module to be named after."""
     return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
 
