@@ -23,7 +23,7 @@ from typing import Any
 from normfree.comparison.sweep import folder_name
 from normfree.files import plain_json, with_numbers
 from normfree.provenance import commit, hardware, versions
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
 from normfree_papers.claims.run_cache import gpu_seconds
@@ -110,7 +110,7 @@ def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
     for plain in result["panels"]:
         fields = _tuples(plain)
         fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
-        fields["levels"] = tuple(Level(**level) for level in plain.get("levels", ()))
+        fields["levels"] = tuple(ReferenceLine(**level) for level in plain.get("levels", ()))
         panels.append(Panel(**fields))
     return tuple(panels)
 

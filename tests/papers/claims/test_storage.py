@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from normfree.files import plain_json, write_json
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.run_cache import RunCache
@@ -46,7 +46,9 @@ def test_result_comes_back_as_it_was(result, tmp_path):
 
 def test_panels_and_tables_come_back_whole(fake, tmp_path):
     curve = Curve("one", (1.0, math.inf), (10.0, 100.0), spread=(0.5, 0.0), crossed=(1,))
-    panel = Panel("p", (curve,), log_x=True, levels=(Level("chance", 0.1),), stages=(20,), point_names=("a", "nan"))
+    panel = Panel(
+        "p", (curve,), log_x=True, levels=(ReferenceLine("chance", 0.1),), stages=(20,), point_names=("a", "nan")
+    )
     named = Panel("p", (Curve("one", (1.0, 2.0)),), names=("inf", "nan"))
     table = Table("t", (Column("a"), Column("b", "right")), (("1", "nan"),))
     write_json(
