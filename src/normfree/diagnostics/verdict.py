@@ -19,7 +19,7 @@ import numpy as np
 from normfree.diagnostics.outliers import Outlier, bounded_exp, find_outliers, without_outliers
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import first_names
+from normfree.report.formatting import shorten_names
 
 SignalStatus = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
 SEVERITY: tuple[SignalStatus, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")
@@ -162,19 +162,19 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     sentence = _sentence(forward, backward, dead, waiting, outliers, signal.unmeasured)
     if signal.missing_sums:
         add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
-        sentence += f"; {first_names(signal.missing_sums)} {add} input, unlike others of the class"
+        sentence += f"; {shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
     if after_blocks:
         sentence += f"; {after_blocks}"
         advice = "look at the layers between the last block and the output"
     elif outliers:
         whose = "its" if len(outliers) == 1 else "their"
-        names = first_names([o.name for o in outliers])
+        names = shorten_names([o.name for o in outliers])
         advice = f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
     else:
         first, last = signal.sums[0].name, signal.sums[-1].name
         advice = _suspect(forward, backward, dead, first, last)
         if not advice and signal.missing_sums:
-            names = first_names(signal.missing_sums)
+            names = shorten_names(signal.missing_sums)
             advice = f"look at {names}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
         advice = advice or _advice(forward, backward, method, supports)
     return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, outliers)
@@ -304,13 +304,13 @@ def _sentence(
 
     parts = [describe("the forward signal", forward), describe("the gradient", backward)]
     if dead:
-        names = first_names([s.name for s in dead])
+        names = shorten_names([s.name for s in dead])
         parts.append(
             f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({names}): no weight gets a gradient"
         )
     if waiting:
         whom = "them" if len(waiting) > 1 else "it"
-        parts.append(f"no gradient reaches {first_names(waiting)} yet: the branch around {whom} starts at zero")
+        parts.append(f"no gradient reaches {shorten_names(waiting)} yet: the branch around {whom} starts at zero")
     parts += map(str, outliers[:3])
     return "; ".join(parts)
 
