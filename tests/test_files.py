@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from normfree import files
-from normfree.files import explained, plain_json, replacing, replacing_folder, with_numbers, write_bytes, write_json
+from normfree.files import (
+    explain_os_errors,
+    plain_json,
+    replacing,
+    replacing_folder,
+    with_numbers,
+    write_bytes,
+    write_json,
+)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -158,7 +166,10 @@ def test_path_that_is_no_text_can_be_written_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO])
 def test_obstacle_is_one_sentence_with_a_remedy(code: int) -> None:
-    with pytest.raises(OSError, match="could not write the table 'a/b'") as caught, explained("the table", Path("a/b")):
+    with (
+        pytest.raises(OSError, match="could not write the table 'a/b'") as caught,
+        explain_os_errors("the table", Path("a/b")),
+    ):
         raise OSError(code, "some words of the system", "inner")
     assert caught.value.errno == code
     assert os.strerror(code) in str(caught.value)

@@ -1,6 +1,6 @@
 """Atomic writes: a file or folder is replaced whole or not at all, even if the process is killed or the power fails.
 
-    with explained("the table", path):  # an OSError becomes one sentence with a remedy
+    with explain_os_errors("the table", path):  # an OSError becomes one sentence with a remedy
         write_text(path, table)
 
 `write_bytes`, `write_text` and `write_json` write one file. `replacing` and `replacing_folder` give a temporary path
@@ -179,7 +179,7 @@ def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 @contextmanager
-def explained(what: str, path: Path, consequence: str = "") -> Iterator[None]:
+def explain_os_errors(what: str, path: Path, consequence: str = "") -> Iterator[None]:
     """Turn an `OSError` into one sentence: what could not be written, where, why, and the remedy.
 
     Args:

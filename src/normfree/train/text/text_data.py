@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
 from normfree.data.text.text_batches import TextBatches
 from normfree.data.text.token_batches import TokenBatches
-from normfree.files import explained, write_bytes
+from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.special_tokens import PAD
@@ -192,7 +192,7 @@ class TextData:
 
     def write_files(self, folder: Path) -> None:
         """Write the vocabulary, which `load_vocabulary` reads."""
-        with explained("the vocabulary", folder / VOCABULARY):
+        with explain_os_errors("the vocabulary", folder / VOCABULARY):
             write_bytes(folder / VOCABULARY, self.prepared.vocabulary().model)
 
     def _first_batch(self, config: TrainConfig) -> Any:
