@@ -3,7 +3,7 @@
     with explain_os_errors("the table", path):  # an OSError becomes one sentence with a remedy
         write_text(path, table)
 
-`write_bytes`, `write_text` and `write_json` write one file. `replacing` and `replacing_folder` give a temporary path
+`write_bytes`, `write_text` and `write_json` write one file. `atomic_path` and `atomic_folder` give a temporary path
 for anything else that writes.
 """
 
@@ -39,7 +39,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` at the end.
 
     If anything inside raises, the temporary file is removed and `path` stays as it was.
@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `folder`, and let it take the place of `folder` at the end.
 
     The files directly inside are synced to the disk first. If anything inside raises, the temporary folder is removed
@@ -116,7 +116,7 @@ def sync(path: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically; missing folders are created."""
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
@@ -125,7 +125,7 @@ def write_text(path: Path, text: str) -> None:
 
     A character that UTF-8 cannot hold, such as one from an undecodable file name, becomes '?'.
     """
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
-from normfree.files import explain_os_errors, replacing, write_json
+from normfree.files import atomic_path, explain_os_errors, write_json
 from normfree.report.formatting import duration, percent
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
@@ -241,7 +241,7 @@ def save(
 def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
     title = title or f"Methods compared {_setting(comparison)}"
     for path in paths:
-        with explain_os_errors("the comparison", path), replacing(path) as temporary:
+        with explain_os_errors("the comparison", path), atomic_path(path) as temporary:
             if path.suffix == ".html":
                 write_page(page(comparison, title), temporary)
             else:

@@ -18,7 +18,7 @@ from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
-from normfree.files import explain_os_errors, replacing, with_numbers, write_json
+from normfree.files import atomic_path, explain_os_errors, with_numbers, write_json
 from normfree.models import build
 from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
@@ -196,9 +196,9 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     shown = page(demo)
     paths = out / "index.html", out / "demo.png"
     with explain_os_errors("the demo in", out):
-        with replacing(paths[0]) as temporary:
+        with atomic_path(paths[0]) as temporary:
             write_page(shown, temporary)
-        with replacing(paths[1]) as temporary:
+        with atomic_path(paths[1]) as temporary:
             write_plot(picture(demo), temporary, title=shown.title, columns=3)
     return paths
 

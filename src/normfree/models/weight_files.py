@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
-from normfree.files import explain_os_errors, render_weights, replacing
+from normfree.files import atomic_path, explain_os_errors, render_weights
 
 
 def save_weights(path: str | Path, model: nn.Module) -> None:
@@ -20,7 +20,7 @@ def save_weights(path: str | Path, model: nn.Module) -> None:
         OSError: If the file cannot be written. A previous file stays intact.
     """
     path = _safetensors(path)
-    with explain_os_errors("the weights", path, "the earlier file is unchanged"), replacing(path) as temporary:
+    with explain_os_errors("the weights", path, "the earlier file is unchanged"), atomic_path(path) as temporary:
         temporary.write_bytes(render_weights(model.state_dict()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normfree.files import explain_os_errors, replacing, write_json
+from normfree.files import atomic_path, explain_os_errors, write_json
 from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.run_cache import RunCache
@@ -157,6 +157,6 @@ def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
     if result["scale"] == "quick":
         title += " (quick)"
     path = picture_path(out, claim, result["scale"])
-    with explain_os_errors("the picture", path), replacing(path) as temporary:
+    with explain_os_errors("the picture", path), atomic_path(path) as temporary:
         write_plot(panels, temporary, title=title)
     return True

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explain_os_errors, plain_json, replacing, with_numbers, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, plain_json, with_numbers, write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
@@ -186,7 +186,7 @@ class RunFolder:
             return
         self._close()  # its file is about to be replaced
         kept = [raw for raw, record in _lines(self.metrics_path) if record["step"] <= step]
-        with explain_os_errors("the metrics", self.metrics_path), replacing(self.metrics_path) as temporary:
+        with explain_os_errors("the metrics", self.metrics_path), atomic_path(self.metrics_path) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
     def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
