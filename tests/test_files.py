@@ -14,8 +14,8 @@ from normfree.files import (
     atomic_folder,
     atomic_path,
     explain_os_errors,
-    plain_json,
-    with_numbers,
+    from_json_values,
+    to_json_values,
     write_bytes,
     write_json,
 )
@@ -151,9 +151,9 @@ def test_file_is_json_for_any_reader(tmp_path: Path) -> None:
         raise AssertionError(constant)
 
     back = json.loads((tmp_path / "deep" / "one.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    assert back == plain_json(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
-    assert repr(with_numbers(back)) == "{'three': [nan, inf, [-inf]], 'text': '√'}"
-    assert with_numbers({"name": "nan", "deep": {"name": "inf", "x": "inf"}}, ["name"]) == {
+    assert back == to_json_values(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
+    assert repr(from_json_values(back)) == "{'three': [nan, inf, [-inf]], 'text': '√'}"
+    assert from_json_values({"name": "nan", "deep": {"name": "inf", "x": "inf"}}, ["name"]) == {
         "name": "nan",
         "deep": {"name": "inf", "x": math.inf},
     }

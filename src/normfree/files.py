@@ -130,25 +130,25 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write data atomically as strict JSON, with `plain_json` applied."""
-    write_text(path, json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write data atomically as strict JSON, with `to_json_values` applied."""
+    write_text(path, json.dumps(to_json_values(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def plain_json(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """Data that strict JSON can hold: NaN and infinities become "nan", "inf" and "-inf", tuples become lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
-        return {key: plain_json(item) for key, item in value.items()}
-    return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: to_json_values(item) for key, item in value.items()}
+    return [to_json_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
-    """The inverse of `plain_json`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
+def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
+    """The inverse of `to_json_values`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
     if isinstance(value, Mapping):
-        return {key: item if key in texts else with_numbers(item, texts) for key, item in value.items()}
+        return {key: item if key in texts else from_json_values(item, texts) for key, item in value.items()}
     if isinstance(value, list):
-        return [with_numbers(item, texts) for item in value]
+        return [from_json_values(item, texts) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 

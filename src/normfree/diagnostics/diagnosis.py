@@ -15,7 +15,7 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
-from normfree.files import plain_json
+from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
@@ -312,4 +312,4 @@ def _sentence(text: str) -> str:
 
 def json_data(diagnoses: Sequence[Diagnosis]) -> Any:
     """Return diagnoses as data for JSON, in which numbers that are not finite are strings."""
-    return plain_json([d.to_json() for d in diagnoses])
+    return to_json_values([d.to_json() for d in diagnoses])

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors, plain_json, with_numbers, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
@@ -167,7 +167,7 @@ class RunFolder:
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"expected the number of the step under 'step', got {record.get('step')!r}; pass an int")
-        line = json.dumps(plain_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
                 self._metrics = FileIO(self.metrics_path, "a")
@@ -294,7 +294,7 @@ def require_same(
 
     The message gives the names of the fields that differ, and both values.
     """
-    there, here = _flat(plain_json(stored)), _flat(plain_json(wanted))
+    there, here = _flat(to_json_values(stored)), _flat(to_json_values(wanted))
     differing = [name for name in {**there, **here} if name not in free and not _equal(there, here, name)]
     if differing:
         shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
@@ -348,7 +348,7 @@ def _record(raw: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    found: dict[str, Any] = with_numbers(record)
+    found: dict[str, Any] = from_json_values(record)
     return found
 
 
