@@ -155,7 +155,7 @@ def _grid(images: int, kernels: Kernels) -> int:
     return -(-images * tiling.split // tiling.cluster) * tiling.cluster
 
 
-def _images_last(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -178,7 +178,7 @@ def stage_forward(
         kernels = _kernels(x, form, neutral, keep == 1)
         images, channels = x.shape[:2]
         blocks = weights.shape[0]
-        x, weights, scalars = _images_last(x), weights.contiguous(), scalars.contiguous()
+        x, weights, scalars = _channels_last(x), weights.contiguous(), scalars.contiguous()
         biases = None if biases is None else biases.contiguous()
         stream, inner = (x.new_empty(shape, dtype=torch.bfloat16) for shape in _kept_shapes(x, blocks, form, keep))
         packed = x.new_empty((2 if keep else 1, 2 * blocks, 9 * channels**2), dtype=torch.bfloat16)
@@ -243,7 +243,7 @@ def stage_backward(
     with torch.cuda.device(gradient.device):
         recompute = inner.shape[0] == 0
         kernels = _kernels(gradient, form, neutral, recompute)
-        gradient, scalars = _images_last(gradient), scalars.contiguous()
+        gradient, scalars = _channels_last(gradient), scalars.contiguous()
         blocks = scalars.shape[0]
         images, channels, size = gradient.shape[:3]
         out = _empty_gradients(gradient, scalars, biases, needs_weights, needs_scalars)
