@@ -179,7 +179,7 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
         (("train", "timm:resnet18"), "give it as --model timm:resnet18"),
         (("train", "--set"), "'--set' requires an argument"),
         (("train", "fashion", "epochs=1"), "(epochs=1); a setting is given as --set NAME=VALUE"),
-        (("train", "--set", "method=tiny"), "one of your own is known once its module is imported (--plugin MODULE)"),
+        (("train", "--set", "method=tiny"), "import your own method's module first (--plugin MODULE)"),
         (("train", "--set", "data=."), "did you mean 'folder:.'?"),
         (("train", "--set", "data=folder:nothere"), "expected a folder of images at 'nothere', found none"),
         (("train", "--device", "gpu"), "expected a device such as cpu or cuda, got 'gpu'"),

@@ -72,7 +72,7 @@ def compare_methods(
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.comparison import compare
-    from normfree.files import plain_json
+    from normfree.files import to_json_values
     from normfree.report.progress import progress
 
     with progress("runs") as update:
@@ -87,7 +87,7 @@ def compare_methods(
             progress=update,
         )
     if as_json:
-        typer.echo(json.dumps(plain_json(found.to_json()), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1, ensure_ascii=False))
     elif found.runs:
         print_table(table(found))
     if found.signal is not None:

@@ -64,7 +64,7 @@ def scales_sums(method: Method) -> bool:
     return not method.rule.c == method.rule.a == ONE
 
 
-def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
+def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model can surely be converted by a method, without trying.
 
     A method that scales the sum itself is not sure, since it needs a module around every sum. Nor is one that is not

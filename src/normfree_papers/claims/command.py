@@ -11,7 +11,7 @@ from typing import Any
 
 from normfree.cli.compare import default_jobs
 from normfree.extras import missing_package
-from normfree.files import plain_json
+from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
@@ -223,4 +223,4 @@ def _record(claim: Claim, result: Result | None, judgement: Judgement) -> Any:
     ]
     kept = ("scale", "seeds", "command", "commit", "date", "seconds")
     origin = {key: result[key] for key in kept} if result else None
-    return plain_json({**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin})
+    return to_json_values({**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from normfree.files import explained, replacing
+from normfree.files import atomic_path, explain_os_errors
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
 from normfree_papers.claims.claim import Claim, Row, Status
@@ -65,7 +65,7 @@ def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | No
     if not Path(out).is_dir():
         raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
     found = entries(out, claims)
-    with explained("the claims", path), replacing(path) as temporary:
+    with explain_os_errors("the claims", path), atomic_path(path) as temporary:
         if path.suffix == ".html":
             write_page(page(found, out, path.parent), temporary)
         else:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.process_pool import Reports, summarize_reports
 from normfree.comparison.sweep import RunTask, ended_result, folder_name, train_runs
-from normfree.files import TEMPORARY, explained, replacing, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
@@ -158,13 +158,13 @@ class RunCache:
         run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
         here = {"data_dir": TrainConfig.data_dir}
         config = TrainConfig.from_toml(run.config_path).with_changes(**here)
-        with explained("the run", target.path):
+        with explain_os_errors("the run", target.path):
             target.path.mkdir(parents=True, exist_ok=True)
             for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
                 left.unlink(missing_ok=True)
-            with replacing(target.config_path) as temporary:
+            with atomic_path(target.config_path) as temporary:
                 temporary.write_text(config.to_toml(), encoding="utf-8")
-            with replacing(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
+            with atomic_path(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
                 temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
             result = run.read_result()
             write_json(target.result_path, {**result, "config": {**result["config"], **here}})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.run_cache import Trained
@@ -97,7 +97,7 @@ def learning_panel(title: str, runs: Runs, chance: float | None = CHANCE) -> tup
     if not curves:
         return ()
     note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-    levels = () if chance is None else (Level("chance", chance),)
+    levels = () if chance is None else (ReferenceLine("chance", chance),)
     return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
@@ -280,7 +280,7 @@ class Sweep:
                 if points:
                     curves.append(Curve(label, tuple(points.values()), tuple(points)))
             if curves:
-                chance = (Level("chance", CHANCE),)
+                chance = (ReferenceLine("chance", CHANCE),)
                 panels.append(
                     Panel(f"{title} accuracy, {images}", tuple(curves), "%", "layers", False, log_x=True, levels=chance)
                 )

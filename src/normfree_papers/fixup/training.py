@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
@@ -128,7 +128,7 @@ def fig3(settings: Settings) -> Measurement:
         curves += point_curve(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
     note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars_note(curves)) else ""
-    chance = (Level("chance", CHANCE),)
+    chance = (ReferenceLine("chance", CHANCE),)
     panels: tuple[Panel, ...] = ()
     if curves:
         panels = (Panel(title, tuple(curves), "%", "layers", log_y=False, log_x=True, note=note, levels=chance),)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from normfree.report import Column, Table
-from normfree.report.panels import Level, Panel
+from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect
@@ -227,7 +227,7 @@ def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel,
     if not curves:
         return ()
     normed = found[_NORMED].values()
-    levels = [Level("chance", CHANCE), *([Level(_NORMED, mean(normed))] if normed else [])]
+    levels = [ReferenceLine("chance", CHANCE), *([ReferenceLine(_NORMED, mean(normed))] if normed else [])]
     return (
         Panel(
             f"{network}: test accuracy at the end",

@@ -398,7 +398,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
     ("function", "call"),
     [
         ("normfree.train.config:TrainConfig.to_toml", 2),  # the first is the run's own; the temporary file is there
-        ("normfree_papers.claims.run_cache:replacing", 2),  # the configuration is there
+        ("normfree_papers.claims.run_cache:atomic_path", 2),  # the configuration is there
         ("normfree_papers.claims.run_cache:write_json", 1),  # the first run is whole
         ("normfree_papers.claims.reproduction:run", 1),  # all is measured, and nothing written
         ("normfree_papers.claims.reproduction:write_json", 1),  # the picture is missing
