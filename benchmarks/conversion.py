@@ -192,13 +192,13 @@ def _work(pair: tuple[str, str]) -> dict[str, Any]:
 def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
     """Write the page: a table with one row per model and method."""
     lines = [
-        "# Other people's models, converted",
+        "# Converted third-party models",
         "",
         f"Each model is built by its own package with random weights and {CLASSES} classes, converted, and trained "
         f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed labels. "
         f"The batch has {IMAGES} images of 32 pixels a side (64 for the mixer). Models of the package transformers "
-        f"have a width of 64, four layers (four and four for T5), {WORDS} words and {TEXTS} inputs. Chance is a loss "
-        f"of {math.log(CLASSES):.2f} for classes and {math.log(WORDS):.2f} for words.",
+        f"have a width of 64, four layers (four and four for T5), a vocabulary of {WORDS} and a batch of {TEXTS}. "
+        f"Chance is a loss of {math.log(CLASSES):.2f} for classes and {math.log(WORDS):.2f} for words.",
         "",
         "A low loss shows that a model learns at all. One batch does not rank methods. Once a batch is learned, AdamW "
         "may jump, so that the last loss can be above the lowest. The learning rate is "
@@ -206,7 +206,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         f"{NARROW_RATE:g} for all models, in which four ended above their initial loss: `vit_b_16` by fixup and by "
         "hanin, `swin_t` by fixup, `mixer_s32_224` by wn.",
         "",
-        "The verdict is that of `normfree diagnose` on the same batch, before conversion (first line of a model) and "
+        'The verdict is that of `normfree diagnose` on the same batch, before conversion (row "original") and '
         "after it; *preserved* and *growing* are good.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",

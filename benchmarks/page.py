@@ -116,7 +116,7 @@ def measurement_cost() -> str:
         [
             "## Cost of a diagnosis",
             "One measurement of the signal beside one plain forward and backward pass, medians of repeated passes. At\n"
-            "small batches a GPU waits for Python in the plain pass already.",
+            "small batches on a GPU even the plain pass is limited by Python.",
             *parts,
             memory,
         ]
@@ -146,7 +146,7 @@ Test error of ResNet-110 after 200 epochs, in per cent, one seed ([table 1 of Fi
 
 Test accuracy of wide ResNets of width 1 after one epoch, in per cent, with the standard deviation where there are
 three seeds ([figure 3 of Fixup](claims.md#fixup-fig3)). With a tenth of the learning rate for its scalars, as in the
-authors' code, Fixup stays at chance with 10,000 layers; [what was found](findings.md) explains why.
+authors' code, Fixup stays at chance with 10,000 layers; the [findings](findings.md) explain why.
 
 {table(["layers", *shown.values()], rows)}"""
 
@@ -164,8 +164,8 @@ def converted() -> str:
 
 Test accuracy of torchvision's ResNet-18 after {result["settings"]["epochs"]} epochs of CIFAR-10, in per cent: each
 method at the better of the learning rates {rates} by validation, one seed, on one H200
-([the runs](../results/conversion/resnet18/)). [Every model and method](models.md) has its own page, with
-[the learning rates that converted models bear](models.md#learning-rates).
+([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model and method, and
+[the largest stable learning rates](models.md#learning-rates).
 
 {table(["method", "learning rate", "test accuracy"], rows)}"""
 
@@ -183,12 +183,12 @@ def translation() -> str:
     deep = [[f"`{method}`", *(f"{bleu[method, depth]:.1f}" for depth in depths)] for method in methods]
     return f"""## Translation, German to English
 
-BLEU of one small model ([Multi30k](claims.md#fixup-table3-multi30k)) and of the paper's
+BLEU of a small model ([Multi30k](claims.md#fixup-table3-multi30k)) and of the paper's model
 ([Europarl](claims.md#fixup-table3-europarl)):
 
 {table(["data", "layer norm", "Fixup", "seeds"], rows)}
 
-BLEU on Multi30k after six epochs, by the number of layers, one seed ([what was found](findings.md)):
+BLEU on Multi30k after six epochs, by the number of layers, one seed ([findings](findings.md)):
 
 {table(["method", *(f"{depth} layers" for depth in depths)], deep)}
 

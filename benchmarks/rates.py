@@ -133,9 +133,9 @@ def markdown(stored: dict[str, Any]) -> list[str]:
         f"Models of torchvision with random weights, as built and converted, are trained for {done['steps']} steps of "
         f"SGD (momentum {done['momentum']:g}) on batches of {done['batch']} images of `fashion14`, enlarged to "
         f"{done['size']} pixels a side, with the dropout and stochastic depth of the model. The tables give the mean "
-        f"loss of the last {done['last']} steps over {seeds} seeds, or how many of them diverged, which means a loss "
-        f"above {done['limit']:g} or not finite. Chance is {math.log(10):.2f}. The highest loss from which a run "
-        f"recovered is {back['highest']:.1f}, of `{back['model']}` "
+        f'loss of the last {done["last"]} steps over {seeds} seeds. "n of {seeds} diverged" means that the loss '
+        f"exceeded {done['limit']:g} or was not finite. Chance is {math.log(10):.2f}. The highest loss from which a "
+        f"run recovered is {back['highest']:.1f}, of `{back['model']}` "
         f"{('by ' + back['method']).replace('by ' + ORIGINAL, 'as built')} at {back['rate']:g}.",
         "",
         *_lines(plain),

@@ -61,8 +61,8 @@ if torch.version.cuda is None and not _torchvision_loads():
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of progress on stderr, where many tests expect nothing, however slow the machine is."""
+def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns off progress lines, since many tests expect an empty stderr."""
     monkeypatch.setattr("normfree.report.progress.EVERY", float("inf"))
 
 

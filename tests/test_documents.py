@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from normfree.methods import get, names, unregister
+from normfree.methods import get, initialize_, names, unregister
 from normfree.models import build
 
 ROOT = Path(__file__).parents[1]
@@ -24,16 +26,24 @@ def python_blocks(document: str) -> list[str]:
 
 
 def test_contributing_example_adds_a_method_that_works() -> None:
-    (source,) = python_blocks("CONTRIBUTING.md")
+    method, initializer = python_blocks("CONTRIBUTING.md")
     module = types.ModuleType("tiny_plugin")
     sys.modules["tiny_plugin"] = module
     try:
-        exec(compile(source, "CONTRIBUTING.md", "exec"), module.__dict__)
+        exec(compile(method, "CONTRIBUTING.md", "exec"), module.__dict__)
+        exec(compile(initializer, "CONTRIBUTING.md", "exec"), module.__dict__)
         assert "tiny" in names()
         model = build("resmlp-8-16", "tiny:power=2", size=4)
         betas = [block.beta.value.item() for block in model.body[0]]
         assert betas == pytest.approx([1 / 64] * 8)
         assert get("tiny").rule.beta.text == "L^-1"
+        assert pickle.loads(pickle.dumps(get("tiny"))) == get("tiny")
+        wide = build("resmlp-2-256", "tiny", size=4)
+        lecun = replace(get("tiny"), initializer=module.lecun_)
+        initialize_(wide, lecun, wide.plan, generator=torch.Generator().manual_seed(0))
+        weight = wide.get_submodule(wide.plan.branches[0].layers[0].name).weight
+        # The variance of n samples has a relative standard error of √(2/n).
+        assert weight.var().item() == pytest.approx(1 / 256, rel=5 * (2 / weight.numel()) ** 0.5)
     finally:
         del sys.modules["tiny_plugin"]
         if "tiny" in names():
@@ -88,7 +98,7 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
-    "docs/findings.md", "docs/moved.md", "docs/models.md", "benchmarks/README.md",
+    "docs/findings.md", "docs/kernels.md", "docs/moved.md", "docs/models.md", "benchmarks/README.md",
 ]  # fmt: skip
 
 

@@ -203,7 +203,7 @@ def test_zero_layers_around_an_activation_stay_silent() -> None:
 
 
 def test_bias_before_batch_norm_would_stay_silent() -> None:
-    """A number that is added before the mean is subtracted: the reason why normalized layers are built without bias."""
+    """Batch norm subtracts the mean, so a bias before it gets no gradient; this is why such layers have none."""
     network = built("batchnorm", "cnn-4-8")
     network.stem.conv.bias = nn.Parameter(torch.zeros(8))
     gradient = gradients(network)

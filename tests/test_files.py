@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from normfree import files
-from normfree.files import explained, plain_json, replacing, replacing_folder, with_numbers, write_bytes, write_json
+from normfree.files import (
+    atomic_folder,
+    atomic_path,
+    explain_os_errors,
+    from_json_values,
+    to_json_values,
+    write_bytes,
+    write_json,
+)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -19,7 +27,7 @@ def test_interrupted_write_leaves_what_was_there(error: type[BaseException], tmp
     path.write_text("before")
 
     def interrupted() -> None:
-        with replacing(path) as temporary:
+        with atomic_path(path) as temporary:
             temporary.write_text("half")
             raise error
 
@@ -32,7 +40,7 @@ def test_interrupted_write_leaves_what_was_there(error: type[BaseException], tmp
 def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text("a long text that was there before")
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "a long text that was there before"
     assert path.read_text() == "new"
@@ -60,7 +68,7 @@ def test_content_and_name_reach_the_disk_in_that_order(tmp_path: Path, monkeypat
 def test_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "one"
     for content, other in (("first", "a"), ("second", "b")):
-        with replacing_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             (temporary / "file").write_text(content)
             (temporary / other).touch()
         assert (folder / "file").read_text() == content
@@ -71,11 +79,11 @@ def test_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
 
 def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "one"
-    with replacing_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         (temporary / "file").write_text("before")
 
     def interrupted() -> None:
-        with replacing_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             (temporary / "file").write_text("half")
             raise KeyboardInterrupt
 
@@ -89,7 +97,7 @@ def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: 
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OSError, match="no renaming"), replacing_folder(folder) as temporary:
+    with pytest.raises(OSError, match="no renaming"), atomic_folder(folder) as temporary:
         (temporary / "file").write_text("after")
     assert (folder / "file").read_text() == "before"
     assert os.listdir(tmp_path) == ["one"]
@@ -105,7 +113,7 @@ def test_files_of_a_folder_reach_the_disk_before_its_name(tmp_path: Path, monkey
 
     monkeypatch.setattr(files, "sync", lambda path: events.append("folder" if path.is_dir() else "file"))
     monkeypatch.setattr(Path, "replace", note_replace)
-    with replacing_folder(tmp_path / "one") as temporary:
+    with atomic_folder(tmp_path / "one") as temporary:
         (temporary / "a").touch()
         (temporary / "b").touch()
     assert events == ["file", "file", "folder", "name", "folder"]
@@ -143,9 +151,9 @@ def test_file_is_json_for_any_reader(tmp_path: Path) -> None:
         raise AssertionError(constant)
 
     back = json.loads((tmp_path / "deep" / "one.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    assert back == plain_json(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
-    assert repr(with_numbers(back)) == "{'three': [nan, inf, [-inf]], 'text': '√'}"
-    assert with_numbers({"name": "nan", "deep": {"name": "inf", "x": "inf"}}, ["name"]) == {
+    assert back == to_json_values(value) == {"three": ["nan", "inf", ["-inf"]], "text": "√"}
+    assert repr(from_json_values(back)) == "{'three': [nan, inf, [-inf]], 'text': '√'}"
+    assert from_json_values({"name": "nan", "deep": {"name": "inf", "x": "inf"}}, ["name"]) == {
         "name": "nan",
         "deep": {"name": "inf", "x": math.inf},
     }
@@ -158,7 +166,10 @@ def test_path_that_is_no_text_can_be_written_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO])
 def test_obstacle_is_one_sentence_with_a_remedy(code: int) -> None:
-    with pytest.raises(OSError, match="could not write the table 'a/b'") as caught, explained("the table", Path("a/b")):
+    with (
+        pytest.raises(OSError, match="could not write the table 'a/b'") as caught,
+        explain_os_errors("the table", Path("a/b")),
+    ):
         raise OSError(code, "some words of the system", "inner")
     assert caught.value.errno == code
     assert os.strerror(code) in str(caught.value)

@@ -117,8 +117,8 @@ def test_order_catches_a_violation(source: str, module: str, is_package: bool) -
     ("source", "module", "is_package"),
     [
         ("from normfree.plan import ResidualPlan\nimport torch", "normfree.methods.fixup", False),
-        ("from .record import Method", "normfree.methods", True),
-        ("from .record import Method", "normfree.methods.fixup", False),
+        ("from .method import Method", "normfree.methods", True),
+        ("from .method import Method", "normfree.methods.fixup", False),
         ("from ..plan import ResidualPlan", "normfree.nn", True),
         ("from normfree import __version__", "normfree.cli", True),
         ("from normfree import initialize_", "normfree.models.resnet", False),

@@ -80,14 +80,14 @@ def test_branch_last_of_an_empty_branch_explains() -> None:
     assert branch.depth == 0
     with pytest.raises(ValueError, match=EXPLAINS) as caught:
         _ = branch.last
-    for part in ("'body.3'", "expected at least one", "a removed branch or one of whole blocks", "use a method"):
+    for part in ("'body.3'", "expected at least one", "a removed branch or a sum around whole blocks", "use a method"):
         assert part in str(caught.value)
 
 
 def test_require_branches_explains_and_accepts() -> None:
     with pytest.raises(ValueError, match="expects a network with residual branches") as caught:
         ResidualPlan(classifier=(Layer("fc"),)).require_branches("fixup")
-    for part in ("'fixup'", "the plan is empty", "use a method that admits plain networks", "'he_in'"):
+    for part in ("'fixup'", "the plan is empty", "use a method for plain networks", "'he_in'"):
         assert part in str(caught.value)
     small_plan().require_branches("fixup")
 

@@ -18,7 +18,7 @@ EXTRAS = {
 
 
 def missing_package(package: str, purpose: str) -> str:
-    """One sentence for an optional package that is not installed: who needs it, and the command that installs it.
+    """Return one sentence on a missing optional package: the feature that needs it, and the command that installs it.
 
     Args:
         package: the name of the package, as pip knows it; one of those in `EXTRAS`.
@@ -32,5 +32,8 @@ def missing_package(package: str, purpose: str) -> str:
 
 
 def install_command(extra: str) -> str:
-    """The end of an error message: the command that installs an extra from a clone, since no index has the package."""
+    """Return the end of an error message: the command that installs an extra.
+
+    It installs from a clone, since normfree is on no package index.
+    """
     return f"in a clone of normfree, run: pip install '.[{extra}]'"

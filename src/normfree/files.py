@@ -1,9 +1,9 @@
 """Atomic writes: a file or folder is replaced whole or not at all, even if the process is killed or the power fails.
 
-    with explained("the table", path):  # an OSError becomes one sentence with a remedy
+    with explain_os_errors("the table", path):  # an OSError becomes one sentence with a remedy
         write_text(path, table)
 
-`write_bytes`, `write_text` and `write_json` write one file. `replacing` and `replacing_folder` give a temporary path
+`write_bytes`, `write_text` and `write_json` write one file. `atomic_path` and `atomic_folder` give a temporary path
 for anything else that writes.
 """
 
@@ -32,14 +32,14 @@ _REMEDIES = {
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
-    errno.ENOENT: "make the folder again",
-    errno.ENOTDIR: "move the file that lies where a folder should be",
-    errno.EEXIST: "move the file that lies where a folder should be",
+    errno.ENOENT: "create the folder",
+    errno.ENOTDIR: "a file is in the way of the folder: move it",
+    errno.EEXIST: "a file is in the way of the folder: move it",
 }
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` at the end.
 
     If anything inside raises, the temporary file is removed and `path` stays as it was.
@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `folder`, and let it take the place of `folder` at the end.
 
     The files directly inside are synced to the disk first. If anything inside raises, the temporary folder is removed
@@ -116,36 +116,39 @@ def sync(path: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically; missing folders are created."""
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file atomically; a character that UTF-8 cannot hold, such as one of an odd path, becomes '?'."""
-    with replacing(path) as temporary:
+    """Write a UTF-8 file atomically.
+
+    A character that UTF-8 cannot hold, such as one from an undecodable file name, becomes '?'.
+    """
+    with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write data atomically as strict JSON, with `plain_json` applied."""
-    write_text(path, json.dumps(plain_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write data atomically as strict JSON, with `to_json_values` applied."""
+    write_text(path, json.dumps(to_json_values(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def plain_json(value: Any) -> Any:
+def to_json_values(value: Any) -> Any:
     """Data that strict JSON can hold: NaN and infinities become "nan", "inf" and "-inf", tuples become lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
-        return {key: plain_json(item) for key, item in value.items()}
-    return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: to_json_values(item) for key, item in value.items()}
+    return [to_json_values(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def with_numbers(value: Any, texts: Collection[str] = ()) -> Any:
-    """The inverse of `plain_json`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
+def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
+    """The inverse of `to_json_values`: "nan", "inf" and "-inf" become floats, except under the keys in `texts`."""
     if isinstance(value, Mapping):
-        return {key: item if key in texts else with_numbers(item, texts) for key, item in value.items()}
+        return {key: item if key in texts else from_json_values(item, texts) for key, item in value.items()}
     if isinstance(value, list):
-        return [with_numbers(item, texts) for item in value]
+        return [from_json_values(item, texts) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
@@ -176,7 +179,7 @@ def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 @contextmanager
-def explained(what: str, path: Path, consequence: str = "") -> Iterator[None]:
+def explain_os_errors(what: str, path: Path, consequence: str = "") -> Iterator[None]:
     """Turn an `OSError` into one sentence: what could not be written, where, why, and the remedy.
 
     Args:

@@ -75,7 +75,7 @@ class Branch:
     """One residual sum: the weight layers of its branch, in order, and its shortcut.
 
     A branch has no layers if it was removed, or if all its layers belong to sums inside it, as in x + blocks(x). It
-    counts in positions and in L like any other, so that methods scale the sums inside rather too small.
+    counts in positions and in L like any other, so methods scale the inner sums slightly too small.
 
     Attributes:
         name: The qualified name of the sum.
@@ -86,7 +86,7 @@ class Branch:
         home: The module whose forward pass contains the sum.
         addition: The number of the addition in that forward pass, from 0.
         branch_first: Whether the branch is the addition's first operand.
-        m: The branch's degree in its weights, if it is not the number of its layers without gates.
+        m: The branch's degree in its weights, if it differs from the number of non-gate layers.
         entries: The layers that read the branch's input (query, key and value); by default the first.
         ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
         around: The name of the branch that contains this sum, if a longer skip connection goes around it.
@@ -135,7 +135,7 @@ class Branch:
         if not self.layers:
             raise ValueError(
                 f"branch '{self.name}' has no weight layer of its own: expected at least one, got a removed branch or "
-                "one of whole blocks; use a method that does not touch branches here"
+                "a sum around whole blocks; use a method that does not initialize branches"
             )
         return self.ends[-1]
 
@@ -202,7 +202,7 @@ class ResidualPlan:
         if not self.branches:
             raise ValueError(
                 f"method '{method}' expects a network with residual branches, but the plan is empty: no residual sum "
-                "was found; use a method that admits plain networks, such as 'he_in', 'wn' or 'batchnorm'"
+                "was found; use a method for plain networks, such as 'he_in', 'wn' or 'batchnorm'"
             )
 
     def require_sums(self) -> None:
@@ -214,7 +214,7 @@ class ResidualPlan:
         if not self.branches:
             raise ValueError(
                 "expected a network with residual sums, got none: its layers follow one another, concatenate, are "
-                "gated, or are added by other operations than + and - (lerp, addcmul, stack); write sums as x + f(x)"
+                "gated, or are added by operations other than + and - (lerp, addcmul, stack); write sums as x + f(x)"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -179,12 +179,12 @@ def test_methods_plugin_errors_are_one_line(run: Run, folder: Path, name: str, s
         (("train", "timm:resnet18"), "give it as --model timm:resnet18"),
         (("train", "--set"), "'--set' requires an argument"),
         (("train", "fashion", "epochs=1"), "(epochs=1); a setting is given as --set NAME=VALUE"),
-        (("train", "--set", "method=tiny"), "one of your own is known once its module is imported (--plugin MODULE)"),
+        (("train", "--set", "method=tiny"), "import your own method's module first (--plugin MODULE)"),
         (("train", "--set", "data=."), "did you mean 'folder:.'?"),
         (("train", "--set", "data=folder:nothere"), "expected a folder of images at 'nothere', found none"),
         (("train", "--device", "gpu"), "expected a device such as cpu or cuda, got 'gpu'"),
         (("reproduce", "robust"), "got the paper 'robust'; name some of: robust/table1, robust/fig2"),
-        (("reproduce", "robust/fig2", "--only", "x"), "expected claims that train with --only, got robust/fig2"),
+        (("reproduce", "robust/fig2", "--only", "x"), "--only needs claims with training runs; robust/fig2 has none"),
     ],
 )
 def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str, ...], says: str) -> None:

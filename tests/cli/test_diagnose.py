@@ -483,7 +483,7 @@ def test_block_that_stands_out_is_named_and_counts(run: Run, folder: Path) -> No
         file.write("\ndef one_bad():\n    net = Net()\n    net.blocks[7].layer.weight.data.mul_(100)\n    return net\n")
     status, out, _ = run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "vanishing")
     assert status == 1
-    assert "my_factories:one_bad: preserved, but for blocks.7" in out
+    assert "my_factories:one_bad: preserved, except blocks.7" in out
     assert "look at blocks.7" in out
     assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "exploding")[0] == 0
     (record,) = strict(run("my_factories:one_bad", "--input", "6", "--batch", "32", "--json")[1])

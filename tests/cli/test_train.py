@@ -356,7 +356,7 @@ def test_file_in_the_place_of_the_folder_is_one_line(run: Run) -> None:
     Path("file").write_text("mine")
     status, _, err = run("train", *SMALL, "--out", "file")
     assert (status, is_one_line_error(err)) == (2, True)
-    assert "move the file" in err
+    assert "a file is in the way of the folder: move it" in err
 
 
 def test_evaluation_that_is_not_finite_is_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,5 +280,5 @@ class Upsampling(nn.Module):
 
 @pytest.mark.parametrize("method", ["nf", "wn", "wn_data"])
 def test_transposed_convolution_is_refused_by_methods_with_other_weights(method: str) -> None:
-    with pytest.raises(ValueError, match=r"'up.weight' cannot become .*: ConvTranspose2d uses its weight in a way of"):
+    with pytest.raises(ValueError, match=r"'up.weight' cannot become .*: ConvTranspose2d uses its weight in a custom"):
         convert(Upsampling(), method, torch.randn(2, 3, 4, 4))

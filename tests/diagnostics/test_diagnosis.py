@@ -247,7 +247,7 @@ def test_broken_numbers_are_shown_not_drawn(short: Diagnosis, tmp_path: Path) ->
     for suffix in ("html", "png", "svg"):
         assert bad.save(tmp_path / f"bad.{suffix}").stat().st_size > 1000
     assert "broken: exploding" in str(bad)
-    assert "leaves the range of numbers" in str(bad).replace("\n", " ")
+    assert "overflows" in str(bad).replace("\n", " ")
 
 
 def test_table_names_the_worst_place(deep: Diagnosis, short: Diagnosis) -> None:
@@ -282,7 +282,7 @@ def test_gradient_that_was_not_measured_is_not_shown(short: Diagnosis, tmp_path:
     bad = Diagnosis("bad", signal, judge(signal))
     assert table([bad]).rows[0][5:8] == ("not measured", "–", "–")
     assert table([bad]).rows[0][-1] == sums[1].name
-    says = f"not measured: the forward signal is not a number from {sums[1].name} on"
+    says = f"not measured: the forward signal is not finite from {sums[1].name} on"
     assert says in summary(bad)
     assert [panel.note for panel in panels([bad, short])] == ["", f"bad: {says}", "", ""]
     assert [curve.name for curve in panels([bad, short])[1].curves] == ["short"]

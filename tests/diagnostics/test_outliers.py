@@ -12,7 +12,7 @@ from normfree.diagnostics.outliers import find_outliers
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.diagnostics.verdict import judge
 from normfree.methods import names
-from normfree.models import admits, build
+from normfree.models import build, supports
 from signal_oracles import batch, made_up_signal, noisy
 
 
@@ -53,7 +53,7 @@ def test_single_broken_block_is_reported(place: int) -> None:
     verdict = judge(propagate(model, batch(8, 3, 12, 12)))
     assert verdict.status == "preserved"
     assert [outlier.name for outlier in verdict.outliers] == [f"blocks.{place}"]
-    assert verdict.word == f"preserved, but for blocks.{place}"
+    assert verdict.word == f"preserved, except blocks.{place}"
     (outlier,) = verdict.outliers
     assert min(outlier.forward, outlier.backward) > 30
     assert max(outlier.usual_forward, outlier.usual_backward) < 1.2
@@ -81,7 +81,10 @@ def test_forgotten_normalizer_is_reported() -> None:
 
 def test_gradient_that_leaps_alone_is_reported() -> None:
     exploding = judge(made_up_signal(noisy([1.0] * 40, 0, 0.02), [1e4] * 20 + [1.0] * 20))
-    assert (exploding.word, [outlier.name for outlier in exploding.outliers]) == ("exploding, by block20", ["block20"])
+    assert (exploding.word, [outlier.name for outlier in exploding.outliers]) == (
+        "exploding, because of block20",
+        ["block20"],
+    )
     leap = judge(made_up_signal(noisy([1.0] * 40, 0, 0.02), [50.0 if i < 20 else 1.0 for i in range(40)]))
     assert (leap.status, [outlier.name for outlier in leap.outliers]) == ("preserved", ["block20"])
 
@@ -102,7 +105,7 @@ def test_noise_does_not_stand_out(seed: int) -> None:
 def test_no_block_of_a_sound_network_stands_out(name: str) -> None:
     words = torch.randint(4, 50, (4, 6), generator=torch.Generator().manual_seed(0))
     x = (words, words) if name.startswith("transformer") else batch(4, 3, 16, 16)
-    for method in filter(lambda method: admits(name, method), names()):
+    for method in filter(lambda method: supports(name, method), names()):
         model = build(name, method, example=x, generator=torch.Generator().manual_seed(0))
         assert judge(propagate(model, x)).outliers == (), method
 

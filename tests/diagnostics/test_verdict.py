@@ -116,7 +116,7 @@ def test_numbers_that_end_midway_explode_where_they_end(broken: float) -> None:
     forward = judge(made_up_signal([1.0] * 5 + [broken] * 5))
     assert forward.status == forward.forward.status == "exploding"
     assert forward.forward.broken_at == forward.forward.worst == "block5"
-    assert "leaves the range of numbers at block5" in forward.sentence
+    assert "overflows at block5" in forward.sentence
     backward = judge(made_up_signal([1.0] * 10, [broken] * 5 + [1.0] * 5))
     assert backward.backward.broken_at == "block4"  # coming from the last block
     assert backward.status == "exploding"
@@ -410,7 +410,7 @@ def test_recommendations_differ_with_the_fault() -> None:
 @pytest.mark.parametrize("make", BAD)
 def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> None:
     for admitted in (set(), {"fixup"}, {"fixup", "wn"}, {"fixup", "isograd"}):
-        verdict = judge(make(), admits=admitted.__contains__)
+        verdict = judge(make(), supports=admitted.__contains__)
         assert set(quoted(verdict.recommendation)) <= admitted | {"fixup"}
         assert quoted(verdict.recommendation)
 
@@ -505,7 +505,7 @@ def bugged(bug: str) -> Verdict:
         ("cut off", "vanishing", "look between blocks.3 and the next sum: detach()"),
         ("nan", "exploding", "look at blocks.3: a weight is not finite, or something divides by zero"),
         ("silent", "vanishing", "look between blocks.3 and the next sum"),
-        ("large", "exploding, by blocks.3", "look at blocks.3: compare its weights"),
+        ("large", "exploding, because of blocks.3", "look at blocks.3: compare its weights"),
         ("large output", "exploding", "look at the layers between the last block and the output"),
         ("no sum", "vanishing", "look at blocks.3: the forward pass has no sum"),
         ("left out", "preserved", "look at blocks.3: the forward pass has no sum"),
@@ -550,7 +550,7 @@ def test_gradient_behind_an_overflow_is_not_measured(targets: Tensor | None) -> 
     verdict = judge(found)
     assert (verdict.status, verdict.forward.status, verdict.forward.broken_at) == ("exploding", "exploding", "blocks.1")
     assert verdict.backward.status == "not measured"
-    assert "the gradient is not measured: the forward signal is not a number from blocks.1 on" in verdict.sentence
+    assert "the gradient is not measured: the forward signal is not finite from blocks.1 on" in verdict.sentence
     assert verdict.dead == ()
 
 
@@ -564,7 +564,7 @@ def test_output_that_is_not_finite_is_reported() -> None:
         "preserved",
         "not measured",
     )
-    assert "not a number from the output on" in verdict.sentence
+    assert "not finite from the output on" in verdict.sentence
     assert "between the last block and the output" in verdict.recommendation
 
 

@@ -1,11 +1,11 @@
-"""`convert` accepts every method that `admits_conversion` admits."""
+"""`convert` accepts every method that `supports_conversion` admits."""
 
 import pytest
 from torch import nn
 
 import normfree
 from normed_blocks import X, network
-from normfree.graph import admits_conversion, discover
+from normfree.graph import discover, supports_conversion
 from normfree.methods import get, names
 
 MODEL = network(2)
@@ -15,12 +15,12 @@ PLAN = discover(MODEL, X)
 @pytest.mark.parametrize("method", names())
 def test_admitted_method_converts_the_model(method: str) -> None:
     record = get(method)
-    if admits_conversion(MODEL, PLAN, record):
+    if supports_conversion(MODEL, PLAN, record):
         normfree.convert(MODEL, method, X)
 
 
 def test_methods_are_admitted_or_not() -> None:
-    admitted = {name for name in names() if admits_conversion(MODEL, PLAN, get(name))}
+    admitted = {name for name in names() if supports_conversion(MODEL, PLAN, get(name))}
     assert {"fixup", "skipinit", "nf", "wn", "dyt"} <= admitted
     assert not {"sqrt_half", "convshort", "batchnorm", "spectralnorm", "selu"} & admitted
 
@@ -29,5 +29,5 @@ def test_layer_that_cannot_be_reparametrized_decides() -> None:
     model = network(2)
     nn.utils.parametrizations.weight_norm(model[1].first)
     plan = discover(model, X)
-    assert admits_conversion(model, plan, get("fixup"))
-    assert not admits_conversion(model, plan, get("wn"))
+    assert supports_conversion(model, plan, get("fixup"))
+    assert not supports_conversion(model, plan, get("wn"))

@@ -119,6 +119,6 @@ def test_signal_that_died_on_the_way_is_refused_by_name():
     x = torch.randn(8, 4, generator=seeded(0))
     plan = discover(model, x)
     before = model[0].weight.detach().clone()
-    with pytest.raises(ValueError, match=r"expected a signal that varies behind '3', got one number.*'fixup'"):
+    with pytest.raises(ValueError, match=r"expected a signal that varies after '3', got a constant.*'fixup'"):
         initialize_(model, "lsuv", plan, example=x, generator=seeded(1))
     assert torch.equal(model[0].weight, before)

@@ -211,17 +211,17 @@ def test_normalization_is_no_obstacle_to_an_initialization() -> None:
 
 def test_plan_of_another_model_is_refused() -> None:
     model, plan = foreign()
-    refuse("expected a weight layer at 'stem.conv', got nothing; the plan is of another model", model, "fixup",
+    refuse("expected a weight layer at 'stem.conv', got nothing; the plan belongs to another model", model, "fixup",
            build("resnet8", "fixup", device="meta").plan)  # fmt: skip
     other = replace(plan, classifier=(Layer("fc"),))
-    refuse("expected a weight layer at 'fc', got nothing; the plan is of another model", model, "he_in", other)
+    refuse("expected a weight layer at 'fc', got nothing; the plan belongs to another model", model, "he_in", other)
     other = replace(plan, stem=(Layer("norm"),))
-    refuse("expected a weight layer at 'norm', got Identity; the plan is of another model", model, "he_in", other)
+    refuse("expected a weight layer at 'norm', got Identity; the plan belongs to another model", model, "he_in", other)
 
 
 def test_plan_of_a_shallower_model_is_refused() -> None:
     shallow, deep = build("resnet8", "fixup", device="meta"), build("resnet14", "fixup")
-    expected = "expected a plan of every residual block, got one without 'body.0.1'; the plan is of another model"
+    expected = "expected a plan of every residual block, got one without 'body.0.1'; the plan belongs to another model"
     refuse(expected, deep, "fixup", shallow.plan)
 
 
@@ -284,7 +284,7 @@ def test_refusal_leaves_attributes_and_replaced_buffers_as_they_were() -> None:
 def test_model_without_plan_is_refused_with_discover_as_remedy() -> None:
     model, _ = foreign()
     refuse(
-        r"expected a model that states its plan, got Foreign; pass plan=normfree.discover\(model, example\)",
+        r"expected a model that provides a plan, got Foreign; pass plan=normfree.discover\(model, example\)",
         model,
         "fixup",
     )

@@ -125,7 +125,7 @@ def refuse(name: str, says: str) -> None:
         ("made_up_zoo:a_list", "to give a torch.nn.Module, got list"),
         ("made_up_zoo:a_class", "to give a torch.nn.Module, got type"),
         ("made_up_zoo:number", "to give a torch.nn.Module, got int"),
-        ("made_up_zoo:needs", "called without arguments, but it is missing a required argument: 'width'"),
+        ("made_up_zoo:needs", "to need no arguments, but calling it failed: missing a required argument: 'width'"),
         ("made_up_zoo:Holder", "to give a torch.nn.Module, got Holder"),
     ],
 )
@@ -168,8 +168,8 @@ def test_error_of_the_module_itself_is_one_line(code: str, says: str, folder: Pa
         (".relative:model", "expected the name of a module before ':'"),
         (":model", "expected a model such as 'torchvision:resnet50'"),
         ("torchvision:", "expected a model such as 'torchvision:resnet50'"),
-        ("made_up_zoo:factory.<locals>.Net", "got 'made_up_zoo:factory.<locals>.Net', .* pass model= to load a run"),
-        ("__main__:NoSuchNet", "got '__main__:NoSuchNet', of a script or inside a function; pass model="),
+        ("made_up_zoo:factory.<locals>.Net", "got 'made_up_zoo:factory.<locals>.Net', .* pass model= to load the run"),
+        ("__main__:NoSuchNet", "'__main__:NoSuchNet', which is defined in a script or inside a function; pass model="),
     ],
 )
 def test_missing_module_is_refused(name: str, says: str) -> None:

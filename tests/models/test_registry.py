@@ -113,7 +113,7 @@ def test_neighbours_of_refused_names_build(name: str, depth: int) -> None:
 def test_unknown_method_lists_the_known_and_the_closest() -> None:
     refuse(r"unknown method 'fixpu'; did you mean 'fixup' or 'tfixup'\?$", "resnet8", "fixpu")
     refuse(
-        r"unknown method 'qqq'; expected one of: he_in, .*, selu; one of your own is .*\(--plugin MODULE\)$",
+        r"unknown method 'qqq'; expected one of: he_in, .*, selu; import your own .* first \(--plugin MODULE\)$",
         "resnet8",
         "qqq",
     )

@@ -426,7 +426,7 @@ def test_impossible_settings_are_refused() -> None:
         num_classes=8,
         vocabulary=9,
     )
-    refuse(r"reads no tokens, so that it has no vocabulary or dropout", "resnet8", dropout=0.1)
+    refuse(r"reads no tokens, so it has no vocabulary or dropout", "resnet8", dropout=0.1)
     refuse(r"reads no tokens", "mlp-3-8", vocabulary=10)
     refuse(
         r"expects a method with plain weight layers and branches, got 'fixup:.*branches=false",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.nn.model_state import leave_no_trace, on_meta, substitute_tensors
+from normfree.nn.model_state import on_meta, preserve_model_state, substitute_tensors
 
 
 def shared() -> nn.Sequential:
@@ -60,7 +60,7 @@ def test_pass_leaves_no_trace(attributes: bool) -> None:
     arrived: list[nn.Parameter] = []
     model[0].weight.register_post_accumulate_grad_hook(arrived.append)
     state = torch.get_rng_state()
-    with leave_no_trace(model, attributes=attributes):
+    with preserve_model_state(model, attributes=attributes):
         model.train()(x).sum().backward()
         assert model[0].weight.grad is not gradient
         assert not torch.equal(norm.running_mean, mean)

@@ -60,7 +60,7 @@ def folded_exactly(network: nn.Module) -> int:
     folding = ScalarFolding(network, foldable, network.streams(), slots, values)
     folding.enable_()
     without = network(*sentences())
-    folding.publish_(values, computing)
+    folding.fold_weights_(values, computing)
     out = network(*sentences())
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
     assert (without - expected).norm() > 0.01 * expected.norm()  # the scalars do matter
@@ -69,7 +69,7 @@ def folded_exactly(network: nn.Module) -> int:
     for p, stretch in views.items():
         if p.grad is not None:
             gradient[stretch] = p.grad.flatten()
-    folding.finish_(values, gradient)
+    folding.unfold_gradients_(values, gradient)
     for (name, wanted), p in zip(plain.named_parameters(), network.named_parameters(), strict=True):
         if wanted.requires_grad:
             got = gradient[views[p[1]]].view(p[1].shape)

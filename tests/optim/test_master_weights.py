@@ -117,8 +117,8 @@ def test_masters_lie_side_by_side(precision: str, channels_last: bool) -> None:
     masters = mastered(model, channels_last=channels_last)
     ends = [0]
     for group in masters.groups:
-        assert group.stretch.start == ends[-1]
-        ends.append(group.stretch.stop)
+        assert group.span.start == ends[-1]
+        ends.append(group.span.stop)
     assert ends[-1] == len(masters.values) == len(masters.gradient)
     folded = torch.zeros(len(masters.values), dtype=torch.int64)
     for view in masters.named(folded).values():
@@ -139,7 +139,7 @@ def test_groups_hold_the_parameters_that_the_method_put_there() -> None:
     masters = MasterWeights(model, groups)
     marks = torch.zeros_like(masters.values)
     for i, group in enumerate(masters.groups):
-        marks[group.stretch] = i
+        marks[group.span] = i
     where = masters.named(marks)
     named = {id(p): name for name, p in model.named_parameters()}
     for i, (group, stated) in enumerate(zip(masters.groups, groups, strict=True)):
@@ -166,7 +166,7 @@ def test_publish_rounds_as_torch_does(kind: torch.dtype, channels_last: bool) ->
     masters.values.copy_(torch.randn(len(masters.values), generator=seeded(3)))
     stale = model[0].weight.detach().clone()
     assert torch.equal(model[3].weight, masters.named(masters.values)["3.weight"])
-    masters.publish_()
+    masters.copy_to_model_()
     assert not torch.equal(model[0].weight, stale)
     for name, p in model.named_parameters():
         held = masters.named(masters.values)[name]
@@ -181,13 +181,13 @@ def test_collect_equals_a_plain_loop(channels_last: bool) -> None:
     total = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
     for turn in range(3):
         gradients = give_gradients(model, turn, without=("stem.conv.weight",) if turn == 1 else ())
-        masters.collect_(add=turn > 0)
+        masters.gather_gradients_(add=turn > 0)
         for name, gradient in gradients.items():
             total[name] += gradient
             assert torch.equal(masters.gradients[name], total[name]), name
         assert all(p.grad is None for p in model.parameters())
     again = give_gradients(model, 7)
-    masters.collect_()  # without `add` the sums are forgotten
+    masters.gather_gradients_()  # without `add` the sums are forgotten
     assert all(torch.equal(masters.gradients[name], again[name]) for name in again)
 
 
@@ -197,11 +197,11 @@ def test_collect_takes_a_missing_gradient_as_zero() -> None:
     for view in masters.gradients.values():
         view.fill_(9.0)
     gradients = give_gradients(model, without=("0.weight", "3.bias"))
-    masters.collect_()
+    masters.gather_gradients_()
     assert all(torch.equal(masters.gradients[name], gradients[name]) for name in gradients)
-    masters.collect_(add=True)  # all are missing now
+    masters.gather_gradients_(add=True)  # all are missing now
     assert all(torch.equal(masters.gradients[name], gradients[name]) for name in gradients)
-    masters.collect_()
+    masters.gather_gradients_()
     assert not masters.gradient.any()
 
 
@@ -217,7 +217,7 @@ def test_collect_takes_gradients_of_any_type_and_order(add: bool, channels_last:
     model[4].weight.grad = wanted["4.weight"].mT.contiguous().mT
     model[3].bias.grad = torch.ones(()).expand(6)  # as the gradient of a sum comes
     wanted["3.bias"] = torch.ones(6)
-    masters.collect_(add=add)
+    masters.gather_gradients_(add=add)
     for name, gradient in wanted.items():
         assert torch.equal(masters.gradients[name], gradient), name
 
@@ -227,7 +227,7 @@ def test_gradients_of_a_backward_pass_are_found_by_name() -> None:
     masters = mastered(model)
     for network in (model, plain):
         nn.functional.cross_entropy(network(images()), torch.tensor([1, 2])).backward()
-    masters.collect_()
+    masters.gather_gradients_()
     for name, p in plain.named_parameters():
         assert torch.equal(masters.gradients[name], p.grad), name
     assert any(g.any() for g in masters.gradients.values())
@@ -239,7 +239,7 @@ def test_release_gives_back_a_float32_model(method: str, precision: str) -> None
     model = make(method, precision)
     masters = mastered(model, channels_last=True)
     masters.values.mul_(1.001)  # more digits than a short type holds
-    masters.publish_()
+    masters.copy_to_model_()
     expected = {name: view.clone() for name, view in masters.named(masters.values).items()}
     masters.release_()
     reset_precision_(model)
@@ -273,7 +273,7 @@ def test_learnable_beta_is_published_in_the_weight(method: str, precision: str, 
         for i, (weight, beta) in enumerate(scaled.items()):
             held[beta].fill_(0.3 + i)
             held[weight].copy_(torch.randn(held[weight].shape, generator=seeded(i)))
-    masters.publish_()
+    masters.copy_to_model_()
     computing = dict(model.named_parameters())
     for name, p in computing.items():
         expected = held[name] * held[scaled[name]] if name in scaled else held[name]
@@ -282,8 +282,8 @@ def test_learnable_beta_is_published_in_the_weight(method: str, precision: str, 
     for turn in range(2):
         for name, gradient in give_gradients(model, turn, without=tuple(scaled.values())).items():
             gradients[name] = gradients.get(name, 0) + gradient
-        masters.collect_(add=turn > 0)
-    masters.finish_()
+        masters.gather_gradients_(add=turn > 0)
+    masters.unfold_gradients_()
     for weight, beta in scaled.items():
         inner = (gradients[weight].double() * held[weight].double()).sum().float()
         torch.testing.assert_close(masters.gradients[beta], inner, rtol=1e-4, atol=1e-4)
@@ -297,8 +297,8 @@ def test_float32_blocks_multiply_by_their_beta_themselves() -> None:
     masters = mastered(model)
     assert not any(block.beta_in_weight for block in model.modules() if isinstance(block, Residual))
     before = give_gradients(model)
-    masters.collect_()
-    masters.finish_()
+    masters.gather_gradients_()
+    masters.unfold_gradients_()
     assert all(torch.equal(masters.gradients[name], before[name]) for name in before)
 
 
@@ -315,8 +315,8 @@ def test_gradients_through_a_published_beta_are_those_of_float32(precision: str)
     x, y = images(8), torch.arange(8)
     nn.functional.cross_entropy(exact(x), y).backward()
     nn.functional.cross_entropy(short(x.bfloat16() if precision == "bf16" else x).float(), y).backward()
-    masters.collect_()
-    masters.finish_()
+    masters.gather_gradients_()
+    masters.unfold_gradients_()
     wanted, scaled = {name: p.grad for name, p in exact.named_parameters()}, scaled_names(short)
     for name, beta in scaled.items():
         assert (masters.gradients[name] - wanted[name]).norm() < 0.1 * wanted[name].norm(), name
@@ -343,7 +343,7 @@ def test_scaled_weights_of_several_groups_are_not_mixed_up() -> None:
     with torch.no_grad():
         for beta in scaled.values():
             held[beta].fill_(2.0)
-    masters.publish_()
+    masters.copy_to_model_()
     for name, p in model.named_parameters():
         if name not in scaled.values():
             assert torch.equal(p, 2 * before[name] if name in scaled else before[name]), name
@@ -371,7 +371,7 @@ def test_shared_parameters_stay_shared() -> None:
     x = torch.randn(3, 4, generator=seeded())
     for network in (model, plain):
         network(x).sum().backward()
-    masters.collect_()
+    masters.gather_gradients_()
     assert torch.equal(masters.gradients["one.weight"], plain.one.weight.grad)
     masters.release_()
     assert model.two.weight is model.one.weight
@@ -386,7 +386,7 @@ def test_odd_shapes_are_held() -> None:
     masters = MasterWeights(model, one_group(model), channels_last=True)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     give_gradients(model)
-    masters.collect_()
+    masters.gather_gradients_()
     masters.release_()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
@@ -403,14 +403,16 @@ def test_two_short_types_are_refused() -> None:
     model = small()
     model[3].half()
     before = copies(model)
-    with pytest.raises(ValueError, match=r"at most one shorter type, got torch\.bfloat16, torch\.float16; convert"):
+    with pytest.raises(
+        ValueError, match=r"at most one half-precision dtype, got torch\.bfloat16, torch\.float16; convert"
+    ):
         MasterWeights(model, one_group(model))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_float64_is_not_rounded_behind_the_callers_back() -> None:
     model = small(short=False).double()
-    with pytest.raises(ValueError, match=r"shorter type, got torch\.float64"):
+    with pytest.raises(ValueError, match=r"half-precision dtype, got torch\.float64"):
         MasterWeights(model, one_group(model))
 
 

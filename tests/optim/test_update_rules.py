@@ -48,16 +48,16 @@ def tensor(value: float | bool) -> Tensor:
 def run(rule: UpdateRule, *, decays: tuple[float, ...] = DECAYS, late: int = 0) -> list[Tensor]:
     """The groups after `STEPS` steps by the rule; `late` shifts the count."""
     values = [draw(size, i) for i, size in enumerate(SIZES)]
-    memory = [[torch.zeros_like(v) for _ in range(rule.memories)] for v in values]
+    state = [[torch.zeros_like(v) for _ in range(rule.num_states)] for v in values]
     for step in range(STEPS):
         for i, value in enumerate(values):
             rule.update_(
                 value,
                 draw(len(value), 100 * step + i + 10),
-                memory[i],
+                state[i],
                 lr=tensor(RATES[i] * factor(step)),
                 weight_decay=decays[i],
-                count=tensor(float(step + 1 + late)),
+                step=tensor(float(step + 1 + late)),
                 alive=tensor(True),
             )
     return values
@@ -98,7 +98,7 @@ def test_rules_differ() -> None:
 
 @every_rule
 def test_memories_are_as_many_as_the_optimizer_keeps(name: str) -> None:
-    assert RULES[name][0].memories == {"sgd": 0, "momentum": 1, "nesterov": 1}.get(name, 2)
+    assert RULES[name][0].num_states == {"sgd": 0, "momentum": 1, "nesterov": 1}.get(name, 2)
 
 
 @every_rule
@@ -107,17 +107,17 @@ def test_memories_are_as_many_as_the_optimizer_keeps(name: str) -> None:
 def test_update_of_a_run_that_is_not_alive_changes_no_bit(name: str, gradient: float, dtype: torch.dtype) -> None:
     rule = RULES[name][0]
     values = torch.tensor([1.5, -0.0, float("inf"), float("nan"), 1e-42], dtype=dtype)  # whatever was there
-    memory = [torch.full_like(values, 0.1 + i) for i in range(rule.memories)]
-    before = [t.clone() for t in (values, *memory)]
+    state = [torch.full_like(values, 0.1 + i) for i in range(rule.num_states)]
+    before = [t.clone() for t in (values, *state)]
 
     def update(alive: bool) -> None:
         count = tensor(0.0)  # as in a run that dies at its first step
         everywhere = torch.full_like(values, gradient)
-        rule.update_(values, everywhere, memory, lr=tensor(0.1), weight_decay=0.1, count=count, alive=tensor(alive))
+        rule.update_(values, everywhere, state, lr=tensor(0.1), weight_decay=0.1, step=count, alive=tensor(alive))
 
     update(False)
     bits = torch.int32 if dtype == torch.float32 else torch.int64
-    for now, then in zip((values, *memory), before, strict=True):
+    for now, then in zip((values, *state), before, strict=True):
         assert torch.equal(now.view(bits), then.view(bits))
     update(True)
     assert not torch.equal(values.view(bits), before[0].view(bits))
@@ -127,8 +127,8 @@ def test_update_of_a_run_that_is_not_alive_changes_no_bit(name: str, gradient: f
 def test_update_leaves_the_gradient_and_its_numbers_alone(name: str) -> None:
     rule = RULES[name][0]
     values, gradient, lr, count = draw(4, 0), draw(4, 1), tensor(0.1), tensor(1.0)
-    memory = [torch.zeros_like(values) for _ in range(rule.memories)]
-    rule.update_(values, gradient, memory, lr=lr, weight_decay=0.1, count=count, alive=tensor(True))
+    state = [torch.zeros_like(values) for _ in range(rule.num_states)]
+    rule.update_(values, gradient, state, lr=lr, weight_decay=0.1, step=count, alive=tensor(True))
     assert torch.equal(gradient, draw(4, 1))
     assert (lr.item(), count.item()) == (0.1, 1.0)
 
@@ -136,11 +136,11 @@ def test_update_leaves_the_gradient_and_its_numbers_alone(name: str) -> None:
 def test_update_keeps_float32_beside_float64_numbers() -> None:
     """The count is float64, because float32 stops counting at 2**24; it must not widen the vector."""
     values, gradient = draw(4, 0).float(), draw(4, 1).float()
-    memory = [torch.zeros_like(values) for _ in range(2)]
+    state = [torch.zeros_like(values) for _ in range(2)]
     rule = UpdateRule(name="adam")
     for count in (1.0, 2.0**24 + 1):
         rule.update_(
-            values, gradient, memory, lr=torch.tensor(0.1), weight_decay=0.1, count=tensor(count), alive=tensor(True)
+            values, gradient, state, lr=torch.tensor(0.1), weight_decay=0.1, step=tensor(count), alive=tensor(True)
         )
-    assert {t.dtype for t in (values, *memory)} == {torch.float32}
+    assert {t.dtype for t in (values, *state)} == {torch.float32}
     assert values.isfinite().all()

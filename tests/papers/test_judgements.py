@@ -1,6 +1,6 @@
-"""The judgement of every claim stays as it was, until a new result is stored.
+"""Snapshot of all judgements; regenerate after a new result or claim with `python tests/papers/test_judgements.py`.
 
-After a new result, write the file again with `python tests/papers/test_judgements.py` and look at its difference.
+Look at the difference before you commit it.
 """
 
 import json

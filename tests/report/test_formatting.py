@@ -1,6 +1,6 @@
 """Numbers, durations and lists of names as text."""
 
-from normfree.report.formatting import duration, first_names, percent
+from normfree.report.formatting import duration, percent, shorten_names
 
 
 def test_duration_has_the_two_largest_units() -> None:
@@ -20,6 +20,6 @@ def test_percent_writes_spread_and_digits() -> None:
 
 
 def test_first_names_counts_the_rest() -> None:
-    assert first_names(["a", "b", "c"]) == "a, b, c"
-    assert first_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
-    assert first_names(["a", "b", "c"], limit=1) == "a and 2 more"
+    assert shorten_names(["a", "b", "c"]) == "a, b, c"
+    assert shorten_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    assert shorten_names(["a", "b", "c"], limit=1) == "a and 2 more"

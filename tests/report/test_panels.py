@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from normfree.report.panels import COLOURS, Curve, Level, Panel, curve_names, describe_gaps, ends_early
+from normfree.report.panels import COLOURS, Curve, Panel, ReferenceLine, curve_names, describe_gaps, ends_early
 
 NAN, INF = math.nan, math.inf
 
@@ -147,7 +147,10 @@ def luminance(colour: str) -> float:
         (lambda: Curve("a", (1.0,), spread=(-0.1,)), "expected a spread >= 0"),
         (lambda: Curve("a", (1.0,), crossed=(1,)), "expected crossed points below 1"),
         (lambda: Panel("p", (Curve("a", (1.0,), (0.0,)),), log_x=True), "expected positions above 0"),
-        (lambda: Panel("p", (Curve("a", (1.0,)),), levels=(Level("none", 0.0),)), "expected a level that has a place"),
+        (
+            lambda: Panel("p", (Curve("a", (1.0,)),), levels=(ReferenceLine("none", 0.0),)),
+            "expected a level that has a place",
+        ),
     ],
 )
 def test_wrong_spread_cross_axis_and_level_are_refused(make: Callable[[], object], says: str) -> None:

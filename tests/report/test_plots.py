@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 import normfree
-from normfree.report.panels import COLOURS, Curve, Level, Panel
+from normfree.report.panels import COLOURS, Curve, Panel, ReferenceLine
 from normfree.report.plots import _figure, _pieces, write_plot
 from normfree.report.ticks import log_labels, log_ticks
 
@@ -200,7 +200,7 @@ def test_write_plot_refuses(tmp_path: Path, panels: tuple, name: str, columns: i
 
 def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     curve = Curve("fixup", (50.0, 60.0, 10.0), (10.0, 100.0, 1000.0), spread=(1.0, 2.0, 0.0), crossed=(2,))
-    panel = Panel("p", (curve,), log_y=False, log_x=True, levels=(Level("$chance", 10.0),))
+    panel = Panel("p", (curve,), log_y=False, log_x=True, levels=(ReferenceLine("$chance", 10.0),))
     figure = _figure((panel,), "", 1)
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "100", "1,000"]
@@ -222,7 +222,11 @@ def test_linear_axis_begins_at_zero_where_heights_compare(values: tuple[float, .
 
 
 def test_names_of_levels_stand_beside_the_panel_and_apart() -> None:
-    levels = (Level("linear classifier, 83.5 %", 83.5), Level("batch norm", 82.0), Level("chance", 10.0))
+    levels = (
+        ReferenceLine("linear classifier, 83.5 %", 83.5),
+        ReferenceLine("batch norm", 82.0),
+        ReferenceLine("chance", 10.0),
+    )
     panel = Panel("p", (Curve("a", (75.0, 80.0)),), log_y=False, levels=levels)
     figure = _figure((panel, panel, panel), "", 3)
     figure.draw_without_rendering()
@@ -234,7 +238,7 @@ def test_names_of_levels_stand_beside_the_panel_and_apart() -> None:
 
 
 def test_level_on_the_lower_axis_is_not_drawn_among_the_ticks() -> None:
-    levels = (Level("chance", 0.0125), Level("linear", 40.0))
+    levels = (ReferenceLine("chance", 0.0125), ReferenceLine("linear", 40.0))
     (axes,) = _figure((Panel("p", (Curve("a", (25.0, 60.0)),), log_y=False, levels=levels),), "", 1).axes
     assert [text.get_text() for text in axes.texts] == ["linear"]
     assert axes.get_ylim()[0] == 0

@@ -18,7 +18,7 @@ from normfree.report.progress import metrics_text, progress
 
 
 @pytest.fixture(autouse=True)
-def unhurried() -> None:
+def no_progress_lines() -> None:
     """Lines come as they do for users."""
 
 

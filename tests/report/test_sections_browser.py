@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from normfree.report.page import Card, Page, Section, write_page
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DEPTH = Panel(
     x_label="layers",
     log_y=False,
     log_x=True,
-    levels=(Level(f"linear {EVIL}", 83.5), Level("chance", 10.0)),
+    levels=(ReferenceLine(f"linear {EVIL}", 83.5), ReferenceLine("chance", 10.0)),
 )
 SHORT = ("layer norm", "Fixup", "Fixup, bounded", "T-Fixup", "ReZero", EVIL)
 LONG = tuple(f"body.{i}.0: shortcut.conv + a_branch_with_a_long_name.conv{i}" for i in range(6))
@@ -50,7 +50,7 @@ NAMED = tuple(
     for names in (SHORT, LONG)
 )
 ALIKE = Panel("alike", (Curve("fixup", (9.0, 9.0, 9.0, 1.0)), Curve(EVIL, (1.0, 9.0, 9.0, 9.0))), log_y=False)
-GROUND = replace(DEPTH, levels=(Level("ground", 0.0125),))
+GROUND = replace(DEPTH, levels=(ReferenceLine("ground", 0.0125),))
 REPORT = Page(
     "Demo",
     cards=(Card(EVIL, "bad", "diverges"), Card("far below", "good", "trains")),

@@ -72,7 +72,7 @@ def compare_methods(
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.comparison import compare
-    from normfree.files import plain_json
+    from normfree.files import to_json_values
     from normfree.report.progress import progress
 
     with progress("runs") as update:
@@ -87,12 +87,12 @@ def compare_methods(
             progress=update,
         )
     if as_json:
-        typer.echo(json.dumps(plain_json(found.to_json()), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1, ensure_ascii=False))
     elif found.runs:
         print_table(table(found))
     if found.signal is not None:
         messages.print(
-            "stopped; the runs so far are kept, and the same command continues", markup=False, style="yellow"
+            "stopped; the runs so far are kept; run the same command to continue", markup=False, style="yellow"
         )
         raise typer.Exit(128 + found.signal)
     typed: dict[str, object] = {

@@ -51,7 +51,7 @@ def convert_model(
 
     from normfree.conversion.saving import REPORT, require_free, save_converted
     from normfree.diagnostics import diagnosis as room
-    from normfree.files import plain_json
+    from normfree.files import to_json_values
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
 
@@ -74,7 +74,7 @@ def convert_model(
             "plan": converted.plan.to_json(),
             "diagnoses": room.json_data(found),
         }
-        typer.echo(json.dumps(plain_json(record), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(to_json_values(record), indent=1, ensure_ascii=False))
     else:
         console = open_console()
         console.print(str(converted.plan), markup=False, highlight=False)

@@ -31,7 +31,7 @@ def make_demo(
         demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
     if demo is None:
         open_console(stderr=True).print(
-            "stopped; the runs so far are kept, and the same command continues", style="yellow"
+            "stopped; the runs so far are kept; run the same command to continue", style="yellow"
         )
         raise typer.Exit(130)
     named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}

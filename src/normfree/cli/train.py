@@ -171,10 +171,10 @@ def evaluate_run(
             run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
         )
     if as_json:
-        from normfree.files import plain_json
+        from normfree.files import to_json_values
 
         plain = found._asdict() | ({} if translated is None else {"bleu": translated._asdict()})
-        typer.echo(json.dumps(plain_json(plain), allow_nan=False))
+        typer.echo(json.dumps(to_json_values(plain), allow_nan=False))
         return
     what = f"{config.model} ({config.method}) on {config.data}"
     typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
@@ -203,9 +203,9 @@ def _new_folder(config: TrainConfig) -> Path:
 def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str] | None = None) -> None:
     """Print how a run ended, and the command for the next step."""
     if as_json:
-        from normfree.files import plain_json
+        from normfree.files import to_json_values
 
-        typer.echo(json.dumps(plain_json({**result.to_json(), "folder": str(folder)}), indent=1))
+        typer.echo(json.dumps(to_json_values({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
     from normfree.report.formatting import duration, percent

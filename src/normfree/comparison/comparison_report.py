@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
-from normfree.files import explained, replacing, write_json
+from normfree.files import atomic_path, explain_os_errors, write_json
 from normfree.report.formatting import duration, percent
 from normfree.report.page import Card, Page, write_page
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
 from normfree.train.text.text_data import PAIRS, TEXT
@@ -91,14 +91,14 @@ def _caption(comparison: Comparison, *, best: bool = True) -> str:
     return " ".join(texts)
 
 
-def levels(comparison: Comparison) -> tuple[Level, ...]:
+def levels(comparison: Comparison) -> tuple[ReferenceLine, ...]:
     """Return the reference lines of an accuracy plot: a linear classifier if known, and chance."""
     linear = comparison.linear_accuracy
-    known = [] if linear is None else [Level(f"linear classifier, {percent(linear)}", 100 * linear)]
-    return (*known, Level(f"chance, {percent(comparison.chance)}", 100 * comparison.chance))
+    known = [] if linear is None else [ReferenceLine(f"linear classifier, {percent(linear)}", 100 * linear)]
+    return (*known, ReferenceLine(f"chance, {percent(comparison.chance)}", 100 * comparison.chance))
 
 
-def _levels_to_draw(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[Level, ...], str]:
+def _levels_to_draw(comparison: Comparison, curves: Sequence[Curve]) -> tuple[tuple[ReferenceLine, ...], str]:
     """Return the reference lines to draw, and a sentence that names those that would flatten the curves."""
     reached = [value for curve in curves for i in range(len(curve.values)) for value in curve.reach(i)]
     low, spread = min(reached), max(reached) - min(reached)
@@ -232,7 +232,7 @@ def save(
     """
     out = Path(out)
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
-    with explained("the comparison in", out):
+    with explain_os_errors("the comparison in", out):
         write_json(paths[0], {"command": command, **comparison.to_json()})
     _draw(comparison, paths[1:], title)
     return paths
@@ -241,7 +241,7 @@ def save(
 def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
     title = title or f"Methods compared {_setting(comparison)}"
     for path in paths:
-        with explained("the comparison", path), replacing(path) as temporary:
+        with explain_os_errors("the comparison", path), atomic_path(path) as temporary:
             if path.suffix == ".html":
                 write_page(page(comparison, title), temporary)
             else:

@@ -18,7 +18,7 @@ from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
-from normfree.files import explained, replacing, with_numbers, write_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
 from normfree.models import build
 from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
@@ -159,7 +159,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
         except ValueError:
             stored = None
         if isinstance(stored, dict) and stored.get("settings") == wanted:
-            read: dict[str, Any] = with_numbers(stored)
+            read: dict[str, Any] = from_json_values(stored)
             return read
     tasks = [(settings.signal_model, method, settings.seed) for method in settings.methods]
     found: dict[str, Any] = {"settings": wanted, "forward": {}, "backward": {}}
@@ -169,7 +169,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
             return None
     for number, method in enumerate(settings.methods):
         found["forward"][method], found["backward"][method] = measured[number]
-    with explained("the signals", path):
+    with explain_os_errors("the signals", path):
         write_json(path, found)
     return found
 
@@ -195,10 +195,10 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     out = Path(out)
     shown = page(demo)
     paths = out / "index.html", out / "demo.png"
-    with explained("the demo in", out):
-        with replacing(paths[0]) as temporary:
+    with explain_os_errors("the demo in", out):
+        with atomic_path(paths[0]) as temporary:
             write_page(shown, temporary)
-        with replacing(paths[1]) as temporary:
+        with atomic_path(paths[1]) as temporary:
             write_plot(picture(demo), temporary, title=shown.title, columns=3)
     return paths
 

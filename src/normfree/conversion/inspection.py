@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import leave_no_trace
+from normfree.nn.model_state import preserve_model_state
 from normfree.nn.normalizers import is_norm
 
 _NORMALIZING = frozenset(
@@ -173,10 +173,10 @@ def trial_run(model: nn.Module, *, attributes: bool = False) -> Iterator[None]:
     """Context for a trial run: evaluation mode and no gradients inside; the model is restored at the end.
 
     Attention runs without its fast path, so that it calls its parts one by one. `attributes` is as for
-    `leave_no_trace`.
+    `preserve_model_state`.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
-    with leave_no_trace(model, attributes=attributes), torch.no_grad():
+    with preserve_model_state(model, attributes=attributes), torch.no_grad():
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         try:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
-from normfree.files import TEMPORARY, explained, render_weights, sync, write_json
+from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
 from normfree.models.foreign import create_model
 from normfree.models.weight_files import load_weights
 from normfree.plan import ResidualPlan
@@ -85,7 +85,7 @@ def save_converted(
     record = {**describe(plan, source=source), "model": type(model).__name__, "example": packed}
     weights = render_weights(model.state_dict())
     require_free(folder)
-    with explained("the converted model", folder, "an earlier model there is unchanged"):
+    with explain_os_errors("the converted model", folder, "an earlier model there is unchanged"):
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.absolute().parent))
         try:

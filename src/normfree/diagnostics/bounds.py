@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.diagnostics.propagation import first_tensor, plan_of
-from normfree.nn.model_state import call_arguments, leave_no_trace, substitute_tensors
+from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
@@ -131,7 +131,7 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     """Measure how far a set of parameters is from p.h.: max |f(x; αθ) - α f(x; θ)| / max |α f(x; θ)|.
 
     The result is 0 up to rounding for a p.h. set (exactly 0 if α is a power of 2), and ∞ if only one side is zero. The
-    model is left as it was.
+    model is unchanged.
 
     Args:
         model: Any model.
@@ -166,7 +166,7 @@ def check_homogeneous(model: nn.Module, inputs: Any, parameters: Sequence[str], 
     with torch.no_grad():
         for scaled in ({}, {id(known[name]): alpha * known[name] for name in parameters}):
             with (
-                leave_no_trace(model),
+                preserve_model_state(model),
                 substitute_tensors(model, scaled),
             ):  # both passes see the same buffers and random numbers
                 outputs.append(first_tensor(model(*args, **kwargs)).double())
@@ -200,7 +200,7 @@ def gradient_bounds(
     plan = plan_of(model, inputs, plan)
     args, kwargs = call_arguments(inputs)
     watched = _ModuleInputs()
-    with leave_no_trace(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
+    with preserve_model_state(model), torch.enable_grad(), watched.hooked(model, _block_inputs(plan)):
         logits = first_tensor(model(*args, **kwargs))
         if logits.dim() != 2:
             raise ValueError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normfree.diagnostics.propagation import Loss, cross_entropy
-from normfree.nn.model_state import call_arguments, leave_no_trace
+from normfree.nn.model_state import call_arguments, preserve_model_state
 
 Which = Literal["magnitude", "largest"]
 Product = Callable[[Tensor], Tensor]
@@ -81,7 +81,7 @@ def top_eigenvalue(
     """Compute the top eigenvalue of the Hessian of the mean loss.
 
     The iteration ends if the residual ‖Hv - λv‖ falls below `tolerance` · |λ|, or after `max_products`. Lanczos needs
-    fewer products than power iteration. The model runs in its current mode and is left as it was; every product sees
+    fewer products than power iteration. The model runs in its current mode and is unchanged; every product sees
     the same random numbers, such as those of dropout. On GPUs, `torch.backends.cudnn.allow_tf32` limits the precision
     of convolutions.
 
@@ -191,7 +191,7 @@ class Hessian:
         parts = [v.view_as(p).to(p.dtype) for v, p in zip(vector.split(sizes), self.parameters, strict=True)]
         total = torch.zeros_like(vector)
         # Fused attention has no second derivative.
-        with leave_no_trace(self.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with preserve_model_state(self.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for inputs, targets, share in self._pieces:
                 gradient = self._gradient(inputs, targets)
                 dot = torch.stack([(g * v).sum().to(self.dtype) for g, v in zip(gradient, parts, strict=True)]).sum()
@@ -261,7 +261,7 @@ def _lanczos(hessian: Product, start: Tensor, limit: int, *, magnitude: bool) ->
         values, mixtures = torch.linalg.eigh(projected[:k, :k])
         order = (values.abs() if magnitude else values).argsort(descending=True)
         top = order[0]
-        # A remainder at the level of rounding counts as zero: the basis spans all that the start vector can reach.
+        # A remainder at the level of rounding counts as zero: the Krylov space is exhausted.
         complete = beta <= 16 * torch.finfo(start.dtype).eps * float(values.abs().max()) or k == start.numel()
         yield float(values[top]), 0.0 if complete else beta * abs(float(mixtures[-1, top]))
         if complete:

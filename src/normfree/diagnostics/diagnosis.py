@@ -15,10 +15,10 @@ from torch import nn
 
 from normfree.diagnostics.propagation import Loss, Signal, propagate
 from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
-from normfree.files import plain_json
-from normfree.graph import admits_conversion
+from normfree.files import to_json_values
+from normfree.graph import supports_conversion
 from normfree.methods import get
-from normfree.models import BaseModel, admits
+from normfree.models import BaseModel, supports
 from normfree.plan import ResidualPlan
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
@@ -101,8 +101,8 @@ def diagnose(
 ) -> Diagnosis:
     """Measure how the signal travels through a model, forward and backward, and judge it.
 
-    One forward and one backward pass measure every residual sum. The model is left as it was: modes, gradients,
-    buffers, hooks and random states.
+    One forward and one backward pass measure every residual sum. The model is unchanged: modes, gradients, buffers,
+    hooks and random states.
 
     Args:
         model: Any model with residual sums.
@@ -132,17 +132,17 @@ def diagnose(
 
 
 def judge_model(model: nn.Module, signal: Signal) -> Verdict:
-    """Judge a model's signal; the verdict recommends only methods that the model admits and does not have."""
+    """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
     converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
     method = converted or str(getattr(getattr(model, "method", None), "name", ""))
-    return judge(signal, method=method, admits=_admitted(model, signal.plan))
+    return judge(signal, method=method, supports=_supported(model, signal.plan))
 
 
-def _admitted(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
+def _supported(model: nn.Module, plan: ResidualPlan) -> Callable[[str], bool]:
     """Return a function that tells by name which methods the model can be built with, or converted to."""
     if isinstance(model, BaseModel):
-        return functools.partial(admits, model.name)
-    return lambda name: admits_conversion(model, plan, get(name))
+        return functools.partial(supports, model.name)
+    return lambda name: supports_conversion(model, plan, get(name))
 
 
 def summary(*diagnoses: Diagnosis) -> str:
@@ -189,8 +189,8 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
             )
         )
     caption = (
-        "curves are log variance, first block left; in all is from the first block on the signal's way to the last, "
-        "per block is inside stages"
+        "curves are log variance, first block left; 'in all' compares both ends of the network; "
+        "'per block' is within stages"
     )
     if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ approaches 1 with depth"
@@ -312,4 +312,4 @@ def _sentence(text: str) -> str:
 
 def json_data(diagnoses: Sequence[Diagnosis]) -> Any:
     """Return diagnoses as data for JSON, in which numbers that are not finite are strings."""
-    return plain_json([d.to_json() for d in diagnoses])
+    return to_json_values([d.to_json() for d in diagnoses])

@@ -24,7 +24,8 @@ from torch import Tensor
 from normfree.nn.model_state import Key, by_device_and_type
 
 HALF = (torch.bfloat16, torch.float16)
-SIDE_BY_SIDE = 512  # from this many values per sample and channel on, a GPU reduces them twice as fast on their own
+# From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
+SIDE_BY_SIDE = 512
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ def channel_dim(tensor: Tensor) -> int:
 def moments(tensor: Tensor, channels: int | None = None) -> Stats:
     """Compute squared mean, variance and norm of a tensor.
 
+    On a GPU, a variance beyond the range of float32 is infinite.
+
     Args:
         tensor: Values with the batch as their first dimension.
         channels: The dimension of the channels. The default is 1 for images and vectors (N, C, …) and 2 for sequences
             (N, T, C); sequences with channels before positions (N, C, T) need it.
-
-    On a GPU, a variance beyond the range of float32 is infinite.
 
     >>> moments(torch.ones(4, 2, 3, 3))
     Stats(mean_square=1.0, variance=0.0, norm=4.242640687119285)

@@ -12,7 +12,7 @@ from torch import nn
 from normfree.diagnostics.diagnosis import judge_model
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.verdict import Verdict
-from normfree.files import plain_json
+from normfree.files import to_json_values
 from normfree.plan import ResidualPlan
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -164,4 +164,4 @@ class Monitor:
             "backward": record.backward,
         }
         with Path(self.path or "").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
+            file.write(json.dumps(to_json_values(line), allow_nan=False) + "\n")

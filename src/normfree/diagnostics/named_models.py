@@ -54,7 +54,7 @@ def build_by_name(
 
 
 def random_inputs(model: str, shape: str = "", *, batch: int = 8, seed: int = 0) -> Batch:
-    """Draw inputs for a model: N(0, 1) numbers, or random tokens of the default vocabulary for a model of sequences.
+    """Draw inputs for a model: N(0, 1) numbers, or random tokens of the default vocabulary for a sequence model.
 
     Args:
         model: The model's name, as for `build_by_name`.
@@ -121,7 +121,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
 
 
 def reads_tokens(model: str) -> bool:
-    """Whether a model, by its name, is a model of sequences of this library."""
+    """Whether a name is that of a sequence model of this library."""
     return not is_foreign(model) and find_family(model)[0].reads_tokens
 
 

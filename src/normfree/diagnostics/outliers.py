@@ -1,6 +1,6 @@
 """Outliers: single blocks that differ from similar blocks, such as one with a too large weight or without normalizer.
 
-The fit of `diagnostics/verdict.py` is robust, so that a single block hardly changes it. This module looks for them.
+The fit of `diagnostics/verdict.py` is robust, so a single block hardly changes it. This module finds such blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from normfree.diagnostics.propagation import Signal
-from normfree.diagnostics.sum_hooks import SumSignal, address
+from normfree.diagnostics.sum_hooks import SumSignal, name_pattern
 
 # At initialization, no network of this library whose signal is preserved, or grows as with batch norm, has an outlier
 # by these thresholds. Inside stages no block differs by six spreads and a factor of 1.35 in both directions; the first
@@ -71,7 +71,10 @@ class Outlier:
 
 
 class _BlockFactor(NamedTuple):
-    """The log factor of a block, the usual one of similar blocks, and their difference in spreads of all others."""
+    """The log factor of a block, the usual one of similar blocks, and how far they differ.
+
+    The unit of the difference is a robust standard deviation of the other blocks.
+    """
 
     log: float
     usual: float
@@ -155,8 +158,10 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """The kind of each block; only blocks of one kind are compared, such as attentions in a Transformer."""
     branches = signal.plan.branches
     if len(branches) != len(signal.sums):
-        return [(address(s.name),) for s in signal.sums]
-    return [(address(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches]
+        return [(name_pattern(s.name),) for s in signal.sums]
+    return [
+        (name_pattern(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches
+    ]
 
 
 def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backward: bool) -> dict[int, _BlockFactor]:

@@ -23,7 +23,7 @@ from normfree.diagnostics.layer_signals import LayerSignal, gradient_norms, laye
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal, find_missing_sums
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, leave_no_trace, parts_of
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan
 
@@ -80,7 +80,7 @@ class Signal:
             "loss": self.loss,
             "unmeasured": self.unmeasured,
             "output": self.output,
-            "unsummed": list(self.missing_sums),
+            "unsummed": list(self.missing_sums),  # key kept for compatibility with 0.1
             "sums": [asdict(s) for s in self.sums],
             "layers": layers,
         }
@@ -104,8 +104,8 @@ def propagate(
     The backward pass starts from the loss if there are `targets` or a `loss`, and otherwise from a random gradient
     with unit variance at the output. If the classifier's weight is zero, as at the start of Fixup, a random gradient
     is injected at its input instead; if all attentions over an encoder's output return zero, one is injected there,
-    too. `Signal.injected` names these places. Frozen parameters get gradients as well, since the signal does not
-    depend on what is trained.
+    too. `Signal.injected` names these places. Frozen parameters get gradients as well, since they carry the signal
+    too.
 
     Hooks, modes, gradients, buffers and random states are restored, also if the model raises. Only numbers are kept,
     so that memory does not grow beyond one plain pass.
@@ -137,7 +137,7 @@ def propagate(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(leave_no_trace(model, parts))
+        stack.enter_context(preserve_model_state(model, parts))
         stack.enter_context(_unfrozen(parts.parameters.values()))
         stack.enter_context(observer.observing())
         if zero is not None:
@@ -177,9 +177,9 @@ def propagate(
 def plan_of(
     model: nn.Module, inputs: Any, plan: ResidualPlan | None = None, parts: ModelParts | None = None
 ) -> ResidualPlan:
-    """Return the given plan, else the plan that the model states, else the discovered one.
+    """Return the given plan, else the plan that the model provides, else the discovered one.
 
-    A model of this library states its plan from the names and types of its modules and two settings of its residual
+    A model of this library derives its plan from the names and types of its modules and two settings of its residual
     modules; the plan is cached as long as these are the same. Discovery depends on code that cannot be compared, so
     its plan is not cached here: pass it on to measure again, as `Monitor` does.
 
@@ -203,7 +203,7 @@ def plan_of(
 
 
 def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
-    """Remove gradients that came through numbers which are not finite."""
+    """Set gradients to NaN if they passed through non-finite values."""
     lost = [s.name for s in signal.sums if not math.isfinite(s.sum.variance)]
     if output_is_finite and not lost:
         return signal
@@ -249,7 +249,7 @@ def cross_entropy(output: Any, targets: Any) -> Tensor:
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     """Return the classifier if all its weights are zero, so that no gradient passes through it.
 
-    Only a called layer counts, whose input can be seen, not a parameter that the model multiplies by itself.
+    Only layers that are called count, because a hook must see their input.
     """
     for layer in plan.classifier:
         module = model.get_submodule(layer.name)
@@ -301,8 +301,8 @@ def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
 def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
     """The branches that may attend over another sequence, with the layers that would make their keys and values.
 
-    In such a branch of four layers only the query reads the branch's input. That also holds for four layers in a row,
-    but keys and values read the same tensor, and no two layers in a row do.
+    In such a branch of four layers only the query reads the branch's input. The same holds for a chain of four
+    layers, so the caller checks that key and value read the same tensor.
     """
     found: dict[str, tuple[str, str]] = {}
     for b in plan.branches:

@@ -46,7 +46,10 @@ class SumSignal:
 
 
 class _MeasuredTensor(NamedTuple):
-    """A tensor, its moments, and the parts whose gradient is its gradient; holding it keeps its address its own."""
+    """A tensor, its moments, and the parts whose gradient is its gradient.
+
+    Keeping a reference prevents reuse of the tensor's address.
+    """
 
     key: object
     tensor: Tensor
@@ -69,7 +72,7 @@ class _Channels(NamedTuple):
 class SumObserver(Observer):
     """Measures the operands and the results of the additions that a plan names.
 
-    Only modules in which such an addition stands get hooks, and functions are observed only in their own forward
+    Only modules that contain such an addition get hooks, and functions are observed only in their own forward
     passes, not inside their children: observing costs time.
     """
 
@@ -102,7 +105,7 @@ class SumObserver(Observer):
             self.remove_hooks()
 
     def _hook_residuals(self) -> None:
-        """Hook our own residual modules, which have modules where the operands come out and return the sum."""
+        """Hook our own residual modules, whose submodules return the operands and which return the sum."""
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
             by_home.setdefault(b.place, []).append(b)
@@ -122,7 +125,7 @@ class SumObserver(Observer):
         return hook
 
     def _followed(self) -> dict[str, nn.Module]:
-        """The modules that the stack must tell apart: homes of sums that are not ours, and everything inside them."""
+        """The modules to track: homes of sums that are not ours, and everything inside them."""
         if not self._foreign_homes:
             return {}
         names = {id(m): name for name, m in self.modules.items()}  # a shared module has one name, as in the plan
@@ -153,8 +156,8 @@ class SumObserver(Observer):
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
-                f"expected at least two values per channel at {_label(branch)}, got one (shape {tuple(tensor.shape)}), "
-                "which has no variance; use a larger batch"
+                f"expected at least two values per channel at {_sum_name(branch)}, got one "
+                f"(shape {tuple(tensor.shape)}), which has no variance; use a larger batch"
             )
         measured = self._measure_once(tensor, channels)
         self._store((branch.name, part), measured.moments)
@@ -162,7 +165,7 @@ class SumObserver(Observer):
         if not tensor.requires_grad:
             if part == "sum":
                 self._require_gradient(branch)
-                self._awaited.add(gradient_part)  # one that never comes is zero
+                self._awaited.add(gradient_part)  # a gradient that never arrives counts as 0
             return
         self._awaited.add(gradient_part)
         if measured.tensor is tensor and measured.gradients:
@@ -198,11 +201,11 @@ class SumObserver(Observer):
             self._waiting_bytes = 0
 
     def _require_gradient(self, branch: Branch) -> None:
-        """Refuse a sum that no gradient can reach although its branch has parameters that want one."""
+        """Refuse a sum that no gradient can reach although its branch has parameters that require one."""
         layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
         if any(p.requires_grad for module in layers for p in module.parameters()):
             raise ValueError(
-                f"expected a gradient at {_label(branch)}, got a forward pass that keeps none; turn gradient "
+                f"expected a gradient at {_sum_name(branch)}, got a forward pass that keeps none; turn gradient "
                 "checkpointing off, and take torch.no_grad out of the forward pass"
             )
 
@@ -217,12 +220,12 @@ class SumObserver(Observer):
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
-        unseen = [_label(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
+        unseen = [_sum_name(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
                 f"({len(unseen)} of {len(self.plan.branches)}); use evaluation mode (--eval) where blocks are "
-                "dropped at random, or in Python pass the plan of what runs"
+                "dropped at random, or in Python, pass a plan of the executed blocks"
             )
         every = list(dict.fromkeys(self._moments.values()))
         stats_of = dict(zip(every, to_stats(every), strict=True))
@@ -232,10 +235,10 @@ class SumObserver(Observer):
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
 
         names = [part + kind for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")]
-        labels = {b.name: _label(b) for b in self.plan.branches}
+        labels = {b.name: _sum_name(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
-                name=_label(b),
+                name=_sum_name(b),
                 stage=b.position.stage,
                 transition=b.position.transition,
                 learns=b.name in alive or not b.layers,
@@ -256,7 +259,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     homes = {branch.place for branch in plan.branches}
 
     def kind(name: str) -> tuple[str, type[nn.Module]]:
-        return address(name), type(modules[name])
+        return name_pattern(name), type(modules[name])
 
     with_sum = Counter(kind(home) for home in homes if home in modules)
     without_sum = Counter(kind(name) for name in modules if name not in homes)
@@ -282,16 +285,16 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
             handle.remove()
 
 
-def address(name: str) -> str:
-    """The name of a module or sum without its numbers, which blocks that are built alike have in common.
+def name_pattern(name: str) -> str:
+    """The name of a module or sum without its numbers: equal for repeated blocks.
 
-    >>> address("layer3.1")
+    >>> name_pattern("layer3.1")
     'layer.'
     """
     return re.sub(r"\d+", "", name)
 
 
-def _label(branch: Branch) -> str:
+def _sum_name(branch: Branch) -> str:
     """The name of a sum in messages; one in the model's own forward pass has no module to be named after."""
     return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
 

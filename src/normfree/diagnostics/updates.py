@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.propagation import Loss, cross_entropy, first_tensor, plan_of, zero_classifier
 from normfree.methods import Method
 from normfree.methods.init_context import fans
-from normfree.nn.model_state import call_arguments, leave_no_trace, substitute_tensors
+from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_
 from normfree.plan import ResidualPlan
@@ -40,7 +40,7 @@ class BranchShare:
 
     `weights` and `scalars` are ⟨Δf_b, Δf⟩ / ‖Δf‖², where Δf_b is the change if only these are stepped. They are signed
     fractions that add up to 1 over all stepped parameters. `scalars` are the single numbers, biases and normalizers of
-    the block, at their own rate; if they are not stepped, the fraction is what they would add. `alone` is ‖Δf_b‖/η of
+    the block, at their own rate; if they are not stepped, it is the fraction they would add. `alone` is ‖Δf_b‖/η of
     the weights, NaN for branches that were not sampled.
     """
 
@@ -163,7 +163,7 @@ def measure_updates(
     learning = {name: p for name, p in copy.named_parameters() if p.requires_grad}
 
     def gradients(value: Callable[[Any], Tensor]) -> Parameters:
-        with leave_no_trace(copy), torch.enable_grad():
+        with preserve_model_state(copy), torch.enable_grad():
             found = torch.autograd.grad(value(copy(*args, **kwargs)), list(learning.values()), materialize_grads=True)
         return dict(zip(learning, found, strict=True))
 
@@ -175,7 +175,7 @@ def measure_updates(
 
     def function(names: Sequence[str], rate: float) -> Tensor:
         # Each pass sees the same buffers and random numbers.
-        with leave_no_trace(copy), torch.no_grad():
+        with preserve_model_state(copy), torch.no_grad():
             moved = {id(learning[n]): learning[n] + rate * step[n] for n in names}
             with substitute_tensors(copy, moved):
                 return first_tensor(copy(*args, **kwargs))
@@ -283,7 +283,7 @@ def _is_double(model: nn.Module, precision: str | None) -> bool:
 
 def _copy(model: nn.Module, double: bool) -> nn.Module:
     """Copy a model without its gradients; `double` converts everything to float64."""
-    with leave_no_trace(model):  # removes the gradients meanwhile
+    with preserve_model_state(model):  # removes the gradients meanwhile
         copy = deepcopy(model)
     if double:
         copy.double()

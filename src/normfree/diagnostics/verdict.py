@@ -19,7 +19,7 @@ import numpy as np
 from normfree.diagnostics.outliers import Outlier, bounded_exp, find_outliers, without_outliers
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import first_names
+from normfree.report.formatting import shorten_names
 
 SignalStatus = Literal["preserved", "growing", "vanishing", "exploding", "dead branch"]
 SEVERITY: tuple[SignalStatus, ...] = ("preserved", "growing", "vanishing", "exploding", "dead branch")
@@ -49,7 +49,7 @@ class Direction:
         broken_at: The first block on the signal's way where the variance is exactly 0 or not finite.
         inside: The change inside all stages together. It can be far larger than `total` if transitions reset the
             variance.
-        sudden: Whether the variance was within bounds up to `broken_at`, so that no law of growth is the reason.
+        sudden: Whether the variance was within bounds up to `broken_at`, so growth with depth is not the cause.
     """
 
     status: SignalStatus | Literal["not measured"]
@@ -89,13 +89,13 @@ class Verdict:
         """The status, with the name of the first outlier if there is one."""
         if not self.outliers:
             return self.status
-        return f"{self.status}, {'but for' if self.status in HARMLESS else 'by'} {self.outliers[0].name}"
+        return f"{self.status}, {'except' if self.status in HARMLESS else 'because of'} {self.outliers[0].name}"
 
     def at_least(self, status: SignalStatus) -> bool:
         """Tell whether the verdict is this bad or worse.
 
-        An outlier counts as growing, and as vanishing if it differs tenfold, because normalization does not make up
-        for that.
+        An outlier counts as growing, and as vanishing if it differs tenfold, which normalization cannot
+        compensate.
 
         Args:
             status: 'preserved', 'growing', 'vanishing', 'exploding' or 'dead branch', in order of severity.
@@ -110,11 +110,11 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data; numbers may be NaN or infinite."""
         data = asdict(self)
-        data["odd"] = data.pop("outliers")  # the key in files since version 0.1
+        data["odd"] = data.pop("outliers")  # key kept for compatibility with 0.1
         return data
 
 
-def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = lambda _name: True) -> Verdict:
+def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal.
 
     The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
@@ -129,7 +129,7 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     Args:
         signal: The result of `propagate`.
         method: The method that the network has, which is not recommended.
-        admits: Tells whether the network can have the method of this name. Other methods are not recommended.
+        supports: Tells whether the network can have the method of this name. Other methods are not recommended.
 
     Returns:
         One word for the network, both directions, a description, and the remedy.
@@ -162,21 +162,21 @@ def judge(signal: Signal, *, method: str = "", admits: Callable[[str], bool] = l
     sentence = _sentence(forward, backward, dead, waiting, outliers, signal.unmeasured)
     if signal.missing_sums:
         add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
-        sentence += f"; {first_names(signal.missing_sums)} {add} input, unlike others of the class"
+        sentence += f"; {shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
     if after_blocks:
         sentence += f"; {after_blocks}"
         advice = "look at the layers between the last block and the output"
     elif outliers:
         whose = "its" if len(outliers) == 1 else "their"
-        names = first_names([o.name for o in outliers])
+        names = shorten_names([o.name for o in outliers])
         advice = f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
     else:
         first, last = signal.sums[0].name, signal.sums[-1].name
         advice = _suspect(forward, backward, dead, first, last)
         if not advice and signal.missing_sums:
-            names = first_names(signal.missing_sums)
+            names = shorten_names(signal.missing_sums)
             advice = f"look at {names}: the forward pass has no sum x + f(x), or leaves f(x) out of it"
-        advice = advice or _advice(forward, backward, method, admits)
+        advice = advice or _advice(forward, backward, method, supports)
     return Verdict(status, forward, backward, tuple(s.name for s in dead), sentence, advice, outliers)
 
 
@@ -185,7 +185,7 @@ def _problem_after_blocks(signal: Signal) -> str:
     last = signal.sums[-1].sum
     grown = signal.output / power if (power := last.variance + last.mean_square) > 0 else math.nan
     if signal.unmeasured:
-        return "the numbers end after the last block"
+        return "the values become non-finite after the last block"
     return f"the output is ×{math.sqrt(grown):.1e} as large as the signal there" if grown >= LARGE**2 else ""
 
 
@@ -224,7 +224,8 @@ def _direction(series: Sequence[tuple[str, int, float]], *, backward: bool = Fal
     whole = median(logs[-ends:]) - median(logs[:ends])
     growth, decay = max(inside, whole), min(inside, whole)
     status: SignalStatus = "preserved"
-    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0  # one step per stage is no law: batch norm's is 2
+    # One step per stage cannot show a trend; with batch norm it is 2.
+    fast = slope if max(map(list(stages).count, stages)) > 2 else 0.0
     if polynomial and inside >= math.log(GROWN):
         status = "growing"
     elif growth >= math.log(LARGE) or (fast >= math.log(FAST) and whole >= math.log(NOTICEABLE)):
@@ -290,7 +291,7 @@ def _sentence(
         if d.status == "not measured":
             return f"{what} is {not_measured(unmeasured)}"
         if d.broken_at:
-            reason = "leaves the range of numbers" if math.isinf(d.total) else "is exactly 0"
+            reason = "overflows" if math.isinf(d.total) else "is exactly 0"
             return f"{what} {reason} at {d.broken_at}"
         if d.status == "preserved":
             word = "is preserved" if 1 / NOTICEABLE <= d.total <= NOTICEABLE else "stays within bounds"
@@ -303,13 +304,13 @@ def _sentence(
 
     parts = [describe("the forward signal", forward), describe("the gradient", backward)]
     if dead:
-        names = first_names([s.name for s in dead])
+        names = shorten_names([s.name for s in dead])
         parts.append(
             f"{len(dead)} branch{'es are' if len(dead) > 1 else ' is'} dead ({names}): no weight gets a gradient"
         )
     if waiting:
         whom = "them" if len(waiting) > 1 else "it"
-        parts.append(f"no gradient reaches {first_names(waiting)} yet: the branch around {whom} starts at zero")
+        parts.append(f"no gradient reaches {shorten_names(waiting)} yet: the branch around {whom} starts at zero")
     parts += map(str, outliers[:3])
     return "; ".join(parts)
 
@@ -318,13 +319,13 @@ def not_measured(place: str) -> str:
     """The reason for missing gradients: the forward signal ended at a place.
 
     >>> not_measured("body.0.7")
-    'not measured: the forward signal is not a number from body.0.7 on'
+    'not measured: the forward signal is not finite from body.0.7 on'
     """
-    return f"not measured: the forward signal is not a number from {place} on"
+    return f"not measured: the forward signal is not finite from {place} on"
 
 
 def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal], first: str, last: str) -> str:
-    """The place to look at and its possible defects, if the problem has one place that no method would repair."""
+    """The place to look at and its possible defects, if the problem is local, so no method would fix it."""
     if forward.sudden:
         where = forward.broken_at if forward.broken_at != first else f"{first} and the layers before it"
         if forward.status == "vanishing":
@@ -339,8 +340,8 @@ def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal],
         return f"look at the branch of {cut[0]}: it returns a signal, but detach() or no_grad cuts its gradient off"
     if dead:
         return (
-            f"look at the branch of {dead[0].name}: two zero layers with an activation between never learn ('fixup' "
-            "zeroes only a branch's last), nor do those around a ReLU that is never positive"
+            f"look at the branch of {dead[0].name}: two zero layers with an activation between them never learn "
+            "('fixup' zeroes only the last); neither do layers around a ReLU that is never positive"
         )
     if backward.sudden:
         where = "the output" if backward.broken_at == last else "the next sum"
@@ -349,29 +350,30 @@ def _suspect(forward: Direction, backward: Direction, dead: Sequence[SumSignal],
                 f"look between {backward.broken_at} and {where}: detach() or no_grad cuts the gradient off there, or a "
                 "ReLU that is never positive or a factor of zero does"
             )
-        return f"look between {backward.broken_at} and {where}: something there has no finite slope, as a root at zero"
+        return f"look between {backward.broken_at} and {where}: something there has no finite "
+        "derivative, such as sqrt at 0"
     return ""
 
 
-def _advice(forward: Direction, backward: Direction, method: str, admits: Callable[[str], bool]) -> str:
+def _advice(forward: Direction, backward: Direction, method: str, supports: Callable[[str], bool]) -> str:
     """The remedy; a network that already has the recommended method has been changed at some place."""
-    advice = _remedy(forward, backward, admits)
+    advice = _remedy(forward, backward, supports)
     if not method or f"'{method}'" not in advice:
         return advice
     worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
     place = worse.broken_at or worse.worst
-    return f"it has '{method}' already, which does not do this by itself: look at {place}"
+    return f"it has '{method}' already, which does not cause this: look at {place}"
 
 
-def _remedy(forward: Direction, backward: Direction, admits: Callable[[str], bool]) -> str:
-    """The remedy, with methods that the network admits; every network with residual sums admits Fixup."""
+def _remedy(forward: Direction, backward: Direction, supports: Callable[[str], bool]) -> str:
+    """The remedy, with methods that the network supports; every network with residual sums supports Fixup."""
 
     def use(*names: str) -> str:
-        admitted = [f"'{name}'" for name in names if admits(name)] or ["'fixup'"]
-        return f"use {' or '.join(admitted)}"
+        supported = [f"'{name}'" for name in names if supports(name)] or ["'fixup'"]
+        return f"use {' or '.join(supported)}"
 
     if forward.status == "exploding":
-        return f"{use('fixup', 'wn')} to hold the signal at any depth"
+        return f"{use('fixup', 'wn')} to preserve the signal at any depth"
     if forward.status == "vanishing":
         return f"the weights are too small for the depth: {use('fixup', 'wn')}"
     if backward.status == "exploding":

@@ -64,7 +64,7 @@ def scales_sums(method: Method) -> bool:
     return not method.rule.c == method.rule.a == ONE
 
 
-def admits_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
+def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model is certain to be convertible with a method, judged without converting it.
 
     Returns False for a method that scales whole sums, because it needs a module around every sum, and, on a model with

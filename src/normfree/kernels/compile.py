@@ -91,7 +91,7 @@ def compiler() -> Callable[[str, list[str]], bytes]:
 
 
 def why_no_compiler() -> str | None:
-    """Why the kernels cannot be compiled here, in one sentence; None where they can."""
+    """Return why the kernels cannot be compiled here, in one sentence, or None if they can."""
     try:
         compiler()
     except CompilerMissingError:

@@ -35,12 +35,12 @@ def why_not(
     layers: int = 2,
     device: torch.device | None = None,
 ) -> str | None:
-    """Why a stage cannot run by the kernels, in one sentence; None where it can.
+    """Return why the kernels cannot run this stage, in one sentence, or None if they can.
 
     Args:
         channels: channels of every layer of the stage.
         size: height and width of its images.
-        form: where the activation around the branch stands ("post", "pre" or "linear").
+        form: the position of the activation around the branch ("post", "pre" or "linear").
         kernel: taps of a convolution in one direction.
         layers: convolutions in a block.
         device: where it would run; the current CUDA device if left out.
@@ -155,7 +155,7 @@ def _grid(images: int, kernels: Kernels) -> int:
     return -(-images * tiling.split // tiling.cluster) * tiling.cluster
 
 
-def _images_last(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -170,7 +170,7 @@ def _kept_shapes(x: Tensor, blocks: int, form: str, keep: int) -> tuple[tuple[in
 def stage_forward(
     x: Tensor, weights: Tensor, scalars: Tensor, biases: Tensor | None, form: str, neutral: int, keep: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output, and what the backward pass needs: stream, inner activations, packed weights, shifts.
+    """Return the output and the saved tensors for backward: stream, inner activations, packed weights, shifts.
 
     `keep` is 0 for inference, 1 to keep the stream and 2 to keep the inner activations, too.
     """
@@ -178,7 +178,7 @@ def stage_forward(
         kernels = _kernels(x, form, neutral, keep == 1)
         images, channels = x.shape[:2]
         blocks = weights.shape[0]
-        x, weights, scalars = _images_last(x), weights.contiguous(), scalars.contiguous()
+        x, weights, scalars = _channels_last(x), weights.contiguous(), scalars.contiguous()
         biases = None if biases is None else biases.contiguous()
         stream, inner = (x.new_empty(shape, dtype=torch.bfloat16) for shape in _kept_shapes(x, blocks, form, keep))
         packed = x.new_empty((2 if keep else 1, 2 * blocks, 9 * channels**2), dtype=torch.bfloat16)
@@ -243,7 +243,7 @@ def stage_backward(
     with torch.cuda.device(gradient.device):
         recompute = inner.shape[0] == 0
         kernels = _kernels(gradient, form, neutral, recompute)
-        gradient, scalars = _images_last(gradient), scalars.contiguous()
+        gradient, scalars = _channels_last(gradient), scalars.contiguous()
         blocks = scalars.shape[0]
         images, channels, size = gradient.shape[:3]
         out = _empty_gradients(gradient, scalars, biases, needs_weights, needs_scalars)

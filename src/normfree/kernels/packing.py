@@ -63,7 +63,7 @@ def fragment_index(channels: int, *, matrices: bool = False) -> Tensor:
 def pack_weights(weights: Tensor, *, matrices: bool = False) -> tuple[Tensor, Tensor]:
     """Weights (K, C, C, 3, 3) in the order of the forward and of the backward kernel, (K, 9·C²) in bfloat16 each.
 
-    The backward kernel convolves with inputs and outputs exchanged and the taps turned around.
+    The backward kernel convolves with inputs and outputs swapped and the kernel flipped.
     """
     count, channels = weights.shape[:2]
     order = fragment_index(channels, matrices=matrices).to(weights.device)
@@ -74,7 +74,7 @@ def pack_weights(weights: Tensor, *, matrices: bool = False) -> tuple[Tensor, Te
 
 
 def shifts_of(weights: Tensor, scalars: Tensor, biases: Tensor | None) -> Tensor:
-    """What is added per channel after each convolution, (2B, C) in float32.
+    """The offset per channel added after each convolution, (2B, C) in float32.
 
     The image buffers hold the signal without the bias b that stands before a convolution, and -b on the border; then
     b times the sum of the weights after the convolution makes it exact.

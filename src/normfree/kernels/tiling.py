@@ -251,12 +251,12 @@ def choose_tiling(
 
 
 def why_not_shape(channels: int, size: int, form: str, kernel: int = 3, layers: int = 2) -> str | None:
-    """Why a stage of this shape has no kernels, in one sentence; None where it has them."""
+    """Return why the kernels cannot run a stage of this shape, in one sentence, or None if they can."""
     if form not in FORMS:
-        return f"the stage kernels know the forms {', '.join(FORMS)}, not '{form}'"
+        return f"the stage kernels support the forms {', '.join(FORMS)}, not '{form}'"
     if (kernel, layers) != (3, 2):
         return f"the stage kernels need blocks of two 3×3 convolutions, not of {layers} with {kernel}×{kernel} taps"
     if (channels, size) not in SHAPES:
         known = ", ".join(f"{c} at {s}×{s}" for c, s in SHAPES)
-        return f"the stage kernels know the channels and sizes {known}, not {channels} at {size}×{size}"
+        return f"the stage kernels support the channels and sizes {known}, not {channels} at {size}×{size}"
     return None

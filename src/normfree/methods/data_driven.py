@@ -29,8 +29,8 @@ class _Once:
         self.done = True
         if not out.std(unbiased=False) > _DEAD:
             raise ValueError(
-                f"expected a signal that varies behind '{self.name}', got one number for all the batch; pass a batch "
-                "of the training data, or use a method that needs none, such as 'fixup'"
+                f"expected a signal that varies after '{self.name}', got a constant; pass a batch of the "
+                "training data, or use a method that needs none, such as 'fixup'"
             )
         return self.calibrate(module, out)
 
@@ -69,8 +69,7 @@ def lsuv() -> Method:
 
     Reference: fixup, section 4.1, baseline 2; normdead, section 4.1; Mishkin & Matas 2016, algorithm 1.
     Differs: one pass instead of iterations, because the output of a layer without bias is linear in its weight. Each
-    layer's own output gets variance 1, and so each branch's: no scale of the branch brings x + f(x) to the variance of
-    x.
+    layer, and so each branch, gets output variance 1; no branch scale could give x + f(x) the variance of x.
     """
     return Method(
         name="lsuv",

@@ -59,7 +59,9 @@ def _he_fan_out_(ctx: InitContext, layer: Layer, factor: float = 1.0) -> None:
 
 @register
 def fixup(*, bias: bool = True, scale: float = 1.0, branches: bool = True, scalar_lr: str = "0.1") -> Method:
-    """x' = p(x + β·f(x) + δ), β and δ learnable, from 1 and 0, and a scalar bias before every layer and activation.
+    """x' = p(x + β·f(x) + δ), with learnable β (initially 1) and δ (initially 0).
+
+    A scalar bias precedes every layer and activation.
 
     The paper's ablations are options: `bias=false`; `scale=0.1,bias=false` and `scale=10,bias=false`; `branches=false`.
     `scalar_lr` is the learning rate of the scalars, relative to that of the weights: a tenth in the authors' code. Use

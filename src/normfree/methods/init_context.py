@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.nn.embedding import TokenEmbedding
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.weight_layers import set_weight_
 from normfree.plan import Layer, ResidualPlan
@@ -43,7 +43,7 @@ class InitContext:
         weight = getattr(module, layer.parameter, None)
         if not isinstance(weight, Tensor) or weight.dim() < 2 or isinstance(module, NORM_TYPES):
             got = "nothing" if module is None else type(module).__name__
-            raise ValueError(f"expected a weight layer at '{layer.name}', got {got}; the plan is of another model")
+            raise ValueError(f"expected a weight layer at '{layer.name}', got {got}; the plan belongs to another model")
         return module  # type: ignore[return-value]  # Conv1d, Conv3d and other holders of weights have the same fields
 
     def each(self, layers: Iterable[Layer]) -> Iterator[tuple[Layer, nn.Conv2d | nn.Linear]]:
@@ -79,8 +79,8 @@ class InitContext:
         """Draw a weight whose (outputs, rest) matrix is orthogonal, from the Haar measure (sign-corrected QR).
 
         Each part of a fused layer and each group of a grouped convolution is a matrix of its own. One matrix for all
-        groups would give a depthwise layer of c channels rows of length k/√c, whose directions learn c/k² times as
-        fast.
+        groups would give a depthwise layer of c channels rows of norm k/√c, so weight norm would update their
+        directions c/k² times as fast.
         """
         out, *rest = self.shape(layer)
         groups = 1 if layer.transposed else getattr(self.module(layer), "groups", 1)
@@ -127,7 +127,7 @@ class InitContext:
         given = (self.example,) if isinstance(self.example, Tensor) else self.example
         # Copies, because a model may write into its input.
         args = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True) for t in given]
-        with evaluating(self.model):
+        with eval_mode(self.model):
             self.model(*args)
 
     def zero_biases_(self) -> None:

@@ -53,7 +53,7 @@ def initialize_(
         plan = getattr(model, "plan", None)
         if not isinstance(plan, ResidualPlan):
             raise ValueError(
-                f"expected a model that states its plan, got {type(model).__name__}; "
+                f"expected a model that provides a plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
             )
     ctx = InitContext(model, plan, generator, example)
@@ -107,7 +107,7 @@ def _check_added_scalars(ctx: InitContext, method: Method) -> None:
             )
     for scalar in added:
         if scalar not in parameters:
-            raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan is of another model")
+            raise ValueError(f"expected a scalar '{scalar}', got a model without it; the plan belongs to another model")
 
 
 def check_example(ctx: InitContext, method: Method) -> None:
@@ -145,7 +145,7 @@ def _check(ctx: InitContext, method: Method) -> None:
     for name, module in ctx.modules.items():
         if isinstance(module, Residual) and module.branch is not None and name not in named:
             raise ValueError(
-                f"expected a plan of every residual block, got one without '{name}'; the plan is of another model"
+                f"expected a plan of every residual block, got one without '{name}'; the plan belongs to another model"
             )
     _check_added_scalars(ctx, method)
     remedy = f"build the model with method='{method.name}', or convert it"

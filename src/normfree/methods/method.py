@@ -33,8 +33,9 @@ class Law:
     """One scalar of the residual equation: a number, or a function of the branch's position.
 
     A function returns None at positions without the scalar. Use a named function, or a frozen dataclass with
-    `__call__`, so that the method can be pickled and compared. `text` is the scalar's entry in the table of methods.
-    `written` marks a scalar whose value depends on the whole plan or on data: the method's initializer writes it.
+    `__call__`, so that the method can be pickled and compared; a lambda works too if you need neither. `text` is the
+    scalar's entry in the table of methods. `written`: the initializer sets the value, because it depends on the whole
+    plan or on data.
     """
 
     value: float | Callable[[Position], float | None]
@@ -121,10 +122,10 @@ class Method:
         summary: One line about the method.
         paper: The papers of this project that use it, or "none".
         reference: Section and equation of the source.
-        weights: The weight layers and their initialization, in words.
+        weights: The weight layers and their initialization, as text for the method table.
         initializer: The function that writes the weights of a model, given an `InitContext`.
         kind: Whether it is a plain initialization, a norm-free method, or a normalized network for comparison.
-        h: The shortcut, in words.
+        h: The shortcut, as text for the method table.
         rule: The scalars of the residual equation.
         form: The block form that the method was designed for; None takes the model's.
         forms: The block forms that it works with.

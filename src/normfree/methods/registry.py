@@ -78,7 +78,7 @@ def get(spec: str | Method) -> Method:
         error = unknown_name("method", name, _FACTORIES)
         if "did you mean" in str(error):
             raise error
-        raise ValueError(f"{error}; one of your own is known once its module is imported (--plugin MODULE)")
+        raise ValueError(f"{error}; import your own method's module first (--plugin MODULE)")
     factory = _FACTORIES[name]
     defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
     given: dict[str, object] = {}

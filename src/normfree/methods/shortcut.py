@@ -65,7 +65,7 @@ def _one_at_identities(position: Position) -> float | None:
 
 @register
 def learnscalar() -> Method:
-    """x' = √½ · (a·x + f(x)), a learnable, 1.
+    """x' = √½ · (a·x + f(x)), with a learnable, initially 1.
 
     Reference: robust, section 3.3, setup 2.
     """

@@ -52,7 +52,7 @@ def transformer_stacks(plan: ResidualPlan, method: str) -> TransformerStacks:
 
 
 def linear_part(branch: Branch, layer: Layer, weight: Tensor) -> Tensor:
-    """Return the rows of a layer's weight in which the branch is linear: no rows of an attention's queries and keys.
+    """Return the rows of a layer's weight that enter the output linearly: all but those of queries and keys.
 
     An attention's layers are assumed to run in the order query, key, value, output; or one layer holds query, key and
     value as three parts.

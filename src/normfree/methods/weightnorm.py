@@ -15,7 +15,10 @@ from normfree.plan import Branch
 
 
 def _orthogonal_directions_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float]) -> None:
-    """Set orthogonal directions, and g = √(γ·fan_in/fan_out), γ = 2 before a ReLU, else 1; at ends, `last_gain`."""
+    """Set orthogonal directions, and g = √(γ·fan_in/fan_out) with γ = 2 before a ReLU, else 1.
+
+    The last layer of a branch gets `last_gain`.
+    """
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
@@ -43,7 +46,7 @@ def _wn_hanin_(ctx: InitContext) -> None:
 
 
 def _wn_default_(ctx: InitContext) -> None:
-    """He's weights as they are commonly drawn, N(0, 2/fan_in) in every layer; g is their norm."""
+    """Standard He initialization, N(0, 2/fan_in) in every layer; g is their norm."""
     for layer in ctx.plan.hidden():
         ctx.set_(layer, ctx.normal(layer, 2.0 / ctx.fans(layer)[0]))
     ctx.default_classifier_()

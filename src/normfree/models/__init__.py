@@ -2,7 +2,7 @@
 
 from normfree.models.base import BaseModel, Network
 from normfree.models.families import Family, catalog, find_family, is_model_name
-from normfree.models.registry import admits, build
+from normfree.models.registry import build, supports
 from normfree.models.transformer import Decoder, Encoder, Transformer
 from normfree.models.transformer_layers import DecoderCache, Memory
 
@@ -15,9 +15,9 @@ __all__ = [
     "Memory",
     "Network",
     "Transformer",
-    "admits",
     "build",
     "catalog",
     "find_family",
     "is_model_name",
+    "supports",
 ]

@@ -1,4 +1,4 @@
-"""Base classes of the models: `BaseModel`, and `Network` for models of images and vectors."""
+"""Base classes of the models: `BaseModel`, and `Network` for image models and MLPs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Network(BaseModel):
 
 
 def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the modules without children, in the order of registration, a sequence's order of the signal."""
+    """Iterate over the modules without children, in registration order (in a `Sequential`, execution order)."""
     for name, child in module.named_modules(prefix=prefix):
         if next(child.children(), None) is None:
             yield name, child

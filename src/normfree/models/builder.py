@@ -85,7 +85,7 @@ class BlockBuilder:
     def stem(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, activated: bool = True, pool: bool = False
     ) -> nn.Module:
-        """Return the layer before the first block; in the pre-activation form, the first block has its activation."""
+        """Return the layer before the first block; in the pre-activation form, its activation is in the first block."""
         parts: NamedModules = [] if self.spatial else [("flatten", nn.Flatten())]
         parts += self.named_layer(inputs, outputs, kernel, stride)
         if activated and self.form != "pre":

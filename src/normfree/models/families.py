@@ -211,7 +211,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "highway-D-W",
         r"highway-(\d+)-(\d+)",
-        "highway network of vectors, depth and width: gates choose between input and transform",
+        "highway MLP, depth and width: gates choose between input and transform",
         ("highway-20-50",),
         "post",
         "highway",

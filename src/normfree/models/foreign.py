@@ -19,7 +19,7 @@ from normfree.theory.errors import unknown_name
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a name is of a third-party model: it has a source before a colon."""
+    """Whether a name names a third-party model: it has a source before a colon."""
     return ":" in name
 
 
@@ -80,8 +80,8 @@ def import_object(name: str, what: str = "model") -> Any:
     for part in target.split("."):
         if not hasattr(found, part) and (source == "__main__" or part == "<locals>"):
             raise ValueError(
-                f"expected a {what} that other programs can import, got '{name}', of a script or inside a function; "
-                "pass model= to load a run of it, or a factory to load the converted model"
+                f"expected a {what} that other programs can import, got '{name}', which is defined in a script or "
+                "inside a function; pass model= to load the run, or use an importable factory"
             )
         if not hasattr(found, part):
             own = [n for n in dir(found) if not n.startswith("_") and not isinstance(getattr(found, n), ModuleType)]
@@ -111,7 +111,7 @@ def call_factory(factory: Callable[[], Any], name: str) -> Any:
         signature(factory).bind()
     except TypeError as error:
         raise ValueError(
-            f"expected '{name}' to be called without arguments, but it is {error}; wrap it in a function without any"
+            f"expected '{name}' to need no arguments, but calling it failed: {error}; wrap it in a function without any"
         ) from error
     except ValueError:  # it has no signature
         pass

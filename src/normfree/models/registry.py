@@ -48,17 +48,17 @@ def build(
         num_classes: The number of classes, by default 10. For a translator or language model, the number of tokens that
             it predicts, by default 1000.
         in_channels: The channels of the input images.
-        size: The side of the input images; the default depends on the model. Only networks of vectors and the method
+        size: The side of the input images; the default depends on the model. Only MLPs and the method
             `isograd` depend on it.
         form: The block form; the default is the method's, else the model's.
         padding_mode: The padding of convolutions, as in `torch.nn.Conv2d`.
-        vocabulary: The number of input tokens, for models of sequences. The default is `num_classes` if the model
+        vocabulary: The number of input tokens, for sequence models. The default is `num_classes` if the model
             predicts tokens, with one matrix for input and output, else 1000.
-        dropout: The dropout probability of models of sequences, by default 0.1.
+        dropout: The dropout probability of sequence models, by default 0.1.
         example: A batch of inputs. Data-driven methods need it; it sets `in_channels` and `size`.
         generator: The source of all draws; the default is torch's global generator.
         device: The device of the model. With `"meta"` nothing is initialized; call `to_empty` and `initialize_` later.
-        dtype: The type of the parameters.
+        dtype: The dtype of the parameters.
 
     Returns:
         A `Network`, or a `Transformer`, `Encoder` or `Decoder`.
@@ -97,10 +97,10 @@ def build(
     return model if device is None else model.to(device)
 
 
-def admits(name: str, method: str | Method) -> bool:
+def supports(name: str, method: str | Method) -> bool:
     """Whether a model can be built with a method; False for an unknown model.
 
-    >>> admits("resnet20", "wn"), admits("encoder-6-512-2048-8", "wn")
+    >>> supports("resnet20", "wn"), supports("encoder-6-512-2048-8", "wn")
     (True, False)
     """
     method = get(method)
@@ -174,7 +174,7 @@ def _token_settings(
     """
     if not family.reads_tokens:
         if vocabulary is not None or dropout is not None:
-            raise ValueError(f"model '{name}' reads no tokens, so that it has no vocabulary or dropout; leave them out")
+            raise ValueError(f"model '{name}' reads no tokens, so it has no vocabulary or dropout; leave them out")
         return 0, 0.0
     if vocabulary is None:
         vocabulary = classes if family.predicts_tokens else VOCABULARY

@@ -135,7 +135,7 @@ def imagenet_resnet(depth: int) -> ResNetShape:
 
 
 def residual_mlp(blocks: int, width: int, layers: int = 2) -> ResNetShape:
-    """Residual network of vectors: one stage of blocks with `layers` linear layers each.
+    """Residual MLP: one stage of blocks with `layers` linear layers each.
 
     Reference: wninit, Figure 1, bottom; fixup, appendix B.1.
     """

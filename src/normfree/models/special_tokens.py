@@ -13,7 +13,9 @@ VOCABULARY = 1000
 
 
 def real_positions(tokens: Tensor) -> Tensor:
-    """Return a mask (N, T) of the positions that are no padding; all True for a row of padding, so that a mean exists.
+    """Return a mask (N, T) of the positions that are not padding.
+
+    It is all True for an all-padding row, so its mean is defined.
 
     >>> real_positions(torch.tensor([[7, PAD], [PAD, PAD]]))
     tensor([[ True, False],

@@ -41,7 +41,7 @@ class _SequenceModel(BaseModel):
         self.classifier.weight = embedding.weight
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Apply the output layer, whose type may be shorter than that of the stream."""
+        """Apply the output layer, which may be in half precision while the stream is in float32."""
         return self.classifier(x.to(self.classifier.weight.dtype))  # type: ignore[no-any-return]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:

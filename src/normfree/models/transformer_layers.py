@@ -131,7 +131,10 @@ class LayerBuilder:
         )
 
     def _feedforward(self) -> Residual:
-        """Return two linear layers with an activation between; the first layer's bias is the activation's."""
+        """Return two linear layers with an activation between them.
+
+        The first layer's bias replaces the scalar bias before the activation.
+        """
         first, second = nn.Linear(self.width, self.inner), nn.Linear(self.inner, self.width)
         parts: NamedModules = [("linear", first), self.blocks.activation()[-1], *self._drop()]
         parts += [*self.blocks.bias(), ("linear", second), *self._drop()]

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
-from normfree.files import explained, render_weights, replacing
+from normfree.files import atomic_path, explain_os_errors, render_weights
 
 
 def save_weights(path: str | Path, model: nn.Module) -> None:
@@ -20,12 +20,12 @@ def save_weights(path: str | Path, model: nn.Module) -> None:
         OSError: If the file cannot be written. A previous file stays intact.
     """
     path = _safetensors(path)
-    with explained("the weights", path, "the earlier file is unchanged"), replacing(path) as temporary:
+    with explain_os_errors("the weights", path, "the earlier file is unchanged"), atomic_path(path) as temporary:
         temporary.write_bytes(render_weights(model.state_dict()))
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
-    """Load a safetensors file into a model, by `state_dict` names; one of several tied tensors is enough.
+    """Load a safetensors file into a model, by `state_dict` names; a tied tensor needs to be stored once only.
 
     Raises:
         ValueError: If the file is missing or damaged, or if it is of another model. The model is then unchanged.
@@ -71,7 +71,7 @@ def _safetensors(path: str | Path) -> Path:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for two names of one tensor only."""
+    """Return a key that is equal only for names of the same tensor."""
     if tensor.device.type == "meta" or not tensor.numel():
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()

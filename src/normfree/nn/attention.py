@@ -62,8 +62,8 @@ class Attention(nn.Module):
         causal: Whether position t attends to positions up to t only.
         cross: Whether keys and values come from a memory.
         dropout: The dropout probability of the output.
-        scalar_biases: Whether a learnable scalar precedes the output layer and the layers that read a memory. The one
-            before the other layers is at the branch's entry.
+        scalar_biases: Whether a learnable scalar precedes the output layer and the layers that read a memory. The bias
+            before the query (and, in self-attention, key and value) is at the branch's entry.
 
     Raises:
         ValueError: If the heads do not divide the width, or if the attention is both causal and cross.
@@ -141,7 +141,7 @@ class Attention(nn.Module):
 
 
 def _causal_mask(query: Tensor, keys: Tensor, before: int, mask: Tensor | None) -> Tensor | None:
-    """Return the mask of queries after `before` earlier positions: keys up to the query's own, within `mask`."""
+    """Combine `mask` with a causal mask for queries that start at position `before`."""
     new = query.shape[2]
     if new == 1 and mask is None:
         return None  # the last position attends to all

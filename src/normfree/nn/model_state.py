@@ -1,7 +1,7 @@
-"""The state of a model: run someone else's model and hand it back as it was.
+"""The state of a model: run a model and restore its state afterwards.
 
-`leave_no_trace` is the context manager for a pass through a model. `on_meta` does the same on tensors without values.
-The other functions are the parts that these two are made of, and what changes a model only if it succeeds.
+`preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
+values. The other functions are their building blocks, and `restored_on_error`, which rolls back a failed change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The modules and the parameters of a model by name; a shared one stands under its first name."""
+    """The modules and the parameters of a model by name; a shared one is listed under its first name."""
 
     modules: Mapping[str, nn.Module]
     parameters: Mapping[str, nn.Parameter]
@@ -32,7 +32,7 @@ class ModelParts:
 def parts_of(model: nn.Module) -> ModelParts:
     """Collect modules and parameters in one walk, with the names and order of `named_modules` and `named_parameters`.
 
-    With thousands of modules, every walk takes as long as a few layers.
+    With thousands of modules, each walk costs as much time as running a few layers.
 
     >>> list(parts_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).modules)
     ['', '0', '1']
@@ -59,7 +59,9 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 @contextmanager
-def leave_no_trace(model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False) -> Iterator[None]:
+def preserve_model_state(
+    model: nn.Module, parts: ModelParts | None = None, *, attributes: bool = False
+) -> Iterator[None]:
     """Run a model forward and backward inside; afterwards, also after an error, the model is as it was.
 
     - Gradients are set aside, not copied, and restored.
@@ -72,8 +74,8 @@ def leave_no_trace(model: nn.Module, parts: ModelParts | None = None, *, attribu
     Args:
         model: The model to run.
         parts: The model's parts, if the caller has them at hand.
-        attributes: Whether to restore attributes too, which costs as much time as a few layers. Leave it out to keep
-            what is assigned to the model inside.
+        attributes: Whether to restore attributes too, which costs as much time as a few layers. Pass False to
+            keep attributes assigned inside the context.
     """
     known = parts or parts_of(model)
     parameters = known.parameters.values()
@@ -112,9 +114,10 @@ def leave_no_trace(model: nn.Module, parts: ModelParts | None = None, *, attribu
 def on_meta(model: nn.Module) -> Iterator[None]:
     """Give the model meta tensors for its parameters and buffers: it computes shapes only, and leaves no trace.
 
-    What the model caches in such a pass (a mask, a table of positions) holds no values, so attributes are restored.
+    Tensors that the model caches in this pass (a mask, a table of positions) have no values, so attributes are
+    restored.
     """
-    with leave_no_trace(model, attributes=True):
+    with preserve_model_state(model, attributes=True):
         tensors = [*model.parameters(), *model.buffers()]
         with substitute_tensors(model, {id(t): t.to("meta") for t in tensors}):
             yield
@@ -152,7 +155,7 @@ def preserve_random_state(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode, and every module back in its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -25,7 +25,11 @@ class _SideStream:
         self._in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
     def run(self, operands: tuple[Tensor, ...], work: Callable[[], Tensor]) -> Tensor:
-        """Start `work`, and let the main stream wait for the oldest work in flight, so that its operands are freed."""
+        """Start `work` on the side stream.
+
+        If more than `_AHEAD` operations are in flight, the main stream waits for the oldest, so its operands can be
+        freed.
+        """
         main = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
@@ -38,7 +42,10 @@ class _SideStream:
         return done
 
     def join(self) -> None:
-        """Let the current stream wait for all work in flight; without any, a capture would not know the stream."""
+        """Let the current stream wait for all work in flight.
+
+        It does not wait if there is none, because a CUDA graph capture would not know the side stream.
+        """
         if self._in_flight:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
             self._in_flight.clear()

@@ -17,7 +17,7 @@ from normfree.nn.weight_layers import (
     _Standardized,
     _WeightNorm,
     is_computed,
-    ones_a_row,
+    ones_per_row,
     weight_kind,
 )
 
@@ -55,7 +55,7 @@ def _restore(make: Callable[[], type[nn.Module]]) -> nn.Module:
 
 
 def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> str | None:
-    """Why a layer cannot become one of this kind; None if it can."""
+    """Return why a layer cannot be reparametrized this way, or None if it can."""
     if weight_kind(module) != "plain":
         return f"its weight is reparametrized already ({weight_kind(module)})"
     if is_computed(module):
@@ -65,9 +65,9 @@ def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: boo
     weight = module._parameters["weight"]
     stored = transposed and weight is not None and weight.dim() == 2
     if weight is None or not (stored or isinstance(module, (*_CONVOLUTIONS, nn.Linear))):
-        return f"{type(module).__name__} uses its weight in a way of its own"
+        return f"{type(module).__name__} uses its weight in a custom way"
     if not stored and type(module).forward not in (*[c.forward for c in _CONVOLUTIONS], nn.Linear.forward):
-        return f"{type(module).__name__} has a forward pass of its own"
+        return f"{type(module).__name__} overrides forward()"
     if kind == "standardized" and (len(weight) if stored else weight[0].numel()) == 1:
         return "a single weight per output has no variance to standardize"
     return None
@@ -87,7 +87,7 @@ def reparametrize_(module: nn.Module, kind: WeightKind, *, transposed: bool = Fa
     plain: Any = type(module)
     module.__class__ = _class(plain, kind, transposed)
     before = weight.detach().clone()
-    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_a_row(before))
+    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_per_row(before))
     module.set_weight_(before)  # type: ignore[operator]  # every reparametrized layer has it
 
 
@@ -101,5 +101,5 @@ def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
     forward = _LinearForward if issubclass(plain, nn.Linear) else _ConvForward
     mixins = (_TransposedLinear, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
     made_by = functools.partial(_class, plain, kind, transposed)
-    # The plain class's module, since libraries look at where a class comes from.
+    # Keep `__module__`: some libraries inspect it.
     return type(name, (_PicklableClass, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})

@@ -24,7 +24,7 @@ class Residual(nn.Module):
 
     Shapes: x is (N, C, …) or (N, T, C); branch and shortcut have the same output shape.
 
-    The sum keeps the type of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
+    The sum keeps the dtype of its operands unless `stream_dtype` is set; see `set_precision_`. With `beta_in_weight`, β
     is already in the weight of the branch's last layer; see `normfree.nn.scalar_folding`.
 
     Args:
@@ -150,14 +150,14 @@ class SubsamplePad(nn.Module):
 def set_precision_(
     model: nn.Module, *, stream: torch.dtype | None = torch.float32, branch: torch.dtype | None = torch.bfloat16
 ) -> nn.Module:
-    """Keep the residual stream of every `Residual` in one type while the branches run in another, in place.
+    """Keep the residual stream of every `Residual` in one dtype while the branches run in another, in place.
 
     Thousands of small additions lose their low bits in a bf16 stream.
 
     Args:
         model: The model.
-        stream: The type of the residual stream; None keeps the type of the operands.
-        branch: The type of the weight layers of branches and shortcuts, and of their inputs. None changes no weights;
+        stream: The dtype of the residual stream; None keeps the dtype of the operands.
+        branch: The dtype of the weight layers of branches and shortcuts, and of their inputs. None changes no weights;
             use it under autocast.
 
     Returns:
@@ -168,7 +168,7 @@ def set_precision_(
             module.stream_dtype = stream
             module.branch_dtype = branch
             if branch is not None:
-                # An entry that only the branch reads runs in the branch's type, including its normalizer.
+                # An entry that only the branch reads runs in the branch's dtype, including its normalizer.
                 for part in (module.branch, module.shortcut, None if module.shortcut_reads_entry else module.entry):
                     if part is not None:
                         lower_precision_(part, branch)
@@ -180,7 +180,7 @@ def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     Converts the parameters of plain weight layers, `TokenEmbedding`, layer, group and RMS norm, and dynamic tanh. Of a
     reparametrized layer only the bias is converted; its effective weight is rounded at every use. Batch norm, instance
-    norm and scalars keep their type, because a short one would spoil statistics and single numbers.
+    norm and scalars keep their dtype, because half precision is too coarse for statistics and scalars.
     """
     for layer in module.modules():
         if isinstance(layer, WEIGHT_LAYERS):
@@ -189,12 +189,12 @@ def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             elif layer.bias is not None:
                 layer.bias.data = layer.bias.data.to(dtype)
         elif isinstance(layer, TokenEmbedding | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | DynamicTanh):
-            layer.to(dtype)  # torch requires their weights in the type of their input; they hold no statistics
+            layer.to(dtype)  # torch requires their weights in the dtype of their input; they hold no statistics
     return module
 
 
 def reset_precision_(model: nn.Module) -> nn.Module:
-    """Undo `set_precision_` and scalar folding: compute in the type of the operands, with all scalars, in place."""
+    """Undo `set_precision_` and scalar folding: compute in the dtype of the operands, with all scalars, in place."""
     for module in model.modules():
         if isinstance(module, Residual):
             module.stream_dtype = module.branch_dtype = None

@@ -56,14 +56,14 @@ LayerKind = tuple[bool, bool, bool, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Stream:
-    """Residual blocks in order, each of which reads the previous one's output, and the modules that read the last."""
+    """A chain of residual blocks, and the modules that read its output."""
 
     blocks: Sequence[Residual]
     ends: Sequence[nn.Module | None]
 
 
 class ParameterSlot(NamedTuple):
-    """A parameter, its start in the master vector, and its start in the compute vector if its type is short."""
+    """A parameter, its start in the master vector, and its start in the compute vector if it is in half precision."""
 
     parameter: nn.Parameter
     start: int
@@ -111,7 +111,7 @@ def foldable_layers(model: nn.Module, short: Collection[int] | None = None) -> l
 def foldable_deltas(
     model: nn.Module, streams: Iterable[Stream], folded: Collection[ScalarBias]
 ) -> dict[ScalarBias, list[ScalarBias]]:
-    """Map each scalar bias that reads a residual stream to the δ before it, which it can take over.
+    """Map each scalar bias that reads a residual stream to the preceding δ that can be moved into it.
 
     All δ of a stream move, or none. They move if every block begins with a bias in `folded`, the biases that are folded
     into layers, and if scalar biases read the stream's end. An attention's keys need no bias; see `_bias_readers`.
@@ -217,12 +217,13 @@ class _AdjacentLayers:
 
 
 class ScalarFolding:
-    """Computes the folded weights from the master vector, and the masters' gradient from that of the folded weights.
+    """Computes the folded weights from the master vector, and maps their gradient back to the master weights.
 
     Small quantities of all layers are gathered in one tensor each, because every small kernel costs time. Between
-    `publish_` and `finish_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of the bias vectors;
-    a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes over. A bias that
-    reads the end of a stream, and is not folded into a layer, gets its δ as a tensor, `ScalarBias.moved`.
+    `fold_weights_` and `unfold_gradients_` the object stores β per layer, and β, b, W 1 and v + b W 1 per element of
+    the bias vectors; a layer without the scalar has 1 or 0 in its place. Here b includes the δ that the bias takes
+    over. A bias that reads the end of a stream, and is not folded into a layer, gets its δ as a tensor,
+    `ScalarBias.moved`.
 
     Args:
         model: The model.
@@ -278,7 +279,7 @@ class ScalarFolding:
         self._row_sums, self._shifted, self._element_beta, self._element_bias = elements
 
     def scalars(self) -> list[ScalarBias | ScalarMultiplier]:
-        """Return the scalars whose gradients `finish_` computes, because the model runs without them."""
+        """Return the scalars whose gradients `unfold_gradients_` computes, because the model runs without them."""
         return [*(block.beta for block in self._blocks), *self._left_out]  # type: ignore[list-item]
 
     def enable_(self, on: bool = True) -> None:
@@ -290,7 +291,7 @@ class ScalarFolding:
         for end, moved in zip(self._ends, self._end_sums, strict=True):
             end.moved = moved if on else None
 
-    def publish_(self, values: Tensor, computing: Tensor) -> None:
+    def fold_weights_(self, values: Tensor, computing: Tensor) -> None:
         """Write β W and β (v + b W 1) into the compute vector, and the sums of δ for the streams' ends."""
         if not self._groups:
             return
@@ -313,7 +314,7 @@ class ScalarFolding:
             torch.addcmul(values[self._vector_at], self._element_bias, self._row_sums, out=self._shifted)
             computing[self._computing_at] = (self._shifted * self._element_beta).to(computing.dtype)
 
-    def finish_(self, values: Tensor, gradient: Tensor) -> None:
+    def unfold_gradients_(self, values: Tensor, gradient: Tensor) -> None:
         """Turn the gradients of β W and β (v + b W 1) into those of W, v, β, b and δ, in place."""
         if not self._groups:
             return
@@ -362,7 +363,7 @@ def _adjacent_layers(
     """Group the layers of one kind whose weights are adjacent in the vectors."""
 
     def group_of(numbered: tuple[int, FoldableLayer]) -> tuple[LayerKind, int]:
-        """Of adjacent layers of one size, the start minus the number times the size is the same."""
+        """Return a key in which start − number · size is equal for adjacent layers of equal size."""
         number, layer = numbered
         weight = layer.layer.weight
         return layer.kind, starts[id(weight)] - number * padded_size(weight.numel())

@@ -1,8 +1,8 @@
 """Scalars around the forward pass of any module: how a sum inside third-party code gets its α, β and biases.
 
 The module's class becomes a subclass of its own class, so names, weights, hooks and `isinstance` stay as they are. The
-scalars are parameters of the module itself, without a gradient if they are fixed. (They are no buffers, since private
-training refuses a layer that learns and has one.)
+scalars are parameters of the module itself, without a gradient if they are fixed. They are not buffers, because
+Opacus rejects trainable layers with buffers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
 class ScaledModule(nn.Module):
     """β · (f(α · x + b) + (a - 1) · x) + δ around the forward pass f of a module.
 
-    `shift` is b and `skip` is a. An absent scalar is None and costs nothing. Of several inputs, the signals are scaled
-    (query, key and value of an attention); of several outputs, the first. `skip` multiplies the shortcut x of a module
-    that returns x plus its branch.
+    `shift` is b and `skip` is a. An absent scalar is None and costs nothing. With several inputs, the signals are
+    scaled (query, key and value of an attention). With several outputs, only the first is. `skip` multiplies
+    the shortcut x of a module that returns x plus its branch.
     """
 
     alpha: Tensor | None
@@ -47,7 +47,10 @@ class ScaledModule(nn.Module):
         return type(out)(*scaled) if hasattr(out, "_fields") else scaled  # a named tuple stays one
 
     def _entered(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments with the signals scaled; a tensor given twice stays one tensor, which attention checks."""
+        """Return the arguments with the signals scaled.
+
+        A tensor passed twice is scaled once, because `MultiheadAttention` checks identity.
+        """
         entered: list[Any] = []
         for position, value in enumerate(values):
             twins = [done for before, done in zip(values, entered, strict=False) if before is value]
@@ -93,7 +96,7 @@ def signals_of(plain: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _scaled_class(plain: Any) -> Any:
-    # The plain class's module, since libraries look at where a class comes from.
+    # Keep `__module__`: some libraries inspect it.
     body = {
         "plain_class": plain,
         "signals": signals_of(plain),

@@ -44,7 +44,7 @@ class ScalarBias(_Scalar):
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
     Scalar folding (`normfree.nn.scalar_folding`) sets `absorbed` and `moved`. An absorbed bias adds nothing, because
-    the layers that read it contain it. `moved` is added as well: the sum of the biases moved here.
+    the layers that read it contain it. `moved` is the sum of the δ moved into this bias; it is added too.
     """
 
     absorbed: bool = False

@@ -47,7 +47,7 @@ def _wide(weight: Tensor) -> Tensor:
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
 
 
-def ones_a_row(weight: Tensor) -> Tensor:
+def ones_per_row(weight: Tensor) -> Tensor:
     """Return a one for each row of `weight`, shaped to broadcast over it."""
     return weight.new_ones((weight.shape[0],) + (1,) * (weight.dim() - 1))
 
@@ -59,7 +59,7 @@ class _RowGain(nn.Module):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.gain = nn.Parameter(ones_a_row(self.weight.detach()))
+        self.gain = nn.Parameter(ones_per_row(self.weight.detach()))
 
     def _weight_rows(self, weight: Tensor) -> Tensor:
         """Return a tensor of the weight's shape as a matrix (outputs, rest)."""

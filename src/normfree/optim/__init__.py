@@ -1,6 +1,6 @@
 """Parameter groups, learning-rate schedules, gradient clipping, and the optimizer on one vector."""
 
-from normfree.optim.clipping import agc_, agc_parameters, clip_grad_agc_, clip_grad_norm_, norm_
+from normfree.optim.clipping import agc_parameters, clip_adaptively_, clip_by_norm_, clip_grad_agc_, clip_grad_norm_
 from normfree.optim.groups import param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.schedules import Schedule
@@ -10,10 +10,10 @@ __all__ = [
     "MasterWeights",
     "Schedule",
     "UpdateRule",
-    "agc_",
     "agc_parameters",
+    "clip_adaptively_",
+    "clip_by_norm_",
     "clip_grad_agc_",
     "clip_grad_norm_",
-    "norm_",
     "param_groups",
 ]

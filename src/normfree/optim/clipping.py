@@ -1,7 +1,7 @@
 """Gradient clipping: adaptive, unit by unit (AGC), and by the global norm.
 
-`agc_` and `norm_` work on lists of tensors, never synchronize with the device, and can be captured in a CUDA graph.
-Tensors of one shape share a few kernels, so the cost does not grow with the number of layers.
+`clip_adaptively_` and `clip_by_norm_` work on lists of tensors, never synchronize with the device, and can be
+captured in a CUDA graph. Tensors of one shape share a few kernels, so the cost does not grow with the number of layers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _Key = tuple[object, ...]
 
 
 @torch.no_grad()
-def agc_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: float = 0.01, eps: float = 1e-3) -> None:
+def clip_adaptively_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: float = 0.01, eps: float = 1e-3) -> None:
     """Scale gradients so that ‖G_i‖ ≤ clip · max(‖W_i‖, eps) for every unit i, in place.
 
     A unit is a row of axis 0: an output channel of a convolution (with any number of groups) or an output of a linear
     layer. A scalar or vector is one unit, also if it has further dimensions of length 1, as the gains of
-    weight-normalized and standardized layers. Norms of half-precision tensors are computed in float32. A gradient that
-    is not finite stays so.
+    weight-normalized and standardized layers. Norms of half-precision tensors are computed in float32. Non-finite
+    gradients stay non-finite.
 
     Reference: Brock 2021, equation 3 and its code (the unit of a vector is the whole of it).
 
     >>> weight, grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.ones(2, 2)
-    >>> agc_([weight], [grad], clip=0.1, eps=0.1)
+    >>> clip_adaptively_([weight], [grad], clip=0.1, eps=0.1)
     >>> grad.norm(dim=1)
     tensor([0.5000, 0.0100])
 
@@ -67,13 +67,13 @@ def _unit_norms(stacked: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def norm_(grads: Sequence[Tensor], max_norm: float) -> Tensor:
+def clip_by_norm_(grads: Sequence[Tensor], max_norm: float) -> Tensor:
     """Multiply all gradients by min(1, max_norm/‖g‖), with ‖g‖ their global norm; return ‖g‖ as a tensor.
 
     Reference: Pascanu 2013, algorithm 1.
 
     >>> grads = [torch.tensor([3.0]), torch.tensor(4.0)]
-    >>> norm_(grads, 1.0), grads
+    >>> clip_by_norm_(grads, 1.0), grads
     (tensor(5.), [tensor([0.6000]), tensor(0.8000)])
 
     Raises:
@@ -106,8 +106,8 @@ def clip_grad_agc_(
 ) -> None:
     """Clip gradients unit by unit: ‖G_i‖ ≤ clip · max(‖W_i‖, eps) for every output i of every layer.
 
-    Call it between `backward` and `optimizer.step`. Parameters without a gradient are skipped. See `agc_` for the
-    definition of a unit.
+    Call it between `backward` and `optimizer.step`. Parameters without a gradient are skipped. See
+    `clip_adaptively_` for the definition of a unit.
 
     Reference: Brock 2021, section 4.1 and appendix E (no clipping of the final linear layer).
 
@@ -125,20 +125,22 @@ def clip_grad_agc_(
     if isinstance(model, nn.Module):
         parameters: list[Tensor] = list(agc_parameters(model, exclude=exclude))
     elif exclude is not None:
-        raise ValueError("expected a model to exclude modules from, got parameters; leave theirs out of the list")
+        raise ValueError(
+            "expected a model to exclude modules from, got parameters; remove their parameters from the list"
+        )
     else:
         parameters = _as_list(model)
     pairs = [(p, p.grad) for p in parameters if p.grad is not None]
-    agc_([p for p, _ in pairs], [g for _, g in pairs], clip, eps)
+    clip_adaptively_([p for p, _ in pairs], [g for _, g in pairs], clip, eps)
 
 
 def clip_grad_norm_(model: nn.Module | Iterable[Tensor], max_norm: float) -> Tensor:
-    """Clip the gradients of a model or of parameters by their global norm, and return that norm; see `norm_`.
+    """Clip the gradients of a model or of parameters by their global norm, and return that norm; see `clip_by_norm_`.
 
     Unlike torch's function of this name, it never synchronizes with the device.
     """
     parameters: list[Tensor] = list(model.parameters()) if isinstance(model, nn.Module) else _as_list(model)
-    return norm_([p.grad for p in parameters if p.grad is not None], max_norm)
+    return clip_by_norm_([p.grad for p in parameters if p.grad is not None], max_norm)
 
 
 def agc_parameters(model: nn.Module, *, exclude: Iterable[str] | None = None) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Master weights: the parameters of a model as one float32 vector, next to the weights that compute.
+"""Master weights: the parameters of a model as one float32 vector, beside the weights used in forward and backward.
 
 A training step then costs a few kernels at any depth: the update, the moving average, the norm of the gradient and its
 reduction over processes are one operation on a vector each.
@@ -31,7 +31,7 @@ class Group:
     """A contiguous part of the vector whose parameters share a learning rate and weight decay."""
 
     name: str
-    stretch: slice
+    span: slice
     lr: float
     weight_decay: float
 
@@ -39,23 +39,23 @@ class Group:
 class MasterWeights:
     """Float32 masters of a model's parameters and their gradient, each one vector.
 
-    A float32 parameter becomes a view of the master vector. A parameter of a short type becomes a view of a second
-    vector, the compute vector, which `publish_` refreshes. Learnable scalars around a layer of a short type are folded
-    into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors; see
-    `frozen`.
+    A float32 parameter becomes a view of the master vector. A parameter in half precision becomes a view of a second
+    vector, the compute vector, which `copy_to_model_` refreshes. Learnable scalars around a layer in half precision are
+    folded into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors;
+    see `frozen`.
 
-    A step is: backward pass, `collect_`, `finish_`, an update of `values` by `gradient`, `publish_`. At the end,
-    `release_` makes the model an ordinary one again.
+    A step is: backward pass, `gather_gradients_`, `unfold_gradients_`, an update of `values` by `gradient`,
+    `copy_to_model_`. At the end, `release_` makes the model an ordinary one again.
 
     Args:
         model: The model; its parameters are replaced by views.
         groups: The parameter groups of `param_groups`.
         channels_last: Whether four-dimensional parameters are stored in that memory format.
-        originals: Unrounded values of parameters that were converted to a short type, by name. The masters start from
+        originals: Unrounded values of parameters that were converted to half precision, by name. The masters start from
             them.
 
     Raises:
-        ValueError: If no parameter learns, or if the parameters have more than one type besides float32.
+        ValueError: If no parameter learns, or if the parameters have more than one dtype besides float32.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MasterWeights:
         dtypes -= {torch.float32}
         if len(dtypes) > 1 or not dtypes <= _SHORT:
             raise ValueError(
-                "expected parameters in float32 and at most one shorter type, got "
+                "expected parameters in float32 and at most one half-precision dtype, got "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
         short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
@@ -83,7 +83,7 @@ class MasterWeights:
         self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
         slots = self._lay_out(groups, foldable)
-        end, short_end = self.groups[-1].stretch.stop, self._short[-1][1].stop
+        end, short_end = self.groups[-1].span.stop, self._short[-1][1].stop
         device = slots[0].parameter.device
         self.values = torch.zeros(end, device=device)
         self.gradient = torch.zeros(end, device=device)
@@ -103,7 +103,7 @@ class MasterWeights:
         self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
         self._folded = {id(scalar.value) for scalar in self._folding.scalars()}
         self._folding.enable_()
-        self.publish_()
+        self.copy_to_model_()
 
     def _lay_out(
         self, groups: Sequence[Mapping[str, Any]], foldable: Mapping[int, FoldableLayer]
@@ -111,7 +111,7 @@ class MasterWeights:
         """Assign every parameter that learns its place in the vectors, group by group."""
 
         def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()]]:
-            """Sort short types first and foldable layers of one kind together."""
+            """Sort half precision first and foldable layers of one kind together."""
             found = foldable.get(id(parameter))
             return parameter.dtype == torch.float32, found is not None, found.kind if found else ()
 
@@ -136,21 +136,21 @@ class MasterWeights:
         return {name: _view(vector, start, like, self._channels_last) for (name, like), start in starts}
 
     @torch.no_grad()
-    def collect_(self, *, add: bool = False) -> None:
+    def gather_gradients_(self, *, add: bool = False) -> None:
         """Move the parameters' gradients into the gradient vector; a missing gradient counts as 0.
 
-        Call `finish_` after the last of several calls.
+        Call `unfold_gradients_` after the last of several calls.
 
         Args:
             add: Whether to add to the vector instead of overwriting it.
         """
-        # One kernel moves many tensors if their types and strides agree; a single exception would move all in a loop.
+        # One kernel moves many tensors if their dtypes and strides agree; one that differs would force a slow loop.
         alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
         missing = []
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
-                if id(parameter) not in self._folded:  # `finish_` writes theirs
+                if id(parameter) not in self._folded:  # `unfold_gradients_` writes theirs
                     missing.append(into)
                 continue
             key = (gradient.dtype, gradient.stride() == into.stride())
@@ -166,17 +166,17 @@ class MasterWeights:
                 torch._foreach_copy_(targets, found)
 
     @torch.no_grad()
-    def finish_(self) -> None:
+    def unfold_gradients_(self) -> None:
         """Turn the gradient of the published weights into that of the masters."""
-        self._folding.finish_(self.values, self.gradient)
+        self._folding.unfold_gradients_(self.values, self.gradient)
 
     @torch.no_grad()
-    def publish_(self) -> None:
+    def copy_to_model_(self) -> None:
         """Round the masters into the compute vector, with scalars folded in."""
         for masters, short in self._short:
             if short.stop > short.start:
                 self._compute[short].copy_(self.values[masters])
-        self._folding.publish_(self.values, self._compute)
+        self._folding.fold_weights_(self.values, self._compute)
 
     @torch.no_grad()
     def frozen(self) -> dict[str, Tensor]:
@@ -194,7 +194,10 @@ class MasterWeights:
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Give the parameters float32 storages of their own and unfold the scalars; the masters are unusable then."""
+        """Give the parameters float32 storages of their own and unfold the scalars.
+
+        Do not use the masters afterwards.
+        """
         for name, value in self.frozen().items():
             self._fixed[name].data = value.float() if value.dtype in _SHORT else value
         for parameter, view in zip(self.parameters.values(), self.named(self.values).values(), strict=True):

@@ -27,7 +27,7 @@ class UpdateRule:
     eps: float = 1e-8
 
     @property
-    def memories(self) -> int:
+    def num_states(self) -> int:
         """The number of state vectors of the optimizer."""
         return 2 if self.name != "sgd" else 1 if self.momentum else 0
 
@@ -35,41 +35,41 @@ class UpdateRule:
         self,
         values: Tensor,
         gradient: Tensor,
-        memory: list[Tensor],
+        state: list[Tensor],
         *,
         lr: Tensor,
         weight_decay: float,
-        count: Tensor,
+        step: Tensor,
         alive: Tensor,
     ) -> None:
-        """Update `values` and `memory` in place; if not `alive`, change nothing.
+        """Update `values` and `state` in place; if not `alive`, change nothing.
 
         Args:
             values: The parameters.
             gradient: Their gradient.
-            memory: The state vectors; as many as `memories`.
+            state: The state vectors; as many as `num_states`.
             lr: The learning rate.
             weight_decay: The weight decay.
-            count: The number of the step, from 1.
+            step: The number of the step, from 1.
             alive: Whether the run's loss and gradients have been finite so far.
         """
         rule = self._adam if self.name != "sgd" else self._sgd
-        updated = rule(values, gradient, memory, lr, weight_decay, count)
-        for old, new in zip((values, *memory), updated, strict=True):
+        updated = rule(values, gradient, state, lr, weight_decay, step)
+        for old, new in zip((values, *state), updated, strict=True):
             old.copy_(torch.where(alive, new, old))
 
     def _sgd(
-        self, w: Tensor, g: Tensor, memory: list[Tensor], lr: Tensor, weight_decay: float, count: Tensor
+        self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor
     ) -> tuple[Tensor, ...]:
         """v' = μ·v + g + λ·w;  w' = w - η·v', or w - η·(g + λ·w + μ·v') with Nesterov."""
         g = g + weight_decay * w if weight_decay else g
-        if not memory:
+        if not state:
             return (w - lr * g,)
-        v = self.momentum * memory[0] + g
+        v = self.momentum * state[0] + g
         return w - lr * (g + self.momentum * v if self.nesterov else v), v
 
     def _adam(
-        self, w: Tensor, g: Tensor, memory: list[Tensor], lr: Tensor, weight_decay: float, count: Tensor
+        self, w: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, weight_decay: float, step: Tensor
     ) -> tuple[Tensor, ...]:
         """m' = β₁m + (1-β₁)g;  v' = β₂v + (1-β₂)g²;  w' = w - η · m̂/(√v̂ + ε); AdamW decays w, Adam adds λ·w to g."""
         if self.name == "adam":
@@ -77,7 +77,7 @@ class UpdateRule:
         else:
             w = w * (1 - lr * weight_decay)
         one, two = self.betas
-        m = one * memory[0] + (1 - one) * g
-        v = two * memory[1] + (1 - two) * g * g
-        size = (v / (1 - two**count)).sqrt() + self.eps
-        return w - lr * (m / (1 - one**count)) / size, m, v
+        m = one * state[0] + (1 - one) * g
+        v = two * state[1] + (1 - two) * g * g
+        size = (v / (1 - two**step)).sqrt() + self.eps
+        return w - lr * (m / (1 - one**step)) / size, m, v

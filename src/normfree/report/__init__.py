@@ -1,4 +1,4 @@
-"""Tables, plots and pages from plain records. This package imports no other part of normfree, and no torch."""
+"""Tables, plots and pages from plain records. It imports no other part of normfree but `extras`, and no torch."""
 
 from normfree.report.tables import Column, Link, Table, print_table, to_markdown
 from normfree.report.terminal import line_plot, open_console, sparkline

@@ -31,10 +31,10 @@ def percent(fraction: float | None, spread: float | None = None, *, digits: int 
     return f"{100 * fraction:.{digits}f}{error} %"
 
 
-def first_names(names: Sequence[str], limit: int = 3) -> str:
+def shorten_names(names: Sequence[str], limit: int = 3) -> str:
     """List the first few names and count the rest.
 
-    >>> first_names(["a", "b", "c", "d", "e"])
+    >>> shorten_names(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

@@ -179,7 +179,10 @@ def write_page(page: Page, path: str | Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """The permissions of the previous file, or the usual ones of a new file; mkstemp's are the owner's alone."""
+    """Return the permissions of the previous file, or the usual ones of a new file.
+
+    This is needed because mkstemp creates files readable by the owner only.
+    """
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)

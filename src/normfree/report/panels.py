@@ -78,7 +78,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Level:
+class ReferenceLine:
     """A named horizontal line to compare curves with."""
 
     name: str
@@ -119,7 +119,7 @@ class Panel:
     x: tuple[float, ...] = ()
     note: str = ""
     log_x: bool = False
-    levels: tuple[Level, ...] = ()
+    levels: tuple[ReferenceLine, ...] = ()
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[int, int, str], None]  # steps done, steps in total, a text on the current one
 
 EVERY = 2.0  # seconds between two lines, and before the first
-_SHARE = 0.04  # of the time so far that passes at least between two lines, so that a long log stays short
+_SHARE = 0.04  # minimum gap between lines, as a fraction of elapsed time, so that a long log stays short
 _WIDE = 120  # columns of a terminal with room for every part of the bar
 _RECENT = 15  # times over which the speed is measured, so that a slow start is forgotten
 

@@ -111,7 +111,7 @@ def skipinit_rule(l: int, L: int) -> tuple[float, float, float]:
 
 
 def weightnorm_rule(l: int, L: int) -> tuple[float, float, float]:
-    """Equal shares (1, 1, 1/√B) of the B = L branches of one stage: the variance grows to (1 + 1/B)^B.
+    """Equal branches (1, 1, 1/√B) in a stage of B = L branches: the variance grows to (1 + 1/B)^B.
 
     Reference: wninit, section 4, theorem 3.
     """
@@ -164,7 +164,7 @@ def nf_expected_variance(stage_sizes: Sequence[int], beta: float) -> list[list[f
     [[1.0, 2.0], [3.0, 2.0, 3.0]]
     """
     outputs = nf_output_variance(stage_sizes, beta)
-    before = [1.0, *(stage[-1] for stage in outputs)]  # a transition still divides by the last stage's variance
+    before = [1.0, *(stage[-1] for stage in outputs)]  # a transition normalizes by the previous stage's variance
     return [[first, *stage[:-1]] for first, stage in zip(before, outputs, strict=False)]
 
 

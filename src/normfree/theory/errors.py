@@ -21,7 +21,7 @@ def require_positive(**values: int) -> None:
     """Raise `ValueError` if a count is below 1."""
     for name, value in values.items():
         if value < 1:
-            raise value_error(f"{name} of at least 1", value, f"check the {name} of the layer")
+            raise value_error(f"{name} of at least 1", value, f"pass a {name} of at least 1")
 
 
 def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:

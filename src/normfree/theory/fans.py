@@ -78,7 +78,7 @@ def tap_matrix(
 
 
 def gradient_taps(variance: FloatArray, tap_rows: FloatArray, tap_cols: FloatArray) -> FloatArray:
-    """Propagate a map v of gradient variances back through a convolution of unit d·Var[W]: T_rowsᵀ v T_cols.
+    """Propagate a map v of gradient variances back through a convolution with d·Var[W] = 1: T_rowsᵀ v T_cols.
 
     Maps the shape (H_out, W_out) to (H_in, W_in); the taps come from `tap_matrix`.
 

@@ -59,7 +59,7 @@ def _elu(scale: float, alpha: float) -> tuple[_Function, _Function]:
     )
 
 
-# Each activation beside its derivative: differences would cost three digits.
+# Each activation and its derivative: a finite difference would lose three digits.
 _SMOOTH: dict[str, tuple[_Function, _Function]] = {
     "selu": _elu(_SELU_SCALE, _SELU_ALPHA),
     "elu": _elu(1.0, 1.0),

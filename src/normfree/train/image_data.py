@@ -22,7 +22,7 @@ from normfree.data.images.image_set import Split
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.foreign import create_model, is_foreign
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
@@ -274,7 +274,7 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
     expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
     weight = next(model.parameters(), None)
     try:
-        with evaluating(model):
+        with eval_mode(model):
             scores = model(images if weight is None else images.to(weight.device))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(

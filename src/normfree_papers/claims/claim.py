@@ -98,13 +98,13 @@ class Check:
 
     Attributes:
         name: The number, as the measurement names it. Over several seeds, the mean is judged.
-        statement: What the paper says of it, in one phrase.
+        statement: The paper's statement, in one phrase.
         paper: The number or the words of the paper, if there are any.
         why: The reason for the range.
-        main: Whether the claim fails with this check. It holds in part if a side remark fails.
+        main: Whether a failure of this check fails the claim; otherwise it only holds in part.
         scale: The only scale at which the number is measured; None for both.
         lacks: Data that the check needs and that were not available.
-        erratum: Why the paper's number is wrong; the range is then that of the right number.
+        erratum: Why the paper's number is wrong; `low` and `high` then bound the correct value.
     """
 
     name: str
@@ -280,8 +280,8 @@ def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
 
     A claim *fails* when a main check fails, and *holds* when every check does. In between it holds *partly*: a side
     remark fails, a number is missing, or the paper's number is wrong. It was *not run* when no check has a number, even
-    if there is a result: all its training runs may be missing. A quick result is judged by the checks of the full scale
-    as well. They have no number, so that a stand-in does not make them hold.
+    if there is a result: all its training runs may be missing. In a quick result, checks for the full scale count as
+    'missing'.
     """
     given: Mapping[str, Any] = {} if result is None else result
     values, scale = given.get("values", {}), given.get("scale", "full")

@@ -11,7 +11,7 @@ from typing import Any
 
 from normfree.cli.compare import default_jobs
 from normfree.extras import missing_package
-from normfree.files import plain_json
+from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
@@ -36,7 +36,7 @@ _STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was typed behind `normfree reproduce`; `only` is None to train any run, and empty to train none."""
+    """The command-line options; `only`: None trains all runs, () none."""
 
     ids: tuple[str, ...]
     scale: Scale
@@ -54,7 +54,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Do what was typed and return the exit status: 0, 1 if a claim fails, 2 if nothing was asked for.
+    """Run the command and return the exit status: 0, 1 if a claim fails, 2 if there was nothing to do.
 
     Raises:
         ValueError: for an unknown claim, before anything is run, and options that do not fit the claims.
@@ -71,7 +71,9 @@ def run(options: Options) -> int:
     if nothing:
         return 2  # as for normfree alone
     if options.only and (untrained := [claim.id for claim in claims if not claim.needs_training]):
-        raise ValueError(f"expected claims that train with --only, got {', '.join(untrained)}; leave one of them out")
+        raise ValueError(
+            f"--only needs claims with training runs; {', '.join(untrained)} has none; leave one of them out"
+        )
     if options.draw:
         count = _redraw(options.out, claims)
         _message(f"drew {count} picture{'s' if count != 1 else ''} in {options.out}")
@@ -80,7 +82,7 @@ def run(options: Options) -> int:
         try:
             judged.append((claim, *_reproduce(claim, options)))
         except StoppedError as stopped:
-            _message("stopped; the runs so far are kept, and the same command continues")
+            _message("stopped; the runs so far are kept; run the same command to continue")
             return 128 + stopped.signal
     if options.as_json and judged:
         print(json.dumps([_record(*one) for one in judged], indent=1, ensure_ascii=False))
@@ -90,12 +92,12 @@ def run(options: Options) -> int:
     names = [name for _, result, _ in judged for name in result.get("runs", ())]
     for part in options.only or ():
         if not any(part in name for name in names):
-            raise ValueError(f"expected a part of a run's name in --only, got {part!r}; there are: {'; '.join(names)}")
+            raise ValueError(f"--only needs a part of a run's name; {part!r} is in none of: {'; '.join(names)}")
     return int(any(judgement.status == "fails" for _, _, judgement in judged))
 
 
 def _note_missing_results(options: Options, claims: Sequence[Claim]) -> None:
-    """Say that there are no stored results, and what it costs to run the claims, before anything is run."""
+    """Say that there are no stored results, and the cost of running the claims, before anything is run."""
     if options.out.is_dir() or (options.files and not claims):  # the ledger of no results is refused
         return
     costs = ", ".join(f"{cost_of(claim, options.scale)} ({claim.id})" for claim in claims)
@@ -119,7 +121,7 @@ def _redraw(out: Path, claims: Sequence[Claim]) -> int:
 
 def _reproduce(claim: Claim, options: Options) -> tuple[Result, Judgement]:
     """Reproduce one claim and print its checks."""
-    # Hours of training on a CPU are nobody's wish: at full scale runs are trained only if something asks for it.
+    # Never start hours of CPU training by default: at full scale, only --device or --only trains runs.
     asked = options.device is not None or options.only or options.scale == "quick"
     only = options.only if asked else ()
     device = options.device or ("auto" if only else "cpu")
@@ -221,4 +223,4 @@ def _record(claim: Claim, result: Result | None, judgement: Judgement) -> Any:
     ]
     kept = ("scale", "seeds", "command", "commit", "date", "seconds")
     origin = {key: result[key] for key in kept} if result else None
-    return plain_json({**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin})
+    return to_json_values({**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin})

@@ -1,7 +1,7 @@
 """The ledger: every claim beside its measured numbers, as Markdown or as one HTML page.
 
-Each number links to the JSON file that holds it, with its name there, to the configurations of the training runs behind
-it, and to the command that measures it again. The ledger depends only on the claims and the results.
+Each number links to the JSON file that holds it, with its name there, to the configurations of its training runs, and
+to the command that measures it again. The ledger depends only on the claims and the results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from normfree.files import explained, replacing
+from normfree.files import atomic_path, explain_os_errors
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
 from normfree_papers.claims.claim import Claim, Row, Status
@@ -65,7 +65,7 @@ def write_ledger(path: str | Path, out: str | Path, claims: Sequence[Claim] | No
     if not Path(out).is_dir():
         raise ValueError(f"expected a folder of results at '{out}', found none; name the one that holds them")
     found = entries(out, claims)
-    with explained("the claims", path), replacing(path) as temporary:
+    with explain_os_errors("the claims", path), atomic_path(path) as temporary:
         if path.suffix == ".html":
             write_page(page(found, out, path.parent), temporary)
         else:

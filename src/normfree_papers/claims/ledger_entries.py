@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def status_text(self) -> str:
-        """The status in words, with its basis if that is a stand-in or not all runs."""
+        """The status in words, and a note if it rests on a stand-in or on some of the runs."""
         runs = self.result.get("runs", {}) if self.result else {}
         notes = ["small stand-in"] if self.is_quick else []
         notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []

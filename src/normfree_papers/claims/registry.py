@@ -78,7 +78,7 @@ def _decorator(make: Callable[Concatenate[Measure, Fields], Claim]) -> Callable[
 
 
 claim = _decorator(Claim)
-"""Register the decorated function as the measurement of a claim with these fields."""
+"""`@claim(id=…, checks=…)` registers the function as that claim's measurement."""
 
 
 def all_claims() -> tuple[Claim, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normfree.files import explained, replacing, write_json
+from normfree.files import atomic_path, explain_os_errors, write_json
 from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.run_cache import RunCache
@@ -96,10 +96,10 @@ def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result
     if is_empty(result) and before is None:
         return result, judge(claim, result)  # nothing was measured, so that no file is written
     if result is not before:
-        # The old picture goes first, so that it never stands beside other numbers; a missing one is drawn.
+        # Delete the old picture first, so a picture never shows outdated numbers; a missing one is drawn.
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)
         path = result_path(out, claim, settings.scale)
-        with explained("the result", path):
+        with explain_os_errors("the result", path):
             write_json(path, result)
     if result is not before or not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)
@@ -157,6 +157,6 @@ def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
     if result["scale"] == "quick":
         title += " (quick)"
     path = picture_path(out, claim, result["scale"])
-    with explained("the picture", path), replacing(path) as temporary:
+    with explain_os_errors("the picture", path), atomic_path(path) as temporary:
         write_plot(panels, temporary, title=title)
     return True

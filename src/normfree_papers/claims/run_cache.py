@@ -1,4 +1,4 @@
-"""The training runs behind claims: each is trained once, kept under the fingerprint of its settings, and shared.
+"""The training runs of claims: each is trained once, kept under the fingerprint of its settings, and shared.
 
     results/runs/<run>/   the files kept of a run that ended: result.json, config.toml, metrics.jsonl
     runs/claims/<run>/    a run in progress, with its checkpoints
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.process_pool import Reports, summarize_reports
 from normfree.comparison.sweep import RunTask, ended_result, folder_name, train_runs
-from normfree.files import TEMPORARY, explained, replacing, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
@@ -73,9 +73,9 @@ class RunCache:
         device: Where to train.
         data: Folder of the data sets.
         jobs: Number of runs at a time.
-        only: Train only the runs with these names; a text that is no name selects every name that contains it. An
+        only: Train only the runs with these names; any other string selects all names that contain it. An
             empty sequence trains nothing.
-        progress: Called with the runs done, the number of runs, and what they report.
+        progress: Called with the runs done, the number of runs, and a status text.
 
     Attributes:
         asked: The configurations of all runs that were asked for, by name.
@@ -154,17 +154,17 @@ class RunCache:
             raise StoppedError(signal)
 
     def _keep(self, folder: Path) -> None:
-        """Copy the small files that name no folder; result.json comes last, because it marks the run as ended."""
+        """Copy result, config and metrics (they contain no local paths); result.json comes last and marks the end."""
         run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
         here = {"data_dir": TrainConfig.data_dir}
         config = TrainConfig.from_toml(run.config_path).with_changes(**here)
-        with explained("the run", target.path):
+        with explain_os_errors("the run", target.path):
             target.path.mkdir(parents=True, exist_ok=True)
             for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
                 left.unlink(missing_ok=True)
-            with replacing(target.config_path) as temporary:
+            with atomic_path(target.config_path) as temporary:
                 temporary.write_text(config.to_toml(), encoding="utf-8")
-            with replacing(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
+            with atomic_path(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
                 temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
             result = run.read_result()
             write_json(target.result_path, {**result, "config": {**result["config"], **here}})

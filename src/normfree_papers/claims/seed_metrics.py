@@ -1,6 +1,6 @@
 """Numbers of training runs by seed: the rows of a table, one run per seed, and sweeps over learning rates.
 
-Differences are taken seed by seed, and a row without a run is left out. Accuracies and errors are in per cent.
+Differences are taken seed by seed, and rows whose runs are missing are skipped. Accuracies and errors are in per cent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.run_cache import Trained
@@ -35,7 +35,7 @@ def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
 
 
 def accuracy(run: Trained, diverged: float = CHANCE) -> float:
-    """Test accuracy; `diverged` is what a diverged run counts as."""
+    """Test accuracy; `diverged` is the value for a diverged run."""
     return 100 * run.accuracy(diverged / 100)
 
 
@@ -97,7 +97,7 @@ def learning_panel(title: str, runs: Runs, chance: float | None = CHANCE) -> tup
     if not curves:
         return ()
     note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-    levels = () if chance is None else (Level("chance", chance),)
+    levels = () if chance is None else (ReferenceLine("chance", chance),)
     return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
@@ -254,9 +254,9 @@ class Sweep:
         }
 
     def allows(self, label: str, other: str, factor: float) -> Numbers:
-        """The share of depths at which `label` trains with a rate `factor` times the largest rate of `other`, by seed.
+        """The fraction of depths at which `label` trains at `factor` times the largest rate that trains with `other`.
 
-        Depths at which `other` trains at no rate are included.
+        By seed. Depths at which `other` trains at no rate are included.
         """
         columns = []
         for depth in self.depths:
@@ -280,7 +280,7 @@ class Sweep:
                 if points:
                     curves.append(Curve(label, tuple(points.values()), tuple(points)))
             if curves:
-                chance = (Level("chance", CHANCE),)
+                chance = (ReferenceLine("chance", CHANCE),)
                 panels.append(
                     Panel(f"{title} accuracy, {images}", tuple(curves), "%", "layers", False, log_x=True, levels=chance)
                 )

@@ -5,7 +5,7 @@
 
 A file holds the claim, command, commit, date, seeds, versions, hardware, the values (mean and standard deviation over
 the seeds, and the value of each seed), and the data of the picture. It names no folder, user or host. Numbers that are
-not finite are stored as the strings "nan", "inf" and "-inf", because JSON has none.
+not finite are stored as the strings "nan", "inf" and "-inf", because JSON cannot represent them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from normfree.comparison.sweep import folder_name
-from normfree.files import plain_json, with_numbers
+from normfree.files import from_json_values, to_json_values
 from normfree.provenance import commit, hardware, versions
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
 from normfree_papers.claims.run_cache import gpu_seconds
@@ -81,7 +81,7 @@ def same_contents(result: Result, other: Result) -> bool:
 
     def contents(one: Result) -> Any:
         folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
-        return plain_json([folders, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
+        return to_json_values([folders, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
 
     return bool(contents(result) == contents(other))
 
@@ -110,7 +110,7 @@ def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
     for plain in result["panels"]:
         fields = _tuples(plain)
         fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
-        fields["levels"] = tuple(Level(**level) for level in plain.get("levels", ()))
+        fields["levels"] = tuple(ReferenceLine(**level) for level in plain.get("levels", ()))
         panels.append(Panel(**fields))
     return tuple(panels)
 
@@ -149,11 +149,11 @@ def read_result(path: Path) -> Result:
     for key, kind in _REQUIRED.items():
         if not isinstance(result.get(key), kind):
             raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
-    return {key: with_numbers(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
+    return {key: from_json_values(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
 
 
 def is_whole(result: Result) -> bool:
-    """Whether all training runs behind a result were made."""
+    """Whether all training runs of a result were made."""
     return all("folder" in run for run in result.get("runs", {}).values())
 
 

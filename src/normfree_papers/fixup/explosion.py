@@ -37,7 +37,7 @@ ROUNDING = "the inequality itself; 1e-6 is left for rounding in float64"
     quick_seeds=3,
     checks=(
         expect("factor, residual MLP", paper=2.0, low=1.9, high=2.1).says(
-            "the second moment grows by this factor a block where no border takes a share",
+            "the second moment grows by this factor per block without border effects",
             why="5 % of the paper's 2; a draw's factor varies by 2 to 4 %, and the draws are averaged",
         ),
         expect("R² of the logarithm, residual MLP", paper="exponential", low=0.99).says(
@@ -46,7 +46,7 @@ ROUNDING = "the inequality itself; 1e-6 is left for rounding in float64"
         ),
         expect("factor, ResNet-50", paper=2.0, low=1.7, high=2.1).says(
             "the same factor in a convolutional network, where zero padding starves the border",
-            why="2 less what 3×3 layers lose at the border of 4×4 to 32×32 maps: 1.7 in the last stage",
+            why="2 minus the border loss of 3×3 layers on 4×4 to 32×32 maps: 1.7 in the last stage",
         ),
         expect("factor, ResNet-50 with batch norm", paper="normalization prevents it", high=1.3).says(
             "with batch norm the factor of the last blocks of the longest stage is far below 2",
@@ -148,7 +148,7 @@ def _depths(settings: Settings) -> tuple[int, ...]:
             why="appendix A.1, equation 6, is exact; float64 leaves 1e-12 of it after a hundred layers",
         ),
         expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).says(
-            "the bound at the first block grows with depth: blowup of the loss is blowup of the gradient",
+            "the bound at the first block grows with depth: an exploding loss implies exploding gradients",
             why="16 to 40 layers add 12 blocks, which double the second moment: 1.8 decades in the logits' norm",
         ),
         expect("deviation with batch norm", paper="without any normalization", low=1e-3).says(

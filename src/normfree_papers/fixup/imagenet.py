@@ -79,7 +79,7 @@ def _printed(row: str) -> Check:
     paper_value="test error: ResNet-50 with Fixup 27.6 %, with mixup 24.0 % (group norm 23.9 %, batch norm "
     "23.3 %), Xavier 31.5 %, batch norm without mixup 23.6 %; ResNet-101 with mixup 21.4 % (group norm "
     "21.4 %, batch norm 20.8 %); Figures 5 and 6 show the curves",
-    how="Recipe fixup_imagenet on a folder of it in .data/imagenet, with the paper's coefficients of mixup, other "
+    how="Recipe fixup_imagenet on ImageNet in .data/imagenet, with the paper's coefficients of mixup, other "
     "methods and ResNet-101 for 200 epochs (full); ResNet-20, 5 epochs of the embedded images (quick).",
     cost=Cost(quick_seconds=110, full_seconds=84_000, device="gpu"),
     checks=(
@@ -91,14 +91,15 @@ def _printed(row: str) -> Check:
             scale="full",
         ).says(
             "without mixup Fixup overfits: its training error lies below batch norm's, in points",
-            why="a plot only: one point, many times what seeds differ by on 1.28 million images",
+            why="the paper only plots it; we accept one point, many times the spread between seeds on 1.28 million "
+            "images",
         ),
         expect(f"ResNet-50, {_FIXUP} - {_GROUP}", paper=0.1, high=0.5, scale="full").says(
             "with mixup, Fixup's error is on par with group norm's, in points",
-            why="on par, the text says; the printed gap and two standard deviations",
+            why="the text says on par; the limit is the printed gap and two standard deviations",
         ),
         expect(f"test error, ResNet-20, {_FIXUP}", paper="trains", high=100 - DEAD, scale="quick").says(
-            "Fixup trains with mixup, its test error in % is", why="more than twice chance in accuracy"
+            "test error of Fixup with mixup, in %: it trains", why="more than twice chance in accuracy"
         ),
         expect(f"ResNet-20, {_FIXUP} - {_GROUP}", paper="on par", high=5.0, scale="quick").says(
             "with mixup, Fixup's error is not far above group norm's, in points",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normfree.report.panels import Curve, Level, Panel
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
@@ -62,9 +62,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
                     main=method == "Fixup",
                     scale=scale,
                 ).says(
-                    f"{method} trains {depth:,} layers in the first epoch, to an accuracy in % of",
-                    why="only a plot: well above the 10 % of chance; Fixup reached 35 to 38 % at 100 and 1,000 layers "
-                    "before" + ("; this rate of the scalars is ours" if method == _SLOW else ""),
+                    f"test accuracy of {method} at {depth:,} layers after one epoch, in %: it trains",
+                    why="only a plot: well above the 10 % of chance; earlier runs reached 35 to 38 %"
+                    + ("; this rate of the scalars is ours" if method == _SLOW else ""),
                 )
             )
             if method != "batch norm":
@@ -88,8 +88,8 @@ def _depth_checks(scale: Scale) -> list[Check]:
                 high=DEAD,
                 scale=scale,
             ).says(
-                f"{method} does not train {depth:,} layers at this rate, its accuracy in % is",
-                why="the text; twice chance",
+                f"test accuracy of {method} at {depth:,} layers, in %: it does not train at this rate",
+                why="the text says so; the limit is twice chance",
             )
             for method in ("LSUV", "√½ scaling")
             if depth > 100
@@ -103,9 +103,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
     statement="After one epoch Fixup is as accurate as batch norm from 10 to 10,000 layers, where LSUV and √½ scaling "
     "cannot be trained at the same rate past 100.",
     paper_value="a plot of test accuracy over depth; Fixup matches batch norm, LSUV and √½ fail past 100 layers",
-    how="Recipes depth_test and depth_test_10000: WRN-d-1 on CIFAR-10, one epoch at 0.1, batches of 128, at 10,000 "
-    "layers of 64, from 1,000 on Fixup also with its scalars at 10/L of the rate instead of a tenth (full); 10 and 202 "
-    "layers on the embedded images in batches of 32 (quick).",
+    how="Recipes depth_test and depth_test_10000: WRN-d-1 on CIFAR-10, one epoch at 0.1, batches of 128 (64 at 10,000 "
+    "layers), from 1,000 layers on Fixup also with its scalars at 10/L of the rate instead of a tenth (full); 10 and "
+    "202 layers on the embedded images in batches of 32 (quick).",
     cost=Cost(quick_seconds=300, full_seconds=2106, device="gpu"),
     checks=(*_depth_checks("full"), *_depth_checks("quick")),
     seeds=1,
@@ -128,7 +128,7 @@ def fig3(settings: Settings) -> Measurement:
         curves += point_curve(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
     note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars_note(curves)) else ""
-    chance = (Level("chance", CHANCE),)
+    chance = (ReferenceLine("chance", CHANCE),)
     panels: tuple[Panel, ...] = ()
     if curves:
         panels = (Panel(title, tuple(curves), "%", "layers", log_y=False, log_x=True, note=note, levels=chance),)
@@ -172,7 +172,7 @@ def _quick_checks(model: str, statement: str, paper: str) -> tuple[Check, Check]
     """Fixup is near batch norm, and it trains: otherwise two networks that both fail would count as equally good."""
     return (
         expect(f"{model}: test error, Fixup", paper="trains", high=100 - DEAD, scale="quick").says(
-            "Fixup trains, its test error in % is", why="more than twice chance in accuracy"
+            "test error of Fixup, in %: it trains", why="more than twice chance in accuracy"
         ),
         expect(f"{model}: Fixup - batch norm", paper=paper, high=5.0, scale="quick").says(
             statement, why="chosen for a run of 5 epochs on 6,000 images"
@@ -206,8 +206,8 @@ _TWO_SIGMA = "no spread is printed; two standard deviations of an error counted 
             why="the order of the table; the rate is chosen, so an aside",
         ),
         aside("accuracy, Xavier, rate 0.01", paper="fails to train", high=DEAD, scale="full").says(
-            "Xavier does not train at a tenth of the rate, its accuracy in % is",
-            why="the text of section 4.2; twice chance",
+            "test accuracy of Xavier at a tenth of the rate, in %: it does not train",
+            why="section 4.2 says so; the limit is twice chance",
         ),
         aside(
             "training accuracy, Fixup - batch norm",
@@ -216,11 +216,11 @@ _TWO_SIGMA = "no spread is printed; two standard deviations of an error counted 
             scale="full",
         ).says(
             "Fixup fits the training images as well as batch norm, in points",
-            why="the text of section 4.2; half a point of slack",
+            why="section 4.2 says so; half a point of slack",
         ),
         *_quick_checks(
             "ResNet-20",
-            "Fixup trains at batch norm's rate, its error in points above batch norm's is",
+            "test error of Fixup above batch norm's at the same rate, in points",
             "trained with the same rate, as fast",
         ),
     ),
@@ -294,11 +294,12 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
             for (better, worse), words in _LOSES.items()
         ),
         expect("training accuracy, 10 × scale, no bias", paper="fails", high=DEAD).says(
-            "training fails at 10 times the scale, its accuracy in % is", why="the text of appendix C.1; twice chance"
+            "training accuracy at 10 times the scale, in %: it does not train",
+            why="appendix C.1 says so; the limit is twice chance",
         ),
         aside("Fixup - batch norm", paper="converges as fast", low=-10.0).says(
             "Fixup learns as fast as batch norm, in points of training accuracy",
-            why="the text of section 4.2; at most 10 points below in a third epoch",
+            why="section 4.2 says so; the limit is 10 points below in a third epoch",
         ),
     ),
     seeds=1,
@@ -336,18 +337,18 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     where="Table 4",
     statement="With mixup and Cutout, a WRN-40-10 with Fixup is as good as one with batch norm.",
     paper_value="test error on CIFAR-10: Fixup 2.3 %, batch norm 2.5 %; on SVHN 1.4 % both",
-    how="Recipes fixup_wrn and batchnorm_wrn, 200 epochs of CIFAR-10, with SVHN not at hand (full); WRN-16-1, 5 epochs "
-    "of the embedded images with a Cutout of 7 (quick).",
+    how="Recipes fixup_wrn and batchnorm_wrn, 200 epochs of CIFAR-10, SVHN being not available (full); WRN-16-1, 5 "
+    "epochs of the embedded images with a Cutout of 7 (quick).",
     cost=Cost(quick_seconds=40, full_seconds=2500, device="gpu"),
     checks=(
         _printed_check("Fixup", 2.3, 0.3, f"{_TWO_SIGMA} 0.3"),
         _printed_check("batch norm", 2.5, 0.3, f"{_TWO_SIGMA} 0.3"),
         expect("Fixup - batch norm", paper=-0.2, high=0.3, scale="full").says(
             "Fixup's error is not above batch norm's, in points",
-            why="competitive, the text says; two standard deviations of an error counted on 10,000 images",
+            why="the text says competitive; the limit is two standard deviations of an error counted on 10,000 images",
         ),
         expect("SVHN: Fixup - batch norm", paper=0.0, high=0.2).says(
-            "on SVHN with WRN-16-12 neither, in points",
+            "on SVHN with WRN-16-12 Fixup's error is not above batch norm's, in points",
             why="both print 1.4 %; two standard deviations of an error counted on 26,000 images",
             lacks="SVHN",
         ),

@@ -46,26 +46,27 @@ def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
     id="fixup/sec4_3",
     where="Section 4.3, by section 3",
     statement="The template of Fixup, followed in a Transformer, lets one SGD step change it by Θ(η) at any depth.",
-    paper_value="‖Δf‖ = Θ(η) is what the template is for; the text measures it in no Transformer",
+    paper_value="‖Δf‖ = Θ(η) is the goal of the template; the paper does not measure it for Transformers",
     how="One gradient step on the branch weights of encoder-decoder Transformers of 6 to 96 layers, 16 wide, in "
     "float64; an attention counts as m = 4 layers, as in the authors' code; 6 to 24 layers (quick).",
     cost=Cost(quick_seconds=4, full_seconds=40),
     checks=(
         expect("largest output of a branch at the start", paper=0.0, low=0.0, high=0.0).says(
-            "every branch puts out 0 at the start; the largest norm of its output for a sentence is",
+            "largest norm of a branch's output for a sentence: every branch outputs 0 at the start",
             why="the last layer of a branch is 0, rule 1 of the template",
         ),
         expect(f"spread over depth, {_FIXUP}", paper="Θ(1)", high=2.0).says(
-            "‖Δf‖/η, largest over smallest of all depths, is",
+            "‖Δf‖/η: largest over smallest of all depths",
             why="the factor that fixup/eq5 takes for independent of depth",
         ),
         aside(f"exponent, {_FIXUP}", low=0.57, high=0.77).says(
-            "it grows as L^(2/3): the softmax is bounded, so that of query, key and value × L^(-1/6) the "
-            "output sees the value's factor alone",
+            "exponent of ‖Δf‖/η in L: 2/3, since the softmax is bounded, so that of query, key and value × L^(-1/6) "
+            "the output sees the value's factor alone",
             why="L branches, each by L^(-1/6) squared: 1 - 2/6, with a tenth of slack; ours",
         ),
         aside(f"spread over depth, {_BOUNDED}", high=2.0).says(
-            "with values × L^(-1/2) and queries and keys as they are (method fixup_bounded) it is",
+            "‖Δf‖/η with values × L^(-1/2) and unscaled queries and keys (method fixup_bounded): largest over smallest "
+            "of all depths",
             why="as above; this method is ours",
         ),
         expect(f"exponent, {_UNSCALED}", paper="Θ(L)", low=0.9, high=1.1).says(

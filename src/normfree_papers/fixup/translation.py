@@ -89,9 +89,9 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
 
 
 def _files(runs: Runs) -> tuple[Table, ...]:
-    """The text files behind the runs, with their sizes and hashes."""
-    told = (run.result.get("inputs") for seeds in runs.values() for run in seeds.values())
-    inputs: dict[str, Any] = next((found for found in told if found), {})
+    """The text files of the runs, with their sizes and hashes."""
+    recorded = (run.result.get("inputs") for seeds in runs.values() for run in seeds.values())
+    inputs: dict[str, Any] = next((found for found in recorded if found), {})
     files = [(split, file) for split, of in inputs.items() for file in of]
     rows = tuple((split, file["name"], f"{file['bytes']:,}", file["sha256"]) for split, file in files)
     columns = (Column("split"), Column("file"), Column("bytes", "right"), Column("sha256"))
@@ -104,15 +104,15 @@ def _checks(low: float, why: str, scale: Scale) -> tuple[Check, ...]:
             "BLEU with Fixup less that with layer norm", why=why
         ),
         expect("BLEU, layer norm", low=20.0, scale=scale).says(
-            "layer norm translates, its BLEU is",
-            why="what both fail at cannot be compared; far above what an untrained network gives",
+            "BLEU of layer norm: it translates",
+            why="two failing models cannot be compared; 20 is far above an untrained network",
         ),
     )
 
 
 _PRINTED = "BLEU on IWSLT de-en: Fixup 34.5, layer norm 34.2; on WMT en-de 29.3 both"
 _SMALL_WHY = "chosen for 2,000 made-up sentences and one seed"
-_LIMIT = "matches or supersedes, the paper says; half a point is what seeds differ by"
+_LIMIT = "the paper says matches or supersedes; half a point is the spread between seeds"
 
 
 _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is that of Ott et al. 2018
@@ -133,13 +133,13 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
     paper_value=_PRINTED,
     how="Recipe translation_iwslt with both methods, about 200,000 updates, on IWSLT prepared in .data/iwslt-10000 "
     "and, with a larger network and a dropout of 0.4, on WMT in .data/wmt-32000 (full); made-up sentences and the same "
-    "backwards (quick). See fixup/table3_multi30k and fixup/table3_europarl for text that is at hand.",
+    "backwards (quick). See fixup/table3_multi30k and fixup/table3_europarl for text that is available.",
     cost=Cost(quick_seconds=60, full_seconds=80_000, device="gpu"),
     checks=(
         *(
             expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").says(
                 f"BLEU on {data} with Fixup less that with layer norm",
-                why="matches or supersedes, the text says; no spread is printed, and 0.3 is what it takes for a gain",
+                why="the text says matches or supersedes; no spread is printed, and the paper counts 0.3 as a gain",
             )
             for data, gap in (("IWSLT de-en", 0.3), ("WMT en-de", 0.0))
         ),
@@ -204,9 +204,8 @@ def multi30k(settings: Settings) -> Measurement:
     paper_value=_PRINTED,
     how="Recipe translation_iwslt (6 + 6 layers, 512 wide, 20 epochs) with both methods on 195,998 pairs of Europarl, "
     "which readers cannot fetch in this form; of the 200,000 for training the last 2,000 (tail -n 2000) are the test, "
-    "and the 2,000 before them validation, since of the files that came for these most and a quarter are not German "
-    "(full); "
-    "made-up sentences and the same backwards (quick).",
+    "and the 2,000 before them validation, because most lines of the original test file and a quarter of the "
+    "validation file are not German (full); made-up sentences and the same backwards (quick).",
     cost=Cost(quick_seconds=60, full_seconds=1600, device="gpu"),
     checks=(
         *_checks(-0.5, _LIMIT, "full"),

@@ -59,18 +59,18 @@ def _update(settings: Settings, L: int, m: int, method: str, seed: int, which: s
             for check in (
                 expect(f"spread over depth, m = {m}", paper="Θ(1)", high=2.0).says(
                     f"‖Δf‖/η of branch weights, largest over smallest of all depths, {m} layers a branch",
-                    why="measured here before: within a factor of 2 from 10 to 1,000 branches",
+                    why="earlier measurement: within a factor of 2 from 10 to 1,000 branches",
                 ),
                 expect(f"exponent without the scaling, m = {m}", paper="Θ(L)", low=0.9, high=1.1).says(
                     "without the factor the update grows in proportion to depth (the control)",
-                    why="appendix B.1: proportional to L; measured here before: slope about 1",
+                    why="appendix B.1: proportional to L; earlier measurement: slope about 1",
                 ),
                 expect(f"exponent in η, m = {m}", paper=1.0, low=0.99, high=1.01).says(
                     "the update is proportional to η", why="first order at η of 1e-6 to 1e-4"
                 ),
                 expect(f"exponent of the biases, m = {m}", low=0.9, high=1.1).says(
                     "the scalars of all branches move together and change the output in proportion to depth",
-                    why="measured here before: Θ(ηL); at a tenth of the rate 1.6 → 18.5 from 10 to 1,000 branches",
+                    why="earlier measurement: Θ(ηL); at a tenth of the rate 1.6 → 18.5 from 10 to 1,000 branches",
                 ),
             )
         ),
@@ -152,7 +152,7 @@ def _predicted(
 ) -> Tensor:
     """-Σ_l Σ_i J_l^i ∂ℓ/∂z of equation 12, every J_l^i from its definition by matrix products.
 
-    Without `masks` all units count as active, which is wrong: the control.
+    masks=False is the control: it ignores the ReLU masks and must disagree.
     """
     size = x0.numel()
 
@@ -229,7 +229,7 @@ def _step(x: Tensor, branches: list[list[Tensor]], last: Tensor, target: int, ra
             why="O(η) of the change: 1e-8 times a curvature of order 100, and rounding of 1e-16/1e-8",
         ),
         expect("exponent of the deviation", paper=1.0, low=0.9, high=1.1).says(
-            "what is left of Δf/η is of order η",
+            "the remainder of Δf/η is O(η)",
             why="the remainder is O(η²) in Δf as long as no unit switches, so from η = 1e-7 to 1e-5; at 1e-3 some do",
         ),
         expect("deviation without the ReLUs' masks", low=0.1).says(

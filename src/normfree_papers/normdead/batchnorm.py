@@ -60,22 +60,28 @@ def _through(
     where="Section 2.2, equations 2 and 3",
     statement="Batch norm centres the gradient over the batch and removes its part along the normalized signal.",
     paper_value="equation 3, an identity",
-    how="Gradients of a loss behind batch norm by automatic differentiation in float64, held against equation 3, "
-    "beside statistics held fixed and layer norm.",
+    how="Gradients of a loss after batch norm by automatic differentiation in float64, compared with equation 3, with "
+    "statistics held fixed and with layer norm.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         *(
             rounding(name, statement)
             for name, statement in (
                 ("gradient against equation 3", "equation 3 with μ_g the mean of g, relative difference"),
-                ("torch's batch norm against equation 3", "the same of nn.BatchNorm2d, its ε in σ"),
+                (
+                    "torch's batch norm against equation 3",
+                    "equation 3 for nn.BatchNorm2d, its ε in σ, relative difference",
+                ),
                 ("gradient at x̂ against γ times that at y", "the affine part only scales the gradient"),
-                ("mean of the gradient, batch norm", "it is centred: largest |mean|/rms of a channel over the batch"),
-                ("gradient along x̂, batch norm", "and has no part along x̂: largest |mean of product|/rms"),
+                (
+                    "mean of the gradient, batch norm",
+                    "the gradient is centred: largest |mean|/rms of a channel over the batch",
+                ),
+                ("gradient along x̂, batch norm", "the gradient has no part along x̂: largest |mean of product|/rms"),
             )
         ),
         expect("printed μ_g against the gradient", paper=0.0, low=1.0).says(
-            "with μ_g = Σ g, as printed, the formula is off by, relative",
+            "relative error of the formula with μ_g = Σ g, as printed",
             why="the sum is 576 times the mean, which is a tenth of g or more",
             erratum="μ_g lacks the factor 1/|B| that cov(g, x̂) has beside it",
         ),
@@ -88,10 +94,15 @@ def _through(
                 ("before", "the gradient that arrives is not centred (the control)", None),
                 (
                     "statistics held fixed",
-                    "nor is it where the statistics stand outside the gradient step (the control)",
+                    "the gradient is not centred where the statistics are computed outside the gradient step (the "
+                    "control)",
                     "blows up when computed outside the gradient descent step",
                 ),
-                ("layer norm", "nor behind layer norm, which centres over features (the control)", None),
+                (
+                    "layer norm",
+                    "the gradient is not centred by layer norm, which centres over features (the control)",
+                    None,
+                ),
             )
         ),
         expect(
@@ -102,7 +113,7 @@ def _through(
             erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",
         ),
         expect("channel mean after the listing", paper=0.0, low=0.1).says(
-            "the listing as printed: largest |mean| of a channel that was to have none",
+            "the listing as printed: largest |mean| of a channel that should have mean 0",
             why="channels were given means of one standard deviation, and it subtracts them from columns",
             erratum="its means have the shape (C,), which broadcasts over the last dimension: it raises an error "
             "unless there are as many columns as channels, and then normalizes the columns; keepdim=True is missing",
@@ -110,7 +121,7 @@ def _through(
     ),
 )
 def eq3(settings: Settings) -> Measurement:
-    """Gradients through batch norm held against equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
+    """Gradients through batch norm compared with equation 3. Reference: normdead, section 2.2, equations 2 and 3."""
     numbers: list[dict[str, float]] = []
     shown: dict[str, list[list[float]]] = {name: [] for name in _SHOWN}
     refused = True

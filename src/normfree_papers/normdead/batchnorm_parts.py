@@ -178,9 +178,9 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
 @claim(
     id="normdead/sec5_2",
     where="Section 5.2",
-    statement="α stands for batch norm's division, centred weight norm for its mean, scale invariance and affine part; "
-    "nothing stands for its centring of the gradient.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    statement="In NF-ResNets α replaces batch norm's division, and centred weight norm its mean, scale invariance and "
+    "affine part. Nothing replaces its centring of the gradient.",
+    paper_value="no numbers; each check quotes the paper",
     how="Outputs and gradients of single layers with batch norm and with centred weight norm, and of networks with "
     "both, under changes of inputs, weights, gains and biases.",
     cost=Cost(quick_seconds=2, full_seconds=6),
@@ -188,26 +188,34 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
     seeds=3,
     checks=(
         expect("largest Var[αx] less 1", paper="models the division by the standard deviation", high=0.1).says(
-            "α does what division by σ does: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
-            why="measured here before: within 10 % of the expectation with circular padding, batch ≥ 8",
+            "α normalizes like a division by σ: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
+            why="earlier measurement: within 10 % of the expectation with circular padding, batch ≥ 8",
         ),
         expect("largest Var[x]", low=5.0).says(
-            "while the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
+            "the signal itself grows (the control)", why="1 + b at the end of a stage of 6, less 10 %"
         ),
         rounding("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
-        rounding("weight scale, centred weight norm", "and so does centred weight norm", "re-introduced"),
-        expect("weight scale, neither", low=0.1).says("a plain layer is not (the control)", why="factors around e"),
+        rounding(
+            "weight scale, centred weight norm",
+            "centred weight norm makes weights scale-invariant, neuron by neuron",
+            "re-introduced",
+        ),
+        expect("weight scale, neither", low=0.1).says(
+            "the weights of a plain layer are not scale-invariant (the control)", why="factors around e"
+        ),
         rounding("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
         rounding(
             "output over 3 at 3 times the input, centred weight norm",
-            "of centred weight norm it passes in full",
+            "centred weight norm passes the input scale through",
             "the input scale-invariance is lost",
         ),
         rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
-        rounding("bias before batch norm", "batch norm takes a bias before it away", "annihilated"),
-        rounding("bias, centred weight norm", "centred weight norm leaves it", "not annihilated"),
+        rounding("bias before batch norm", "batch norm removes a preceding bias", "annihilated"),
+        rounding("bias, centred weight norm", "centred weight norm keeps a preceding bias", "not annihilated"),
         rounding(
-            "branch at 3 times its input, α from the data", "with α = 1/√Var[x] of the data a branch", "some sort"
+            "branch at 3 times its input, α from the data",
+            "a branch with α = 1/√Var[x] of the data does not notice the scale of its input",
+            "some sort",
         ),
         expect(
             "NF-ResNet at 3 times its input",
@@ -215,46 +223,49 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
             low=1.999,
             high=2.001,
         ).says(
-            "the network with its analytic α: relative change of the last sum",
+            "relative change of the last sum of a network with its analytic α",
             why="without biases it is homogeneous: 3 times the input gives 3 times the output; float32 factors",
             erratum="α is a constant computed for inputs of unit variance, so that the network is homogeneous, not "
             "invariant; only an α taken from the data would make its branches invariant, and not its shortcuts",
         ),
         expect("NF-ResNet with all weights scaled", paper="re-introduced", high=1e-9).says(
-            "in the network every weight layer of a branch is scale-invariant", why="rounding over 16 layers"
+            "every weight layer of a branch of an NF-ResNet is scale-invariant", why="rounding over 16 layers"
         ),
         expect("ResNet with batch norm, first layers scaled", paper="invariant", high=1e-3).says(
-            "with batch norm so are those that a normalizer follows",
+            "in a ResNet with batch norm, weight layers before a normalizer are scale-invariant",
             why="ε = 1e-5 over a variance of about 1, and six blocks",
         ),
         aside("ResNet with batch norm, last layers scaled", low=0.1).says(
-            "but not the last of a pre-activation branch, which enters the sum (the control)",
+            "the last layer of a pre-activation branch, which enters the sum, is not scale-invariant (the control)",
             why="the branch is three times as large beside its shortcut",
         ),
         rounding(
             "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
         ),
         expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
-            "centred weight norm does not", why="a rectified loss has gradients of one sign; a twentieth of the rms"
+            "centred weight norm does not centre the gradient over the batch",
+            why="a rectified loss has gradients of one sign; a twentieth of the rms",
         ),
         expect(
             "gradient's mean over inputs, centred weight norm",
             paper="does not otherwise affect the gradients w.r.t. the inputs",
             high=ROUNDING,
         ).says(
-            "but it centres the gradient of every sample over the layer's inputs",
+            "centred weight norm centres the gradient of every sample over the layer's inputs",
             why=WHY_ROUNDING,
             erratum="the rows of centred weights sum to 0, so every gradient that they send back does as well",
         ),
         expect("gradient's mean over inputs, neither", low=0.05).says(
-            "plain weights do not (the control)", why="1/√64 = 0.12 for random weights; less than half of it"
+            "plain weights do not centre the gradient over the inputs (the control)",
+            why="1/√64 = 0.12 for random weights; less than half of it",
         ),
         expect("largest mean of a gradient, ResNet with batch norm", paper="centred", high=1e-9).says(
-            "in a network too: mean over batch and positions over rms, largest of the branches",
+            "in a ResNet with batch norm, gradients are centred: mean over batch and positions over rms, largest of "
+            "the branches",
             why="rounding over 16 layers",
         ),
         expect("smallest mean of a gradient, NF-ResNet", paper="no gradient centering", low=1e-4).says(
-            "in an NF-ResNet none is centred (the control)",
+            "in an NF-ResNet no gradient is centred (the control)",
             why="4,096 independent numbers would leave 0.016; a hundredth of it is no rounding",
         ),
     ),

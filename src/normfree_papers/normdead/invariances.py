@@ -174,33 +174,40 @@ def _noticed(
     where="Section 2.3 (invariances)",
     statement="Layer norm is invariant to weight shifts and scaling of samples, batch norm to data shifts and scaling "
     "of neurons, and weight normalizations to the scale of weights alone.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    paper_value="no numbers; each check quotes the paper",
     how="Relative change of the output of one layer and each normalizer, of vectors and of images without a border, "
     "under nine changes of inputs and weights, in float64 without ε.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         _unnoticed("layer norm", "weight shift", "layer norm does not notice one vector added to all rows"),
-        _unnoticed("layer norm", "sample scale", "nor the scale of single samples"),
+        _unnoticed("layer norm", "sample scale", "layer norm does not notice the scale of single samples"),
         _unnoticed("batch norm", "data shift", "batch norm does not notice a vector added to all inputs"),
-        _unnoticed("batch norm", "neuron scale", "nor the scale of single neurons"),
+        _unnoticed("batch norm", "neuron scale", "batch norm does not notice the scale of single neurons"),
         _noticed("batch norm", "weight shift", "batch norm notices a weight shift (the control)"),
-        _noticed("batch norm", "sample scale", "and the scale of single samples (the control)"),
+        _noticed("batch norm", "sample scale", "batch norm notices the scale of single samples (the control)"),
         _noticed("layer norm", "data shift", "layer norm notices a data shift (the control)"),
-        _noticed("layer norm", "neuron scale", "and the scale of single neurons (the control)"),
+        _noticed("layer norm", "neuron scale", "layer norm notices the scale of single neurons (the control)"),
         _unnoticed(
             "batch norm", "weight scale", "batch norm does not notice the scale of all weights", paper="scale-invariant"
         ),
         _unnoticed(
             "instance norm", "sample scale", "instance norm does not notice the contrast of an image", kind="images"
         ),
-        _noticed("batch norm", "sample scale", "which batch norm does (the control)", kind="images"),
+        _noticed(
+            "batch norm", "sample scale", "batch norm notices the contrast of an image (the control)", kind="images"
+        ),
         _noticed(
             "batch norm",
             "other samples",
             "batch norm's output for one input depends on the others in the batch",
             paper="dependencies between samples",
         ),
-        _unnoticed("layer norm", "other samples", "layer norm's does not", paper="the feature vector itself"),
+        _unnoticed(
+            "layer norm",
+            "other samples",
+            "layer norm's output for one input does not depend on the others in the batch",
+            paper="the feature vector itself",
+        ),
         _noticed(
             "batch norm, inference",
             "data shift",
@@ -211,10 +218,13 @@ def _noticed(
             "weight norm", "neuron scale", "weight norm does not notice the scale of neurons", paper="unit norm"
         ),
         _unnoticed(
-            "spectral norm", "weight scale", "spectral norm that of the matrix", paper="the entire weight matrix"
+            "spectral norm",
+            "weight scale",
+            "spectral norm does not notice the scale of the matrix",
+            paper="the entire weight matrix",
         ),
-        _noticed("spectral norm", "neuron scale", "but that of neurons (the control)"),
-        _noticed("weight norm", "data scale", "and weight norm notices the scale of the data (the control)"),
+        _noticed("spectral norm", "neuron scale", "spectral norm notices the scale of neurons (the control)"),
+        _noticed("weight norm", "data scale", "weight norm notices the scale of the data (the control)"),
         _noticed(
             "layer norm",
             "weight shift",

@@ -1,4 +1,4 @@
-"""The claim of `normdead` on normalizing without statistics: weight norm, spectral norm, SELU and their kin.
+"""The claim of `normdead` on normalizing without statistics: weight norm, spectral norm, SELU and similar methods.
 
 Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.3.
 """
@@ -58,7 +58,7 @@ def layer_moments(method: str, start: tuple[float, float], seed: int) -> tuple[l
 
 
 def fixed_point(square: float, layers: int = 100) -> float:
-    """The mean square behind SELU after many layers with weights of mean 0 and variance 1/fan_in, by quadrature."""
+    """The mean square after SELU and many layers with weights of mean 0 and variance 1/fan_in, by quadrature."""
     for _ in range(layers):
         square = theory.moments("selu", math.sqrt(square)).second
     return square
@@ -71,9 +71,9 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
 @claim(
     id="normdead/sec2_3_moments",
     where="Section 2.3 (without statistics)",
-    statement="Weight norm gives unit rows, normalization propagation mean 0 and variance 1 behind ReLU, spectral norm "
+    statement="Weight norm gives unit rows, normalization propagation mean 0 and variance 1 after ReLU, spectral norm "
     "a largest singular value of about 1, and SELU an attracting fixed point.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    paper_value="no numbers; each check quotes the paper",
     how="The layers' effective weights, a million draws through the activations, and MLPs of 32 layers from inputs of "
     "wrong mean and variance.",
     cost=Cost(quick_seconds=3, full_seconds=7),
@@ -83,7 +83,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
         rounding("row norm less 1, weight norm", "weight vectors have unit norm, largest difference"),
         _near(
             "mean, normalization propagation",
-            "behind a unit row and its ReLU the mean is 0",
+            "normalization propagation: after a unit row and its ReLU the mean is 0",
             0.0,
             0.004,
             "a million draws of deviation 1: four standard errors",
@@ -91,7 +91,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
         ),
         _near(
             "variance, normalization propagation",
-            "and the variance 1",
+            "normalization propagation: after a unit row and its ReLU the variance is 1",
             1.0,
             0.01,
             "a million draws of kurtosis below 6: four standard errors",
@@ -115,7 +115,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             why="leading singular values of a random matrix lie close, so that two percent may be left; never above",
         ),
         aside("estimate over largest singular value, 1 iteration", paper="an approximation", low=0.5, high=0.98).says(
-            "which one iteration does not reach (the control)",
+            "one iteration does not reach the largest singular value (the control)",
             why="a random start is spread over all singular vectors: about the root mean square of the values",
         ),
         expect("off the fixed point after 100 layers", paper="attracting fixed points", high=1e-6).says(
@@ -125,17 +125,18 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
         *(
             _near(
                 f"variance after 32 SELU layers, {start}",
-                f"in a network of width 512 too, from {start}",
+                f"the variance goes to 1 in a network of width 512, from {start}",
                 1.0,
                 0.3,
-                "√(2/512) = 6 % a layer, of which a contraction of 0.78 leaves 10 %, and 2 seeds 7 %: four standard "
+                "√(2/512) = 6 % per layer, of which a contraction of 0.78 leaves 10 %, and 2 seeds 7 %: four standard "
                 "errors",
                 1.0,
             )
             for start in _STARTS
         ),
         expect("largest |mean| after 32 SELU layers", paper=0.0, high=0.15).says(
-            "and the mean goes to 0", why="1/√512 = 4 % a layer, with 2 seeds; four standard errors and more"
+            "the mean of SELU layers goes to 0 in a network of width 512",
+            why="1/√512 = 4 % per layer, with 2 seeds; four standard errors and more",
         ),
         _near(
             "mean square from variance 4 over that from 0.1, ReLU",
@@ -163,7 +164,7 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
 )
 @undisturbed
 def sec2_3_moments(settings: Settings) -> Measurement:
-    """Moments behind weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
+    """Moments after weight and spectral norm, normalization propagation and SELU. Reference: normdead, section 2.3."""
     numbers: list[dict[str, float]] = []
     estimates: list[list[float]] = []
     curves: dict[str, list[list[float]]] = {}

@@ -78,9 +78,9 @@ def expected_concatenation() -> list[float]:
     where="Section 5.1",
     statement="The scaling of NF-ResNets is meaningful for additive skip connections only; they still normalize, their "
     "weights; and dropout still makes training and testing differ.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    paper_value="no numbers; each check quotes the paper",
     how="Variance of 12 branches with NF's α in sums, concatenations and highway gates of width 512, the weight layers "
-    "of an NF-ResNet, and the variance behind dropout.",
+    "of an NF-ResNet, and the variance after dropout.",
     cost=Cost(quick_seconds=2, full_seconds=8),
     quick_seeds=1,
     seeds=5,
@@ -88,20 +88,20 @@ def expected_concatenation() -> list[float]:
         *(
             expect(f"{which} branch variance, sum", paper=1.0, low=0.85, high=1.15).says(
                 f"in sums the branches keep variance 1: {which}",
-                why="product of branch and shortcut moves the sum by 2·√(b/512)/(1 + b) a block, 10 % in all at most",
+                why="product of branch and shortcut moves the sum by 2·√(b/512)/(1 + b) per block, 10 % in all at most",
             )
             for which in ("smallest", "largest")
         ),
         expect("last branch variance, concatenation", paper="not compatible", high=0.15).says(
-            "in concatenations they fade, since nothing grows that α could undo",
+            "in concatenations the branches fade, since no variance grows that α could undo",
             why="1/12 of the mean variance of its inputs, which is below 1",
         ),
         expect("branch variance over closed form, concatenation", low=0.85, high=1.15).says(
-            "as the recursion says: last branch over its closed form",
-            why="64 rows of norm 1 behind correlated inputs: a few percent a layer",
+            "variance of the last branch in concatenations, over its closed form",
+            why="64 rows of norm 1 after correlated inputs: a few percent per layer",
         ),
         expect("last branch variance, gate", paper="probably not compatible", high=0.15).says(
-            "and behind gates", why="1/12 of a variance that gates do not raise"
+            "with gates the branches fade", why="1/12 of a variance that gates do not raise"
         ),
         expect("other skips that nf admits", paper="not possible to directly apply", high=0.0).says(
             "normfree refuses the method for dense and highway networks", why="a count"
@@ -118,21 +118,23 @@ def expected_concatenation() -> list[float]:
             low=0.99 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
             high=1.01 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
         ).says(
-            "plain dropout of 20 % behind ReLU changes the variance by",
+            "factor by which plain dropout of 20 % after ReLU changes the variance",
             why="(E[x²]/(1 - p) - E[x]²)/Var[x] = 1.37 for ReLU of N(0, 1); a million draws",
         ),
     ),
 )
 @undisturbed
 def sec5_1(settings: Settings) -> Measurement:
-    """Variance of scaled branches in three kinds of skips, and behind dropout. Reference: normdead, section 5.1."""
+    """Variance of scaled branches in three kinds of skips, and after dropout. Reference: normdead, section 5.1."""
     found: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     dropout = []
     for seed in settings.each_seed():
         for kind in _KINDS:
             found[kind].append(scaled_branches(kind, seed))
         x = normal((_DRAWS,), generator(seed)).relu()
-        torch.default_generator.manual_seed(seed + 10_000)  # not the seed of x, or x would choose its own mask
+        torch.default_generator.manual_seed(
+            seed + 10_000
+        )  # another seed than x's, so that the mask is independent of x
         dropout.append(float(nn.functional.dropout(x, 0.2).var() / x.var()))
     exact = expected_concatenation()
     model = build("preact_resnet50", "nf")

@@ -58,7 +58,7 @@ def batch_norm(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def layer_factor(make: Callable[[torch.Generator], nn.Module], seed: int) -> float:
-    """The factor by which a layer behind a ReLU changes the variance; geometric mean over a few layers."""
+    """The factor by which a layer after a ReLU changes the variance; geometric mean over a few layers."""
     g = generator(seed)
     x = normal((_BATCH, _WIDTH), g)
     start = variance(x)
@@ -89,7 +89,7 @@ def order_variance(order: str, seed: int) -> list[float]:
 
 @torch.no_grad()
 def output_mean(deviations: Tensor, g: torch.Generator) -> float:
-    """RMS over neurons of E[y]/σ[y], exact, behind ReLU of N(0, deviations²) and centred weight norm."""
+    """RMS over neurons of E[y]/σ[y], exact, after ReLU of N(0, deviations²) and centred weight norm."""
     weight = centred(len(deviations), 64, 1.0, g).effective_weight()
     means = deviations / math.sqrt(2 * math.pi)
     spread = (weight.square() @ (deviations.square() * 0.5 * (1 - 1 / math.pi))).sqrt()
@@ -125,8 +125,8 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
     id="normdead/sec4_2",
     where="Section 4.2",
     statement="Centred weight norm gives every output mean 0 and constant weight variance, and rescaled keeps the "
-    "variance of a ReLU layer; the pre-activation between sub-nets is what lowers the variance there.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    "variance of a ReLU layer; the pre-activation between sub-nets lowers the variance there.",
+    paper_value="no numbers; each check quotes the paper",
     how="Exact means and weight statistics of centred layers, variance over chains of layers and blocks of width 512 "
     "in float64, and a ResNet-18 with batch norm whose projections read the signal before or after the pre-activation.",
     cost=Cost(quick_seconds=2, full_seconds=10),
@@ -137,9 +137,15 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             rounding(name, statement)
             for name, statement in (
                 ("mean of weights over rms, centred", "centred weights have mean 0, largest of all neurons"),
-                ("spread of weight variance, centred", "and one variance, largest difference between neurons"),
-                ("output mean over deviation, equal inputs", "inputs of one mean leave outputs of mean 0"),
-                ("output of a constant inside, zero padding", "also of a convolution, inside its border"),
+                (
+                    "spread of weight variance, centred",
+                    "centred weights have one variance, largest difference between neurons",
+                ),
+                ("output mean over deviation, equal inputs", "inputs of one mean give outputs of mean 0"),
+                (
+                    "output of a constant inside, zero padding",
+                    "inputs of one mean give outputs of mean 0 in a convolution, inside its border",
+                ),
             )
         ),
         expect("mean of weights over rms, weight norm", low=0.5).says(
@@ -147,22 +153,33 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             why="weights were given means as large as their deviations",
         ),
         expect("output mean over deviation, unequal inputs", paper=0.0, low=0.05).says(
-            "inputs of different means leave outputs with a mean, in standard deviations",
+            "inputs of different means give outputs with a mean, in standard deviations",
             why="ReLU of channels whose deviations differ by half a power of e: means differ by half of themselves",
             erratum="centred weights remove the mean that all inputs share; outputs have mean 0 only where all inputs "
-            "have the same mean, as behind ReLU of channels of equal variance",
+            "have the same mean, as after ReLU of channels of equal variance",
         ),
         aside("output of a constant at the border, zero padding", paper=0.0, low=0.05).says(
-            "nor is the mean 0 where zero padding cuts the weights",
+            "the mean is not 0 where zero padding cuts the weights",
             why="a third of the weights is missing there, and the rest do not sum to 0",
         ),
         *(
             expect(f"variance factor a layer, {name}", paper=paper, low=0.95 * value, high=1.05 * value).says(
-                statement, why="the variance of 512 neurons behind 1,024 inputs is known to 2 % a layer"
+                statement, why="the variance of 512 neurons after 1,024 inputs is known to 2 % per layer"
             )
             for name, statement, paper, value in (
-                ("centred and rescaled", "rescaled by 1/√Var ReLU it keeps the variance", "accounts for", 1.0),
-                ("centred", "without, it loses Var ReLU = ½(1 - 1/π) a layer (the control)", None, _SLOPE / 2),
+                (
+                    "centred and rescaled",
+                    "centred weight norm rescaled by 1/√Var ReLU keeps the variance",
+                    "accounts for",
+                    1.0,
+                ),
+                (
+                    "centred",
+                    "centred weight norm without the rescaling multiplies the variance by ½(1 - 1/π) per layer (the "
+                    "control)",
+                    None,
+                    _SLOPE / 2,
+                ),
             )
         ),
         expect("variance after over before a transition", paper="reduced after every sub-net", high=0.8).says(
@@ -170,26 +187,32 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             why="(b + 1)(1 - 1/π) restarts at 2(1 - 1/π): from 2.36, 2.04 and 2.04 to 1.36",
         ),
         expect("variance after over before a transition, raw", low=1.0).says(
-            "projections of the signal before it do not (the control)", why="a branch is added and nothing divided"
+            "projections of the signal before the pre-activation do not lower the variance (the control)",
+            why="a branch is added and nothing divided",
         ),
         *(
             expect(f"variance a block, {order}", paper=paper, low=0.92 * value, high=1.08 * value).says(
                 statement,
-                why=f"{value:.2f}; product of branch and shortcut adds 2·√(v/512) a block, 3 % of the slope over 8: "
+                why=f"{value:.2f}; product of branch and shortcut adds 2·√(v/512) per block, 3 % of the slope over 8: "
                 "more than two standard errors",
             )
             for order, value, statement, paper in (
-                ("BN → ReLU, He", _SLOPE, "batch norm before ReLU adds 1 - 1/π a block", "curves do not overlap"),
-                ("ReLU → BN, He", 2.0, "after it, 2 with He's weights", "curves do not overlap"),
-                ("ReLU → BN, gain 1", 1.0, "and 1 with weights of gain 1", None),
-                ("NF", 1.0, "which is what an NF-ResNet adds", "β²"),
+                ("BN → ReLU, He", _SLOPE, "batch norm before ReLU adds 1 - 1/π per block", "curves do not overlap"),
+                (
+                    "ReLU → BN, He",
+                    2.0,
+                    "batch norm after ReLU adds 2 per block with He's weights",
+                    "curves do not overlap",
+                ),
+                ("ReLU → BN, gain 1", 1.0, "batch norm after ReLU adds 1 per block with weights of gain 1", None),
+                ("NF", 1.0, "an NF-ResNet adds 1 per block", "β²"),
             )
         ),
     ),
 )
 @undisturbed
 def sec4_2(settings: Settings) -> Measurement:
-    """Means and variances behind centred weight norm and at transitions. Reference: normdead, section 4.2."""
+    """Means and variances after centred weight norm and at transitions. Reference: normdead, section 4.2."""
     numbers: list[dict[str, float]] = []
     orders: dict[str, list[list[float]]] = {order: [] for order in _ORDERS}
     for seed in settings.each_seed():

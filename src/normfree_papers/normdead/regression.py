@@ -69,41 +69,44 @@ def condition(hessian: Tensor) -> float:
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
         rounding("Hessian against the mean of x xᵀ", "the two sides of equation 1, relative difference"),
-        rounding("Hessian at other weights and targets", "it depends on neither w nor y: relative change"),
+        rounding("Hessian at other weights and targets", "the Hessian depends on neither w nor y: relative change"),
         rounding(
             "Hessian against the covariance, centred data",
-            "for data of mean 0 this is the covariance, as the text says",
+            "for data of mean 0 the Hessian is the covariance, as the text says",
         ),
         rounding(
-            "Hessian against the covariance and μμᵀ, raw data", "for data of mean μ it is the covariance and μμᵀ", None
+            "Hessian against the covariance and μμᵀ, raw data",
+            "for data of mean μ the Hessian is the covariance plus μμᵀ",
+            None,
         ),
         expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).says(
-            "and not the covariance",
+            "for data of mean μ the Hessian is not the covariance",
             why="means of one to two standard deviations: μμᵀ is as large as the covariance",
             erratum="the right side of equation 1 is the second moment, which is the covariance of centred data only",
         ),
         expect("condition number, normalized over raw", paper="at least some", high=1.0).says(
             "normalized data have some of the benefit",
-            why="the text: below 1; features of unit variance are within a factor of 8 of the best diagonal scaling "
-            "(van der Sluis 1969)",
+            why="the text says so; the limit is 1; features of unit variance are within a factor of 8 of the best "
+            "diagonal scaling (van der Sluis 1969)",
         ),
         expect("condition number, normalized", paper="at least some", low=1.5).says(
-            "but not all of it: the Hessian is not the identity where features are correlated (the control)",
+            "normalized data do not have all of the benefit: the Hessian is not the identity where features are "
+            "correlated (the control)",
             why="correlations of 0.2 alone give (1 + 0.2)/(1 - 0.2) = 1.5",
         ),
         expect("condition number less 1, whitened", paper=0.0, high=1e-9).says(
-            "whitened data have the identity",
+            "the Hessian of whitened data is the identity",
             why="rounding, times the condition of the covariance that is divided out (about 1e3)",
         ),
         expect("excess loss after one step, whitened", paper="much easier", high=1e-20).says(
-            "then one step of gradient descent is enough", why="the square of rounding"
+            "with whitened data one step of gradient descent is enough", why="the square of rounding"
         ),
         expect("excess loss after 1,000 steps, raw over normalized", paper="learning becomes easier", low=1.0).says(
-            "while raw data are slower than normalized ones", why="the text: above 1"
+            "gradient descent on raw data is slower than on normalized data", why="the text says so; the limit is 1"
         ),
         expect("excess loss over its bound", high=1 + 1e-6).says(
-            "at no step is the loss above (1 - 1/κ)²ᵗ, by which the condition number κ governs learning",
-            why="the slowest direction shrinks by 1 - 1/κ a step; rounding",
+            "at no step is the loss above (1 - 1/κ)²ᵗ: the condition number κ governs learning",
+            why="the slowest direction shrinks by 1 - 1/κ per step; rounding",
         ),
         rounding(
             "block of a layer against v²·mean of x xᵀ",

@@ -117,9 +117,9 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
     id="normdead/sec4_1",
     where="Sections 3.2 (equation 5) and 4.1",
     statement="Scaled sums keep the variance, or bound it: √½, small β, Hanin's b^l, 1/L, Shao's, SkipInit and Fixup.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    paper_value="no numbers; each check quotes the paper",
     how="Mean, mean square and channels' squared mean over residual MLPs of 16 branches (full: 40) under each rule, "
-    "held against the products of the formulas.",
+    "compared with the products of the formulas.",
     cost=Cost(quick_seconds=6, full_seconds=30),
     quick_seeds=_SEEDS,
     seeds=_FULL_SEEDS,
@@ -149,11 +149,12 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
             why="branches end in weights of mean 0; five standard errors, for there are eleven rules",
         ),
         expect("spread of output weights, Shao", paper=1.0, low=1.0, high=1 + 1e-4).says(
-            "all branches weigh the same at the output: largest over smallest weight",
+            "under Shao's rule all branches weigh the same at the output: largest over smallest weight",
             why="β_l·Π√(1 - β²) = 1/√(2L) for every l; factors are kept in float32",
         ),
         expect("output weight of Shao over 1/√(2L)", low=1 - 1e-4, high=1 + 1e-4).says(
-            "and the weight is 1/√(2L)", why="the product telescopes with c = L; float32"
+            "under Shao's rule the weight of a branch at the output is 1/√(2L)",
+            why="the product telescopes with c = L; float32",
         ),
         expect("spread of output weights, √½", paper="more general", low=100.0).says(
             "under √½ the last branch outweighs the first (the control)", why="2^((L - 1)/2) = 181 for 16 branches"
@@ -163,7 +164,7 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
             why="f(√½·x) = √½·f(x) for ReLU without biases; factors are kept in float32",
         ),
         aside("Shao against √½, one block, tanh", paper="equivalent", low=0.01).says(
-            "it is not where the branch is not homogeneous (the control)",
+            "Shao's rule differs from √½ where the branch is not homogeneous (the control)",
             why="equation 5 scales the branch's input by α, Shao's rule its output",
         ),
         expect(

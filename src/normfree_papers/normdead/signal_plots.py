@@ -69,17 +69,17 @@ def _setting(settings: Settings) -> str:
     cost=Cost(quick_seconds=3, full_seconds=25),
     checks=(
         expect("factor a block without batch norm", paper="exponential", low=1.7, high=2.1).says(
-            "the variance about doubles at every block", why="2 less what is lost at zero-padded borders"
+            "the variance about doubles at every block", why="2 minus the loss at zero-padded borders"
         ),
         expect("decades without batch norm", paper="exponential", low=3.4).says(
             "log10 of the variance at the last block over that at the first", why="15 blocks at 1.7 each"
         ),
         expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
             "variance that a block adds inside a stage",
-            why="measured here before: 0.68, which is 1 - 1/π = 2·Var[ReLU]; 5 % for a draw of weights",
+            why="earlier measurement: 0.68, which is 1 - 1/π = 2·Var[ReLU]; 5 % for a draw of weights",
         ),
         expect("smallest R² with batch norm", paper="linear", low=0.99).says(
-            "a straight line explains the growth inside each stage", why="measured here before: above 0.99"
+            "a straight line explains the growth inside each stage", why="earlier measurement: above 0.99"
         ),
         expect(
             "restart with batch norm",
@@ -88,7 +88,7 @@ def _setting(settings: Settings) -> str:
             high=1.05 * 2 * _SLOPE,
         ).says(
             "variance after the first block of stages 2 to 4",
-            why="measured here before: 1.36 = 2·(1 - 1/π), a projection and a branch of the pre-activated signal; 5 %",
+            why="earlier measurement: 1.36 = 2·(1 - 1/π), a projection and a branch of the pre-activated signal; 5 %",
         ),
         expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
             "mean variance of the branches, which batch norm inside them keeps steady",
@@ -159,34 +159,37 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
     where="Figure 5",
     statement="An NF-ResNet imitates the variance of a ResNet with batch norm; centred weight standardization also "
     "steadies its branches and removes its mean.",
-    paper_value="two plots: variance alike, squared mean and branches unlike (left), both mended (right)",
+    paper_value="two plots: variance alike, squared mean and branches unlike (left), both corrected (right)",
     how="As Figure 4, for NF-ResNet-50 with β = 1 under He's weights and under scaled weight standardization, beside "
     "batch norm.",
     cost=Cost(quick_seconds=6, full_seconds=40),
     checks=(
         expect("variance against batch norm, nf_he", paper="pretty accurate", high=2.0).says(
             "largest factor, over all blocks, between the variances of NF (He) and batch norm",
-            why="a plot only: we read it as half to double at every block",
+            why="the paper only plots it; we accept half to double at every block",
         ),
         expect("squared mean against batch norm, nf_he", paper="looks nothing like", low=3.0).says(
-            "largest factor between their squared means", why="a plot only: we read it as a factor of three somewhere"
+            "largest factor, over all blocks, between the squared means of NF (He) and batch norm",
+            why="the paper only plots it; we accept a factor of three or more at some block",
         ),
         expect("branch variance, largest over smallest, nf_he", paper="not particularly steady", low=1.5).says(
-            "the branches of NF (He) are not steady", why="a plot only: we read it as half as much again between blocks"
+            "the branches of NF (He) are not steady",
+            why="the paper only plots it; we accept a factor of 1.5 or more between blocks",
         ),
         expect("branch variance, largest over smallest, nf", paper="resolved", high=1.2).says(
-            "those of NF with standardized weights are, without the border",
-            why="measured here before: within 10 % of 1 with circular padding",
+            "the branches of NF with standardized weights are steady, without the border",
+            why="earlier measurement: within 10 % of 1 with circular padding",
         ),
         expect("variance over expectation, largest, nf", paper="1 + b·β²", high=1.1).says(
-            "and the variance is the expected 1 + b, without the border",
-            why="measured here before: within 10 % with circular padding",
+            "the variance of NF with standardized weights is at most the expected 1 + b, without the border",
+            why="earlier measurement: within 10 % with circular padding",
         ),
         expect("variance over expectation, smallest, nf", paper="1 + b·β²", low=0.9).says(
-            "and not less", why="measured here before: within 10 % with circular padding"
+            "the variance of NF with standardized weights is at least the expected 1 + b, without the border",
+            why="earlier measurement: within 10 % with circular padding",
         ),
         expect("squared mean over variance, nf", paper="zero mean", high=0.05).says(
-            "the mean is gone: largest share of the squared mean over all blocks",
+            "NF with standardized weights has mean 0: largest share of the squared mean over all blocks",
             why="centred weights give outputs of mean 0 up to the border and a finite batch: a few percent",
         ),
         expect("squared mean over variance, nf_he", paper="looks nothing like", low=1.0).says(
@@ -201,7 +204,7 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
             scale="full",
         ).says(
             "with the zero padding of the figure the variance stays below the expectation, at worst by",
-            why="measured here before: off by 32 to 34 % on maps of 32×32 to 4×4; at 224×224 the last are 7×7",
+            why="earlier measurement: off by 32 to 34 % on maps of 32×32 to 4×4; at 224×224 the last are 7×7",
         ),
     ),
 )

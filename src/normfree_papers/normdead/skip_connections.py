@@ -99,26 +99,26 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 @claim(
     id="normdead/sec3_2",
     where="Section 3.2 (kinds of skip connection)",
-    statement="Sums let variance and a positive mean drift; gates shift the mean much less, and concatenation leaves "
-    "both where the branch puts out what it takes in.",
-    paper_value="sentences without numbers; their words stand beside the checks",
+    statement="Sums let variance and a positive mean drift; gates shift the mean much less, and concatenation changes "
+    "neither if branch output and input have the same statistics.",
+    paper_value="no numbers; each check quotes the paper",
     how="Mean and mean square over 12 blocks of one transform ReLU(Wx) in a sum, a concatenation and a highway gate, "
-    "held against their closed forms, and the first stage of a DenseNet.",
+    "compared with their closed forms, and the first stage of a DenseNet.",
     cost=Cost(quick_seconds=3, full_seconds=10),
     quick_seeds=3,
     seeds=10,
     checks=(
         *(
             expect(f"{what} over closed form a block, sum", paper="drifting", low=0.93, high=1.07).says(
-                f"the {what} grows as the recursion says, factor a block",
+                f"the {what} grows as the recursion says, factor per block",
                 why="a block of width 512 varies by √(5/512) = 10 %, so 12 by 34 %, of which 3 seeds leave 20 %: four "
-                "standard errors are 7 % a block",
+                "standard errors are 7 % per block",
             )
             for what in ("mean", "mean square")
         ),
         expect("growth of the mean, sum", paper="drifting", low=100.0).says(
             "the mean after 12 blocks over that before",
-            why="it more than doubles where it starts at √(q/π), and 1.5 a block would give 100",
+            why="it more than doubles where it starts at √(q/π), and 1.5 per block would give 100",
         ),
         *(
             expect(f"{what} over closed form, {kind}", paper=paper, low=0.85, high=1.15).says(
@@ -128,7 +128,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
                 (
                     "gate",
                     "much less of a problem",
-                    "1/√512 = 4 % a block, of which gates keep about seven tenths, and 3 seeds: four standard errors",
+                    "1/√512 = 4 % per block, of which gates keep about seven tenths, and 3 seeds: four standard errors",
                 ),
                 (
                     "concatenation",
@@ -140,19 +140,19 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
             for what in ("mean", "mean square")
         ),
         expect("drift of the mean, gate over sum", paper="much less", high=0.5).says(
-            "|log| of the mean's factor a block, gates over sums",
-            why="the text gives no number: we read it as at most half",
+            "|log| of the mean's factor per block, gates over sums",
+            why="the text gives no number; we accept at most half",
         ),
         expect("mean of a concatenation of centred inputs", paper="if similar statistics", low=0.2).says(
-            "inputs of mean 0 are unlike what the branch puts out, and the mean moves (the control)",
+            "zero-mean inputs differ from the branch's output, and the mean moves (the control)",
             why="three quarters of the features are the branch's, of mean √(q/π) = 0.56: half of that",
         ),
         expect("mean square of a DenseNet's stage", paper="does not affect", low=0.85, high=1.15).says(
             "the DenseNet keeps its mean square over 12 layers of its first stage",
-            why="as for the concatenation, with 12 channels a layer",
+            why="as for the concatenation, with 12 channels per layer",
         ),
         expect("correlation of branch and shortcut", paper="the variance is linear", low=-0.03, high=0.03).says(
-            "at the start they are uncorrelated, so that variances add",
+            "at the start branch and shortcut are uncorrelated, so that variances add",
             why="1/√(512·12·3) = 0.7 %: four standard errors",
         ),
         expect(
@@ -170,7 +170,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
 )
 @undisturbed
 def sec3_2(settings: Settings) -> Measurement:
-    """Moments over three kinds of skip connection, held against closed forms. Reference: normdead, section 3.2."""
+    """Moments over three kinds of skip connection, compared with closed forms. Reference: normdead, section 3.2."""
     numbers: list[dict[str, float]] = []
     curves: dict[str, list[Moments]] = {kind: [] for kind in _KINDS}
     stages = []
@@ -244,7 +244,7 @@ _DEEP, _SCALES, _PLANES = 24, (0.1, 0.3, 1.0), 32
 def gradient_correlation(angle: float, beta: float | None, depth: int = _DEEP) -> float:
     """Expected cosine of the gradients at two inputs at an angle: a product over blocks of (1 + β²κ₀)/(1 + β²).
 
-    κ₀ = 1 - θ/π is the share of ReLUs that agree and κ₁ the cosine behind them; without skip connections (β None) the
+    κ₀ = 1 - θ/π is the share of ReLUs that agree and κ₁ the cosine after them; without skip connections (β None) the
     product is of κ₀ alone.
 
     Reference: normdead, section 3.2; Balduzzi 2017; the kernels are those of Cho & Saul 2009.
@@ -280,7 +280,7 @@ _AT = _ANGLES.index(0.3)
     statement="A small factor β on the branches keeps the gradients at nearby inputs correlated.",
     paper_value="a sentence: small values for β can help to preserve correlations between gradients",
     how="Cosine of the gradients at inputs at angles of 0 to π/2 in residual MLPs of 24 branches with β = 0.1, 0.3 and "
-    "1, and in an MLP of 24 layers, held against the closed form.",
+    "1, and in an MLP of 24 layers, compared with the closed form.",
     cost=Cost(quick_seconds=4, full_seconds=20),
     quick_seeds=2,
     seeds=10,
@@ -297,10 +297,11 @@ _AT = _ANGLES.index(0.3)
             "with β = 0.1 gradients at an angle of 0.3 are nearly the same", why="the closed form is 0.98"
         ),
         expect("cosine at 0.3, β = 0.1 less β = 1", paper="small values help", low=0.3).says(
-            "more so than with β = 1", why="the closed form is 0.61; two errors of 0.15 less"
+            "cosine of gradients at an angle of 0.3, β = 0.1 less β = 1: the small one preserves more",
+            why="the closed form is 0.61; two errors of 0.15 less",
         ),
         expect("cosine at 0.3, no skip connections", high=0.35).says(
-            "and without skip connections they share little (the control)",
+            "without skip connections gradients at an angle of 0.3 share little (the control)",
             why="the closed form is 0.17, and an error of 0.15",
         ),
     ),

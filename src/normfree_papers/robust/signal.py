@@ -49,7 +49,7 @@ LEGEND = {**PROPOSED, **PLAIN, **NORMED, "bn_identity": "ResNet BN, identity sho
 
 
 def _method(name: str) -> Method:
-    """The method behind a curve of the legend."""
+    """The method of a curve of the legend."""
     made = {
         "bn_in": ("batchnorm_convshort", 0),
         "bn_out": ("batchnorm_convshort", 1),
@@ -76,8 +76,8 @@ class _Ranges:
 
 
 _BOTTLENECK = (
-    "measured here before: 0.9 to 1.0 backward and 0.85 to 1.05 forward, above 1.4 for Brock; what is missing to 1 "
-    "is lost at the zero-padded border"
+    "earlier measurement: 0.9 to 1.0 backward and 0.85 to 1.05 forward, above 1.4 for Brock; the rest is lost at the "
+    "zero-padded border"
 )
 _RESNET50 = _Ranges(
     backward_proposed=(0.9, 1.0),
@@ -88,7 +88,7 @@ _RESNET50 = _Ranges(
     total_exploding=3.0,
     total_brock=None,
     why_factor=_BOTTLENECK,
-    why_total="measured here before: 1e3 to 1e4 and up for He fan-in and Brock",
+    why_total="earlier measurement: 1e3 to 1e4 and up for He fan-in and Brock",
 )
 _RANGES = {
     18: _Ranges(
@@ -99,15 +99,15 @@ _RANGES = {
         total_proposed=False,
         total_exploding=None,
         total_brock=(-0.3, 0.9),
-        why_factor="two zero-padded 3×3 layers a branch on 32×32 to 4×4 maps: 0.86 in place of 1, 1.28 in place of "
+        why_factor="two zero-padded 3×3 layers per branch on 32×32 to 4×4 maps: 0.86 in place of 1, 1.28 in place of "
         "1.57 for Brock and 1.73 in place of 2 for He, ± 10 % for four blocks of a few seeds",
-        why_total="measured here before: 1 to 4 at ResNet-18, a factor of 2 to either side",
+        why_total="earlier measurement: 1 to 4 at ResNet-18, a factor of 2 to either side",
     ),
     50: _RESNET50,
     101: replace(
         _RESNET50,
         total_exploding=7.0,
-        why_total="measured here before: 8e8 for He fan-in, and above 1e8 for Brock",
+        why_total="earlier measurement: 8e8 for He fan-in, and above 1e8 for Brock",
     ),
 }
 
@@ -122,7 +122,7 @@ def _figure_checks(depth: int) -> tuple[Check, ...]:
                 f"{label}: the gradient is kept from block to block", why=r.why_factor
             ),
             aside(f"forward a block, {name}", paper="up to some amount", low=r.forward[0], high=r.forward[1]).says(
-                f"{label}: so is the signal, up to some amount", why=r.why_factor
+                f"{label}: the signal is kept from block to block, up to some amount", why=r.why_factor
             ),
         ]
         if r.total_proposed:
@@ -165,12 +165,12 @@ def _figure_checks(depth: int) -> tuple[Check, ...]:
     for name, label in NORMED.items():
         checks += [
             aside(f"forward decades, {name}", paper="fixes things up", low=-1.0, high=1.0).says(
-                f"{label}: batch norm mends the signal",
-                why="a plot only: we read it as within a decade over the whole network",
+                f"{label}: batch norm preserves the signal",
+                why="the paper only plots it; we accept a decade over the whole network",
             ),
             aside(f"backward a block, {name}", paper="fixes things up", high=1.25).says(
-                f"{label}: and the gradient",
-                why="a plot only: 1.25 a block is where `normfree diagnose` begins to call a gradient exploding",
+                f"{label}: batch norm preserves the gradient",
+                why="only a plot: 1.25 per block, below the 1.5 at which `normfree diagnose` can report an explosion",
             ),
         ]
     return tuple(checks)
@@ -182,12 +182,12 @@ def _conserved(name: str, label: str) -> tuple[Check, Check]:
     return (
         expect(key, paper="conserved", high=0.3).says(
             f"{label}: no explosion over the whole network (log10 of first over last)",
-            why="a factor of 2 for a few seeds, where others come to 1e3 and more",
+            why="a factor of 2 for a few seeds, where others reach 1e3 and more",
         ),
         aside(key, paper="conserved", low=-0.5, high=0.5).says(
-            f"{label}: and nothing is lost, strides and borders included",
-            why="a plot only: a factor of 3; the rules leave out that each of three strides spreads a gradient over "
-            "4 times as many positions, and what is lost at a border",
+            f"{label}: no loss over the whole network, strides and borders included",
+            why="the paper only plots it; we accept a factor of 3; the rules ignore border losses, and that each "
+            "stride spreads a gradient over 4 times as many positions",
         ),
     )
 

@@ -1,6 +1,6 @@
 """The claims of `robust` on trained networks: Figures 3, 6 and 7, ResNet-50, 18 and 101 on CIFAR-10.
 
-The paper prints no accuracy, so the checks follow what its text says of the plots. All accuracies are in per cent.
+The paper prints no accuracy, so the checks follow the text about the plots. All accuracies are in per cent.
 
 Reference: "A robust initialization of residual blocks", ICLR 2022 submission, section 4 and appendix A.
 """
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from normfree.report import Column, Table
-from normfree.report.panels import Level, Panel
+from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect
@@ -48,7 +48,7 @@ _SMALL: dict[str, Any] = {**EMBEDDED, "form": "pre", "epochs": 12, "flip": False
 
 @dataclass(frozen=True, kw_only=True)
 class _Figure:
-    """One of the three figures: its network, the stand-in of the quick scale, and what the text says of it."""
+    """One of the three figures: its network, the stand-in of the quick scale, and the text about it."""
 
     number: int
     depth: int
@@ -131,7 +131,8 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
     if figure.number == 3:
         checks.append(
             aside(_lead(_CONV, _NORMED), paper="outperforms", low=0.0, scale="full").says(
-                "at the last epochs ConvShort even outperforms batch norm, by points of test accuracy",
+                "test accuracy of ConvShort less that of batch norm at the last epochs, in points: it even outperforms "
+                "it",
                 why="only a plot: the text claims the order; a remark on the end of a longer training",
             )
         )
@@ -159,11 +160,11 @@ def _trains(figure: _Figure, label: str, scale: Scale) -> Check:
         low=_TRAINED if full else DEAD,
         scale=scale,
     ).says(
-        f"{label} can be trained, to a test accuracy in % of",
+        f"test accuracy of {label}, in %: it trains",
         why="only a plot, and no number in the text: half of the images, five times chance"
         if full
-        else "above the twice chance that counts as not trained; stand-in and line were chosen after trial runs, in "
-        "which a few epochs left the deepest half trained",
+        else "more than twice chance; network and threshold were chosen after trial runs in which the deepest network "
+        "was only partly trained",
     )
 
 
@@ -174,8 +175,8 @@ def _dead(figure: _Figure, label: str, scale: Scale) -> Check:
         high=DEAD,
         scale=scale,
     ).says(
-        f"{label} cannot be trained, its test accuracy in % is",
-        why="the text; up to twice chance, and a diverged run counts as chance",
+        f"test accuracy of {label}, in %: it does not train",
+        why="the text says so; the limit is twice chance, and a diverged run counts as chance",
     )
 
 
@@ -226,7 +227,7 @@ def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel,
     if not curves:
         return ()
     normed = found[_NORMED].values()
-    levels = [Level("chance", CHANCE), *([Level(_NORMED, mean(normed))] if normed else [])]
+    levels = [ReferenceLine("chance", CHANCE), *([ReferenceLine(_NORMED, mean(normed))] if normed else [])]
     return (
         Panel(
             f"{network}: test accuracy at the end",

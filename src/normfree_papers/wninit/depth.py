@@ -22,7 +22,7 @@ _EMBEDDED, _CIFAR = "the embedded images", "CIFAR-10"
 
 
 def _only(depth: int, quick: tuple[int, ...]) -> Scale | None:
-    """The scale of a check on a depth: both scales if the quick one has that depth, too."""
+    """The scale of a check on a depth: None (both scales) if the quick run also covers this depth."""
     return None if depth in quick else "full"
 
 
@@ -44,7 +44,8 @@ def _mlps(settings: Settings) -> Sweep:
 
 def _trains(label: str, depth: int, low: float, quick: tuple[int, ...], paper: str, why: str, **rest: Any) -> Check:
     return expect(f"{label}, {depth} layers", paper=paper, low=low, scale=_only(depth, quick), **rest).says(
-        f"the {label} initialization trains {depth} layers; its accuracy is", why=f"{why} only a plot shows numbers"
+        f"test accuracy of the {label} initialization at {depth} layers, in %: it trains",
+        why=f"{why} only a plot shows numbers",
     )
 
 
@@ -58,7 +59,7 @@ _QUARTER = "two and a half times chance counts as trained:"
     statement="With the proposed initialization MLPs of up to 200 layers train on MNIST; with the data-dependent one "
     "those of up to 20 do, and deeper ones diverge at any learning rate.",
     paper_value="a plot: data-dependent up to 20 layers, also at a rate of 1e-5; proposed up to 200",
-    how="Recipe wninit_mlp at rates from 0.1 to 1e-5, each ten times the next, the best chosen on held-out images; "
+    how="Recipe wninit_mlp at rates from 0.1 to 1e-5 in factors of ten, the best chosen on held-out images; "
     "width 500, 20 epochs and the depths 10, 20, 50, 100 and 200 are chosen; 20 and 50 layers of width 128 on the "
     "embedded images (quick).",
     cost=Cost(quick_seconds=100, full_seconds=4050, device="gpu"),
@@ -70,8 +71,8 @@ _QUARTER = "two and a half times chance counts as trained:"
         *(_trains("data-dependent", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in (10, 20)),
         *(
             expect(f"data-dependent, {depth} layers", paper="diverges", high=50.0, scale=_only(depth, _MLP_QUICK)).says(
-                f"the data-dependent initialization cannot train {depth} layers; its accuracy at best is",
-                why="what counts as trained; a diverged run counts as 0, as in the caption",
+                f"best test accuracy of the data-dependent initialization at {depth} layers, in %: it does not train",
+                why="the threshold for 'trained'; a diverged run counts as 0, as in the caption",
             )
             for depth in (50, 100, 200)
         ),
@@ -119,11 +120,11 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     "ten times larger for most depths.",
     paper_value="a plot of the accuracy of every job; rates up to 10 times larger for most depths",
     how="The runs of wninit/fig2_left: all depths and learning rates; the paper's sweep is in a supplement that is not "
-    "at hand.",
+    "available.",
     cost=Cost(quick_seconds=100, full_seconds=4050, device="gpu"),
     checks=(
         expect("share, proposed - data-dependent", paper="more robust", low=0.1).says(
-            "the share of settings that train is larger for the proposed initialization by",
+            "share of settings that train: proposed less data-dependent",
             why="one setting in ten, since only a plot shows numbers; half of the test images counts as trained",
         ),
         aside("depths with a rate ten times larger", paper="most depths", low=0.5).says(
@@ -175,13 +176,12 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
         *(_trains("proposed", depth, 25.0, _CNN_QUICK, "trains", _QUARTER) for depth in _CNN_DEPTHS),
         _trains("data-dependent", 10, 25.0, _CNN_QUICK, "trains", _QUARTER),
         expect("proposed, 20 layers", low=25.0, scale="quick").says(
-            "the proposed initialization trains 20 layers of the stand-in; its accuracy is",
-            why="what counts as trained; the stand-in's maps are small, and zero padding takes a part of the signal a "
-            "layer, so that it is not as deep",
+            "test accuracy of the proposed initialization at 20 layers of the stand-in, in %: it trains",
+            why="the threshold for 'trained'; zero padding loses signal in every layer, so the stand-in is shallower",
         ),
         expect("data-dependent, 100 layers", paper="fails", high=25.0, scale="full").says(
-            "the data-dependent initialization cannot train 100 layers; its accuracy at best is",
-            why="what counts as trained",
+            "best test accuracy of the data-dependent initialization at 100 layers, in %: it does not train",
+            why="the threshold for 'trained'",
         ),
     ),
     seeds=1,
@@ -222,15 +222,15 @@ _DEEP = "PyTorch default, share of depths that train"
     checks=(
         *(_trains("proposed", depth, 25.0, _WRN_QUICK, "trains", _QUARTER) for depth in _WRN_DEPTHS),
         expect("proposed, 40 layers", low=25.0, scale="quick").says(
-            "the proposed initialization trains 40 layers of the stand-in; its accuracy is",
-            why="what counts as trained",
+            "test accuracy of the proposed initialization at 40 layers of the stand-in, in %: it trains",
+            why="the threshold for 'trained'",
         ),
         expect("proposed, most - least over depths", paper="similar accuracy", high=10.0, scale="full").says(
-            "the proposed initialization is about as accurate at every depth; its accuracies differ by",
+            "largest difference between the accuracies of the proposed initialization at all depths, in points",
             why="ten points: similar is the paper's word, and accuracies of a first epoch move by points",
         ),
         expect(_DEEP, paper="diverges for most depths", high=0.5).says(
-            "PyTorch's default diverges for most depths; the share of depths that it trains at any rate is",
+            "share of depths that PyTorch's default trains at some rate: it diverges for most",
             why="most is at least half",
         ),
         expect(
@@ -239,8 +239,8 @@ _DEEP = "PyTorch default, share of depths that train"
             low=5.0,
             scale="full",
         ).says(
-            "the data-dependent initialization learns slower at 10,000 layers, by points of accuracy",
-            why="five points, more than seeds differ by; only a plot shows numbers",
+            "accuracy at 10,000 layers, proposed less data-dependent, in points: the data-dependent one learns slower",
+            why="five points, more than the spread between seeds; only a plot shows numbers",
         ),
         aside(
             "proposed - stage-wise Hanin, mean over depths",
@@ -249,7 +249,7 @@ _DEEP = "PyTorch default, share of depths that train"
             high=10.0,
             scale="full",
         ).says(
-            "stage-wise Hanin comes to a similar accuracy, below the proposed one by points of",
+            "accuracy of the proposed initialization less that of stage-wise Hanin, in points: they are similar",
             why="ten points: similar is the paper's word",
         ),
         expect(

@@ -116,12 +116,12 @@ def _fig1_checks() -> tuple[Check, ...]:
                     scale=scale,
                 ).says(
                     f"the norm of {what} over 20 layers of width {width} is kept by the proposed lengths",
-                    why="measured here before: 0.75 to 1.25 over seeds; for gradients g = √(2n/m) adds "
+                    why="earlier measurement: 0.75 to 1.25 over seeds; for gradients g = √(2n/m) adds "
                     "√(n_l/n_L), whose mean over widths is 1",
                 ),
                 expect(f"log10 {what}, feed-forward, {width}, g = 1", paper="vanishing", high=-2.0, scale=scale).says(
                     f"g = 1 lets the {what} vanish",
-                    why="measured here before: below 0.01; ½ a layer in the square is 2⁻¹⁰ over 20",
+                    why="earlier measurement: below 0.01; ½ per layer in the square is 2⁻¹⁰ over 20",
                 ),
                 expect(
                     f"{what}, residual, {width}, proposed",
@@ -131,11 +131,11 @@ def _fig1_checks() -> tuple[Check, ...]:
                     scale=scale,
                 ).says(
                     f"over 40 blocks the {what} change by a factor between √2 and √e",
-                    why="measured here before: (1 + 1/B)^(B/2), 1.639 at B = 40, within 3 % over 10 seeds",
+                    why="earlier measurement: (1 + 1/B)^(B/2), 1.639 at B = 40, within 3 % over 10 seeds",
                 ),
                 expect(f"log10 {what}, residual, {width}, g = 1", paper="exploding", low=2.0, scale=scale).says(
                     f"g = 1 lets the {what} explode",
-                    why="measured here before: above 100; 1 + ½ a block in the square is 1.5²⁰ over 40",
+                    why="earlier measurement: above 100; 1 + ½ per block in the square is 1.5²⁰ over 40",
                 ),
             ]
     return tuple(checks)
@@ -220,7 +220,7 @@ _PRINTED = {"PyTorch default": 4.68, "data-dependent": 3.01, "stage-wise Hanin":
     checks=(
         *(
             expect(f"{name} - proposed", paper=round(_PRINTED[name] - _PRINTED["proposed"], 2), low=0.5).says(
-                f"log10 λ of the {name} initialization lies above that of the proposed one by",
+                f"log10 λ of the {name} initialization less that of the proposed one",
                 why="half a decade: the paper claims the order; its printed gaps come from a power iteration over "
                 "changing batches",
             )
@@ -229,7 +229,7 @@ _PRINTED = {"PyTorch default": 4.68, "data-dependent": 3.01, "stage-wise Hanin":
         *(
             aside(f"log10 λ, {name}", paper=printed, low=printed - 0.5, high=printed + 0.5, scale="full").says(
                 f"log10 λ of the {name} initialization is as printed",
-                why="half a decade; a power iteration over changing batches need not come to the top eigenvalue",
+                why="half a decade; a power iteration over changing batches need not reach the top eigenvalue",
             )
             for name, printed in _PRINTED.items()
         ),

@@ -1,4 +1,4 @@
-"""The theorems of `wninit`: the norms behind weight-normalized layers and residual stages.
+"""The theorems of `wninit`: the norms after weight-normalized layers and residual stages.
 
 Reference: Arpit, Campos, Bengio 2019, sections 3 and 4.
 """
@@ -141,7 +141,8 @@ def thm1(settings: Settings) -> Measurement:
     where="Theorem 2",
     statement="Backward, a weight-normalized layer with g = √2 keeps the expected squared norm of a gradient.",
     paper_value="E‖√2·z ⊙ (R̂ᵀu)‖² = ‖u‖², strictly better for orthogonal matrices",
-    how="The mean of ‖v‖²/‖u‖² over draws of R̂, orthogonal and isotropic, and of z, a fair coin a coordinate.",
+    how="The mean of ‖v‖²/‖u‖² over draws of R̂, orthogonal and isotropic, and of z, with independent fair coin flips "
+    "as coordinates.",
     cost=Cost(quick_seconds=2, full_seconds=20),
     checks=_layer_checks(
         (
@@ -249,7 +250,7 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
             "and √e, whatever B.",
             paper_value="c ∈ [√2, √e] = [1.414, 1.649]",
             how=f"Root mean square ratio of norms of {_what} over residual MLPs of 10, 100 and 1,000 weight-normalized "
-            "blocks, 64 inputs a seed.",
+            "blocks, 64 inputs per seed.",
             cost=Cost(quick_seconds=21, full_seconds=40),
             seeds=20,
             quick_seeds=10,
@@ -265,10 +266,10 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
                         high=math.sqrt(math.e) * 1.03,
                     ).says(
                         f"c over {_blocks} blocks",
-                        why="measured here before: the root mean square over ≥ 10 seeds × 64 inputs within 3 %",
+                        why="earlier measurement: the root mean square over ≥ 10 seeds × 64 inputs within 3 %",
                     ),
                     expect(f"over (1 + 1/B)^(B/2), {_blocks} blocks", low=0.97, high=1.03).says(
-                        "the same over its exact expectation",
+                        f"c over {_blocks} blocks, over its exact expectation",
                         why="seeds vary by 4 % in the mean square, so 10 leave 0.7 % in the root: four standard errors",
                     ),
                 )

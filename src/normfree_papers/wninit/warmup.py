@@ -54,16 +54,16 @@ _WARMUPS = ("no warm-up", "warm-up")
         expect(
             "proposed - best other, worst setting", paper="the most robust across all configurations", low=-0.1
         ).says(
-            "the share of seeds that survive with the proposed initialization lies above the best other's in "
-            "every setting, at least by",
+            "smallest lead of the proposed initialization over the best other, in the share of seeds that survive, "
+            "over all settings",
             why="two of 20 seeds: the standard deviation of a difference of shares near one half is 0.16",
         ),
         expect("proposed - best other, mean over settings", paper="the most robust", low=0.0).says(
-            "on average over the settings more seeds survive with the proposed initialization, by a share of",
+            "mean lead of the proposed initialization over the best other, in the share of seeds that survive",
             why="at least as many as with the best other in each setting",
         ),
         expect("warm-up - no warm-up", paper="greatly improved the range of learning rates", low=0.05).says(
-            "warm-up raises the share of seeds that survive, on average over initializations and rates, by",
+            "gain by warm-up in the share of seeds that survive, mean over initializations and rates",
             why="one run in twenty; only a plot shows numbers",
         ),
     ),
@@ -151,9 +151,9 @@ def _errors_checks() -> tuple[Check, ...]:
         warm, gap = printed["proposed + warm-up"], printed["proposed + warm-up"] - printed["batch norm"]
         checks += [
             expect(f"{network}, proposed + warm-up", paper=warm, high=warm + 0.5, scale="full").says(
-                f"{network} with the proposed initialization and warm-up comes to an error of",
+                f"test error of {network} with the proposed initialization and warm-up, in %",
                 why="the paper's spread over seeds is 0.08 to 0.14, so that 0.5 leaves room for a single seed and for "
-                "a rate that was chosen anew; a lower error is no failure",
+                "a rate that we chose; a lower error is no failure",
             ),
             expect(
                 f"{network}, data-dependent - proposed",
@@ -161,14 +161,14 @@ def _errors_checks() -> tuple[Check, ...]:
                 low=0.5,
                 scale="full",
             ).says(
-                f"the error of {network}, data-dependent, lies above that of the proposed one by",
+                f"test error of {network}, data-dependent less proposed, in points",
                 why="less than half of the paper's gap, and above its spread of 0.1 to 0.24",
             ),
             expect(
                 f"{network}, proposed + warm-up - batch norm", paper=round(gap, 2), high=gap + 0.7, scale="full"
             ).says(
-                f"the error of {network}, proposed with warm-up, lies above batch norm's by at most",
-                why="the paper's gap and 0.5 for the one error; 0.2 more for the other, whose spread is 0.16 and more",
+                f"test error of {network}, proposed with warm-up less batch norm, in points",
+                why="the paper's gap, plus 0.5 for our error and 0.2 for batch norm's",
             ),
         ]
         if network != "WRN-40-10":  # for which the paper prints no gain
@@ -178,26 +178,29 @@ def _errors_checks() -> tuple[Check, ...]:
                     paper=round(printed["proposed"] - warm, 2),
                     low=0.2,
                     scale="full",
-                ).says(f"warm-up lowers the error of {network} by", why="above the paper's spread of 0.11 to 0.14")
+                ).says(
+                    f"test error of {network}, without less with warm-up, in points",
+                    why="above the paper's spread of 0.11 to 0.14",
+                )
             )
     checks += [
         expect("CIFAR-100: ResNet-164, proposed + warm-up", paper=25.31, high=26.3).says(
-            "ResNet-164 with the proposed initialization and warm-up comes on CIFAR-100 to an error of",
+            "test error of ResNet-164 on CIFAR-100 with the proposed initialization and warm-up, in %",
             why="the paper's spread is 0.26, so that 1 leaves room for a single seed and another rate",
             lacks="CIFAR-100",
         ),
         expect("CIFAR-100: ResNet-164, data-dependent - proposed", paper=2.96, low=1.0).says(
-            "its error, data-dependent, lies above that of the proposed one by",
+            "test error of ResNet-164 on CIFAR-100, data-dependent less proposed, in points",
             why="a third of the paper's gap, and above its spread of 0.5",
             lacks="CIFAR-100",
         ),
         expect("CIFAR-100: ResNet-164, proposed + warm-up - batch norm", paper=-0.21, high=1.0).says(
-            "its error, proposed with warm-up, lies above batch norm's by at most",
+            "test error of ResNet-164 on CIFAR-100, proposed with warm-up less batch norm, in points",
             why="the paper's gap and 1 for the error",
             lacks="CIFAR-100",
         ),
         expect(f"{_STAND_IN}, proposed + warm-up - batch norm", high=10.0, scale="quick").says(
-            "the stand-in's error, proposed with warm-up, lies above batch norm's by at most",
+            "test error of the stand-in, proposed with warm-up less batch norm, in points",
             why="ten points: a few epochs are far from the end of training, where the paper's errors are close",
         ),
     ]

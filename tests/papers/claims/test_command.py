@@ -78,11 +78,11 @@ def test_unknown_claim_is_refused_before_any_is_run(make, run, counted, tmp_path
 def test_only_that_names_no_run_is_told(make, run, tmp_path):
     status, _, err = run("fixup/table4", "--only", "fixpu", "--out", str(tmp_path))
     assert status == 2
-    assert "expected a part of a run's name in --only, got 'fixpu'; there are: " in err
+    assert "--only needs a part of a run's name; 'fixpu' is in none of: " in err
     make()
     status, out, err = run("fixup/fake", "--only", "fixpu", "--out", str(tmp_path))
     assert (status, out) == (2, "")
-    assert "expected claims that train with --only, got fixup/fake; leave one of them out" in err
+    assert "--only needs claims with training runs; fixup/fake has none; leave one of them out" in err
 
 
 def test_claim_without_its_runs_is_not_run_wherever_it_is_shown(run, tmp_path):

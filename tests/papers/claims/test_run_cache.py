@@ -387,7 +387,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
             time.sleep(0.01)
         os.kill(process, signal.SIGTERM)
         assert processes.wait() == 128 + signal.SIGTERM, (home / "said").read_text()
-        assert "stopped; the runs so far are kept, and the same command continues" in (home / "said").read_text()
+        assert "stopped; the runs so far are kept; run the same command to continue" in (home / "said").read_text()
         assert not (out / "fixup").exists()
         kept = list((out / "runs").iterdir()) if (out / "runs").exists() else []
         assert len(kept) <= run
@@ -398,7 +398,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
     ("function", "call"),
     [
         ("normfree.train.config:TrainConfig.to_toml", 2),  # the first is the run's own; the temporary file is there
-        ("normfree_papers.claims.run_cache:replacing", 2),  # the configuration is there
+        ("normfree_papers.claims.run_cache:atomic_path", 2),  # the configuration is there
         ("normfree_papers.claims.run_cache:write_json", 1),  # the first run is whole
         ("normfree_papers.claims.reproduction:run", 1),  # all is measured, and nothing written
         ("normfree_papers.claims.reproduction:write_json", 1),  # the picture is missing

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from normfree.files import plain_json, write_json
-from normfree.report.panels import Curve, Level, Panel
+from normfree.files import to_json_values, write_json
+from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.run_cache import RunCache
@@ -37,7 +37,7 @@ def test_result_comes_back_as_it_was(result, tmp_path):
     path = tmp_path / "deep" / "one.json"
     write_json(path, result)
     back = read_result(path)
-    assert json.dumps(plain_json(back)) == json.dumps(plain_json(result))
+    assert json.dumps(to_json_values(back)) == json.dumps(to_json_values(result))
     assert back["values"]["three"]["mean"] == math.inf
     assert math.isnan(back["values"]["three"]["values"][1])
     assert math.isnan(panels_of(back)[0].curves[1].values[0])
@@ -46,7 +46,9 @@ def test_result_comes_back_as_it_was(result, tmp_path):
 
 def test_panels_and_tables_come_back_whole(fake, tmp_path):
     curve = Curve("one", (1.0, math.inf), (10.0, 100.0), spread=(0.5, 0.0), crossed=(1,))
-    panel = Panel("p", (curve,), log_x=True, levels=(Level("chance", 0.1),), stages=(20,), point_names=("a", "nan"))
+    panel = Panel(
+        "p", (curve,), log_x=True, levels=(ReferenceLine("chance", 0.1),), stages=(20,), point_names=("a", "nan")
+    )
     named = Panel("p", (Curve("one", (1.0, 2.0)),), names=("inf", "nan"))
     table = Table("t", (Column("a"), Column("b", "right")), (("1", "nan"),))
     write_json(
@@ -143,7 +145,7 @@ def test_command_of_runs_that_were_found_makes_them(fake, tmp_path):
 
 
 def test_result_names_no_folder_user_or_host(result):
-    text = json.dumps(plain_json(result))
+    text = json.dumps(to_json_values(result))
     for secret in (str(Path.cwd()), str(Path.home()), os.uname().nodename, "/tmp"):
         assert secret not in text
     assert set(result["versions"]) == {"python", "torch", "numpy", "normfree"}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.data.images.image_batches import in_order
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.train.engine.evaluation import score
 from tiny_images import tiny_images
 
@@ -40,7 +40,7 @@ def test_score_leaves_modes_and_statistics_alone() -> None:
     score(model, images(16))
     assert [module.training for module in model.modules()] == [True, True, False, True, True, True]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    with evaluating(model):
+    with eval_mode(model):
         assert not any(module.training for module in model.modules())
     with pytest.raises(RuntimeError, match="input"):
         score(model, [(torch.zeros(1), torch.zeros(1))])

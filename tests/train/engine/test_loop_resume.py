@@ -294,9 +294,9 @@ def test_folder_with_a_run_is_not_begun_anew(whole: Path) -> None:
 
 def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="move the file that lies where a folder should be"):
+    with pytest.raises(OSError, match="a file is in the way of the folder: move it"):
         fit(tmp_path / "file")
-    with pytest.raises(OSError, match="move the file that lies where a folder should be"):
+    with pytest.raises(OSError, match="a file is in the way of the folder: move it"):
         fit(tmp_path / "file" / "run")
     assert (tmp_path / "file").read_text() == "mine"
 

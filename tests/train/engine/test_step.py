@@ -365,7 +365,7 @@ def test_short_types_train_close_to_float32(method: str, precision: str) -> None
     assert 0 < apart.norm() < 0.3 * moved.norm()
     computing = [p.detach().clone() for p in short.parameters()]
     assert any(p.dtype is torch.bfloat16 for p in computing)
-    other.masters.publish_()  # nothing new
+    other.masters.copy_to_model_()  # nothing new
     assert all(torch.equal(p, q) for p, q in zip(short.parameters(), computing, strict=True))
 
 

@@ -270,9 +270,9 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
 
 def test_missing_folder_and_file_in_its_place_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"No such file.*make the folder again"):
+    with pytest.raises(OSError, match=r"No such file.*create the folder"):
         save(tmp_path / "none", *some(1))
-    with pytest.raises(OSError, match=r"Not a directory.*move the file"):
+    with pytest.raises(OSError, match=r"Not a directory.*a file is in the way of the folder: move it"):
         save(tmp_path / "file", *some(1))
     assert names(tmp_path) == {"file"}
 

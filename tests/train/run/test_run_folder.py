@@ -153,7 +153,10 @@ def test_file_system_without_locks_is_one_sentence(tmp_path: Path, monkeypatch: 
 def test_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(OSError, match=r"could not write the run's folder .* move the file"), RunFolder(path).hold():
+        with (
+            pytest.raises(OSError, match=r"could not write the run's folder .* in the way of the folder: move it"),
+            RunFolder(path).hold(),
+        ):
             pass
 
 

@@ -18,7 +18,7 @@ from normfree.data.text.token_batches import TokenBatch, TokenBatches
 from normfree.data.text.token_pairs import TokenPairs
 from normfree.methods import names
 from normfree.models.special_tokens import END, PAD, START
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
@@ -149,7 +149,7 @@ def test_score_is_that_of_the_sentences_one_by_one(pairs: Prepared) -> None:
     assert model.training
     losses = hits = tokens = 0.0
     model.double()
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for source, target in (pairs.pairs("test")[i] for i in range(len(pairs.pairs("test")))):
             labels = torch.tensor([[*target, END]])
             logits = model(torch.tensor([[*source, END]]), torch.tensor([[START, *target]]))

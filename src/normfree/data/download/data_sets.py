@@ -11,7 +11,7 @@ from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, Source
 from normfree.data.download.fetching import Progress, fetch
 from normfree.data.images import fashion14
 from normfree.data.images.image_set import ImageSet, image_set
-from normfree.files import explained, write_bytes
+from normfree.files import explain_os_errors, write_bytes
 
 
 def names() -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def _store(layout: Layout, root: Path, files: dict[str, bytes]) -> Path:
     folder = root / layout.folder
     for file, checksum in layout.files.items():
         if not checksum.fits(folder / file):
-            with explained("the data file", folder / file):
+            with explain_os_errors("the data file", folder / file):
                 write_bytes(folder / file, files[file])
     return folder
 

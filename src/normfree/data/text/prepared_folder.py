@@ -27,7 +27,7 @@ from normfree.data.text.text_files import (
 )
 from normfree.data.text.token_pairs import TokenLines, TokenPairs, pack_lines, unpack_lines
 from normfree.data.text.vocabulary import Vocabulary
-from normfree.files import explained, write_bytes
+from normfree.files import explain_os_errors, write_bytes
 
 MANIFEST, VOCABULARY = "prepared.json", "vocabulary.model"
 LONGEST_TOKENS = 256
@@ -343,7 +343,7 @@ def _write(
         "files": {name: _fingerprint(content) for name, content in contents.items()},
     }
     manifest = json.dumps({**body, "sha256": _digest(body)}, indent=1, ensure_ascii=False) + "\n"
-    with explained("the prepared data", folder):
+    with explain_os_errors("the prepared data", folder):
         (folder / MANIFEST).unlink(missing_ok=True)
         for name, content in {**contents, MANIFEST: manifest.encode()}.items():
             write_bytes(folder / name, content)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.extras import missing_package
-from normfree.files import explained, write_bytes
+from normfree.files import explain_os_errors, write_bytes
 from normfree.models.special_tokens import END, PAD, SPECIAL, START, UNKNOWN
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces in a sentencepiece model
@@ -103,7 +103,7 @@ class Vocabulary:
     def save(self, path: str | Path) -> None:
         """Write a file that sentencepiece can read, atomically."""
         path = Path(path)
-        with explained("the vocabulary", path):
+        with explain_os_errors("the vocabulary", path):
             write_bytes(path, self.model)
 
     @classmethod

@@ -1,6 +1,6 @@
 // The chain of a stage: all its blocks for one image, forward or backward, without leaving the multiprocessor.
 
-// x' = p(c·(a·x + β·f(e(α·x)) + δ)) for all blocks. `shifts` holds what is added after each convolution, per channel.
+// x' = p(c·(a·x + β·f(e(α·x)) + δ)) for all blocks. `shifts` holds the offset per channel added after each convolution.
 // Keeps bfloat16 copies of the stream before each block (and the last output) and of the inner activations.
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
 stage_forward(const Stream* x, const char* weights, const float* shifts, const float* scalars, bf16* kept, bf16* kept_inner,
@@ -111,7 +111,7 @@ DEVICE void enter_image(u32 buffer, int rank, const float* s) {
 DEVICE uint2 positive4(uint2 v) { return make_uint2(positive2(v.x), positive2(v.y)); }
 
 // Signal gradients from the last block to the first. `kept`, `inner`, `scalars` and the outputs begin at the first
-// block of this segment of the stage. Keeps what the weight gradients need: gradients[2b] at the result of the first
+// block of this segment of the stage. Stores the inputs of the weight gradients: gradients[2b] at the result of the first
 // convolution, gradients[2b + 1] at the sum, before β. With RECOMPUTE it writes the inner activations, too.
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
 stage_backward(const Stream* gradient, const char* weights, const char* forward_weights, const float* shifts,

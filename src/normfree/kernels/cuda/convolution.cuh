@@ -1,4 +1,4 @@
-// A 3 x 3 convolution of one image in shared memory, and what it needs: weights, the border, the neighbours' rows.
+// A 3 x 3 convolution of one image in shared memory, with its weight ring, border and neighbour exchange.
 
 // Weights flow through a ring of slices in shared memory. One thread of each block refills it; the blocks of a cluster
 // load a part each and copy it to all. A slot is free when every warp of the cluster has released it.
@@ -30,7 +30,7 @@ struct Ring {
   template <class Source> DEVICE void release(Source source) {
     int lane = threadIdx.x & 31;
     u32 barrier = empty + slice % RING * 8;
-    // A neighbour overwrites the slot without a look at this block's pipelines: reads that are still under way would get
+    // A neighbour overwrites the slot without waiting for this block's loads: reads that are still under way would get
     // the next weights. wgmma has waited for its own reads.
     if (CLUSTER > 1 && !NF_WGMMA) finish_reads();
     __syncwarp();

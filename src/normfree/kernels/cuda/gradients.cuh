@@ -68,7 +68,7 @@ struct Copies {
   static_assert(W_THREADS % PER_ROW == 0, "a thread must stay in its column");
   int row, in_element, out_element;
   u32 in_offset, out_offset;
-  DEVICE Copies() {  // made anew for each item: a few shifts cost less than registers
+  DEVICE Copies() {  // recomputed per item: a few shifts cost less than registers
     int chunk = threadIdx.x % (CT / 8), column = threadIdx.x / (CT / 8) % S;
     row = threadIdx.x / PER_ROW;
     in_element = ((row - 1) * S + column) * C + chunk * 8 + blockIdx.y / (C / CT) * CT;
@@ -106,7 +106,7 @@ struct Copies {
       store_shared16(in + offset_in<CT>(r, column, i % chunks), border);
     }
   }
-  // Turn the copied stream into what the first convolution reads; each thread changes the chunks that it copied.
+  // Turn the copied stream into the first convolution's input; each thread changes the chunks that it copied.
   DEVICE void enter(const Item& item, u32 in, const float* scalars) const {
     if (!ENTRY || item.convolution & 1) return;
     float s[SCALARS];
@@ -122,7 +122,7 @@ struct Copies {
   }
 };
 
-// What one warp sums: 16 inputs x 16 outputs x 9 taps, and the gradient itself over all pixels.
+// The sums of one warp: 16 inputs x 16 outputs x 9 taps, and the gradient itself over all pixels.
 struct WeightSum {
   float taps[9][2][4], total[4];
   int lane, group, part, inputs, outputs;  // inputs and outputs count in 16 channels

@@ -29,7 +29,7 @@ static_assert(WM * TM * 16 == ROWS * S && (ROWS / TILE_ROWS) % TM == 0, "warps m
 
 // The scalars of one block of the residual equation, in the order of normfree.kernels.SCALARS.
 enum { ALPHA, ENTRY_BIAS, ENTRY_GAIN, BEFORE1, AFTER1, INNER_GAIN, BEFORE2, BETA, A, DELTA, FACTOR, EXIT_GAIN, SCALARS };
-// Sums over an image from which the gradients of the scalars follow; see finish.cuh.
+// Sums over an image from which the gradients of the scalars follow; see finish_scalars in gradients.cuh.
 enum { SUM_U, SUM_UR, SUM_W, SUM_MW, SUM_MWX, SUM_TX, SUM_COUNT = 8 };
 
 // Scalars that the caller promised to be neutral and not to learn. They cost nothing and get no gradient.
@@ -144,7 +144,7 @@ struct Held {
 #endif
 };
 
-// g·act(α·x + e): what the branch reads of the stream, before the bias of its first convolution. Gains are positive.
+// g·act(α·x + e): the branch's input, before the bias of its first convolution. Gains are positive.
 DEVICE uint2 entered(uint2 x, const float* s) {
   if (!ENTRY) return x;
   float f[4];

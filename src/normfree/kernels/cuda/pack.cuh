@@ -1,7 +1,7 @@
 // Weights (convolution, output, input, 3, 3) to the order in which warps read them, and the shifts after convolutions.
 //
-// Order: dx, 16 inputs, dy, 16 outputs, then 32 times 8 numbers. For the backward pass inputs and outputs change
-// places and the taps are turned around. Column g of tile n is channel 4·(g / 2) + 2n + g % 2 of its 16, so that a
+// Order: dx, 16 inputs, dy, 16 outputs, then 32 times 8 numbers. For the backward pass inputs and outputs are
+// swapped and the kernel is flipped. Column g of tile n is channel 4·(g / 2) + 2n + g % 2 of its 16, so that a
 // thread's four results are neighbours.
 constexpr int P_THREADS = 256;
 

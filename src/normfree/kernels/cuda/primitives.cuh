@@ -71,7 +71,7 @@ DEVICE void multiply64(float (&d)[8][4], u64 a, u64 b) {
       : NF_F4(0), NF_F4(1), NF_F4(2), NF_F4(3), NF_F4(4), NF_F4(5), NF_F4(6), NF_F4(7) : "l"(a), "l"(b));
 }
 #endif
-// Lets the tensor cores see what this thread wrote to shared memory; a barrier follows.
+// Makes this thread's shared-memory writes visible to the tensor cores; a barrier follows.
 DEVICE void publish_to_tensor_cores() {
 #if NF_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -122,7 +122,7 @@ DEVICE u32 peer_address(u32 address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(address), "r"(rank));
   return v;
 }
-// What this thread read from shared memory has arrived in registers.
+// Waits until this thread's shared-memory reads are in registers.
 DEVICE void finish_reads() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void barrier_arrive_peer(u32 barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(barrier, rank)) : "memory");

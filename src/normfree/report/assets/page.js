@@ -95,7 +95,7 @@
     return [low, Math.min(high + margin, Number.MAX_VALUE)];
   }
 
-  // A text in lines of at most so many pixels, broken between words, and within a word that is longer.
+  // Wrap text to `most` pixels; break long words.
   function wrap(text, most, long) {
     const some = new RegExp(`.{1,${Math.ceil(most / 8)}}`, "gu"); // letters that fit
     const lines = [];
@@ -134,7 +134,7 @@
       crossed: new Set(curve.crossed),
       x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
-    const named = panel.names.length > 0; // points of their own at names, instead of lines over positions
+    const named = panel.names.length > 0; // categorical x axis: separate points, no lines
     const along = (position) => (panel.log_x ? Math.log10(position) : position);
     const [left, right] = named ? [0.5, panel.names.length + 0.5] : range([...panel.x, ...curves.flatMap((curve) => range(curve.x))].map(along));
     const whole = curves.every((curve) => curve.x.every(Number.isInteger));
@@ -292,7 +292,7 @@
       return { curve, style, points };
     }
 
-    // A wide pale band below all lines for each piece of a curve that later ones lie on, so that it shows there, too.
+    // Draw a wide pale band under each segment that later curves cover.
     function drawBands(below) {
       const counts = drawn.map(({ points }, c) => {
         const over = drawn.slice(c + 1).map((other) => {

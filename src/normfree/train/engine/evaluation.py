@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.train.engine.environment import Stop
 
 BatchSums = Callable[[nn.Module, Any], Tensor]
@@ -75,7 +75,7 @@ def score(
         The means over all labels; NaN if there are none.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    with evaluating(model):
+    with eval_mode(model):
         for batch in batches:
             sums += sums_of(model, batch)
     if reduce is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from normfree.data import ImageSet
 from normfree.data.text.prepared_folder import Prepared
-from normfree.files import explained, write_text
+from normfree.files import explain_os_errors, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
@@ -282,7 +282,7 @@ class Trainer:
             else:
                 if self.folder is not None:
                     path = self.folder.path / TRANSLATIONS
-                    with explained("the translations", path):
+                    with explain_os_errors("the translations", path):
                         write_text(path, "".join(f"{line}\n" for line in lines))
         self.signal = self.processes.agree(signal) or None
         return bleu

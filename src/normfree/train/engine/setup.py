@@ -13,10 +13,10 @@ from normfree.conversion import Changes
 from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
 from normfree.data.text.prepared_folder import Prepared
-from normfree.files import explained, write_json, write_text
+from normfree.files import explain_os_errors, write_json, write_text
 from normfree.models import BaseModel
 from normfree.models.foreign import is_foreign
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
 from normfree.optim import agc_parameters, param_groups
@@ -107,10 +107,10 @@ class TrainSetup:
 
     def write_files(self, folder: RunFolder) -> None:
         """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
-        with explained("the configuration", folder.config_path):
+        with explain_os_errors("the configuration", folder.config_path):
             write_text(folder.config_path, self.config.to_toml())
         if self.plan is not None and self.plan.changes is not None:
-            with explained("the plan", folder.path / PLAN):
+            with explain_os_errors("the plan", folder.path / PLAN):
                 write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
         self.data.write_files(folder.path)
 
@@ -224,7 +224,7 @@ def _require_precision(
         return
     inputs = [x.to(device, dtype if x.is_floating_point() else None) for x in data.example(config, 2)]
     try:
-        with evaluating(model):
+        with eval_mode(model):
             model(*inputs)
     except RuntimeError as error:
         raise ValueError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from normfree.data.images.image_batches import ImageBatch
 from normfree.nn.overlap import overlapping
-from normfree.optim.clipping import agc_, norm_
+from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import Forward
@@ -116,7 +116,7 @@ class TrainStep:
         self.factors = torch.ones(feed.steps, device=device)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
-        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.memories)]
+        self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
         self.average = masters.values.clone() if settings.ema else None
         vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
         if self.average is not None:
@@ -162,10 +162,10 @@ class TrainStep:
             loss = loss / settings.accumulate
             with overlapping(masters.values.device):
                 loss.backward()
-            masters.collect_(add=i > 0)
+            masters.gather_gradients_(add=i > 0)
             losses.append(loss.detach())
             shares.append(accuracy / settings.accumulate)
-        masters.finish_()
+        masters.unfold_gradients_()
         loss, accuracy = torch.stack(losses).sum(), torch.stack(shares).sum()
 
         with torch.no_grad():
@@ -183,19 +183,19 @@ class TrainStep:
 
             if settings.clip == "agc":
                 weights, names = masters.named(masters.values), self._clipped
-                agc_([weights[n] for n in names], [masters.gradients[n] for n in names], settings.clip_at)
+                clip_adaptively_([weights[n] for n in names], [masters.gradients[n] for n in names], settings.clip_at)
             elif settings.clip == "norm":
-                norm_([masters.gradient], settings.clip_at)
+                clip_by_norm_([masters.gradient], settings.clip_at)
 
             factor = self.factors.take(self.number)  # indexing would read the number on the host
             for group in masters.groups:
                 self._update(
-                    masters.values[group.stretch],
-                    masters.gradient[group.stretch],
-                    [vector[group.stretch] for vector in self.memory],
+                    masters.values[group.span],
+                    masters.gradient[group.span],
+                    [vector[group.span] for vector in self.memory],
                     lr=group.lr * factor,
                     weight_decay=group.weight_decay,
-                    count=self.count,
+                    step=self.count,
                     alive=self.alive,
                 )
 
@@ -205,7 +205,7 @@ class TrainStep:
                 updated = torch.lerp(masters.values, self.average, decay)
                 self.average.copy_(torch.where(self.alive, updated, self.average))
 
-            masters.publish_()
+            masters.copy_to_model_()
             self.loss_sum.add_(loss)
             self.correct.add_(accuracy)
             self.number.add_(1)
@@ -251,7 +251,7 @@ class TrainStep:
             tensor.copy_(state[name])
         self.alive.fill_(True)
         self.masters.gradient.zero_()  # after a divergence it may hold NaN, even in the gaps between parameters
-        self.masters.publish_()
+        self.masters.copy_to_model_()
         self.masters.publish_frozen_()
 
     @contextmanager
@@ -270,7 +270,7 @@ class TrainStep:
     @torch.no_grad()
     def _write_(self, values: Tensor) -> None:
         self.masters.values.copy_(values)
-        self.masters.publish_()
+        self.masters.copy_to_model_()
 
     def capture(self) -> None:
         """Record the step as one CUDA graph per batch shape; the model and the run's state do not change.

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explained, render_weights, sync
+from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync
 
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 METRICS = "metrics.jsonl"  # in the folder of the run
@@ -59,9 +59,9 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
         raise ValueError(f"expected keep >= 1, got {keep}; at least the last checkpoint is kept")
     _check_plain(dict(state), "state")
     if (run / METRICS).exists():
-        with explained("the metrics", run / METRICS):
+        with explain_os_errors("the metrics", run / METRICS):
             sync(run / METRICS)
-    with explained("the checkpoint in", run, _EARLIER):
+    with explain_os_errors("the checkpoint in", run, _EARLIER):
         if not run.is_dir():  # the folder of the run was moved away: do not begin another one silently
             code = errno.ENOTDIR if run.exists() else errno.ENOENT
             raise OSError(code, os.strerror(code))

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explained, plain_json, replacing, with_numbers, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
@@ -111,7 +111,7 @@ class RunFolder:
         """
         if resume and not self.exists:
             raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
-        with explained("the run's folder", self.path):
+        with explain_os_errors("the run's folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with _locked(self.path):
             if self.exists and not resume:
@@ -167,8 +167,8 @@ class RunFolder:
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"expected the number of the step under 'step', got {record.get('step')!r}; pass an int")
-        line = json.dumps(plain_json(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        with explained("the metrics", self.metrics_path):
+        line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
                 self._metrics = FileIO(self.metrics_path, "a")
             end = self._metrics.seek(0, 2)
@@ -186,7 +186,7 @@ class RunFolder:
             return
         self._close()  # its file is about to be replaced
         kept = [raw for raw, record in _lines(self.metrics_path) if record["step"] <= step]
-        with explained("the metrics", self.metrics_path), replacing(self.metrics_path) as temporary:
+        with explain_os_errors("the metrics", self.metrics_path), atomic_path(self.metrics_path) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
     def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
@@ -209,7 +209,7 @@ class RunFolder:
             "hardware": hardware(device),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        with explained("the result", self.result_path):
+        with explain_os_errors("the result", self.result_path):
             write_json(self.result_path, _without_folders({**result, **origin}))
 
     def _close(self) -> None:
@@ -272,7 +272,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"expected a file system with locks, but '{folder}' cannot be locked ({error.strerror}); choose "
                 "another folder"
             ) from error
-        with explained("the lock of", folder):
+        with explain_os_errors("the lock of", folder):
             raise
     try:
         yield
@@ -294,7 +294,7 @@ def require_same(
 
     The message gives the names of the fields that differ, and both values.
     """
-    there, here = _flat(plain_json(stored)), _flat(plain_json(wanted))
+    there, here = _flat(to_json_values(stored)), _flat(to_json_values(wanted))
     differing = [name for name in {**there, **here} if name not in free and not _equal(there, here, name)]
     if differing:
         shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
@@ -348,7 +348,7 @@ def _record(raw: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    found: dict[str, Any] = with_numbers(record)
+    found: dict[str, Any] = from_json_values(record)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normfree.extras import missing_package
-from normfree.files import explained
+from normfree.files import explain_os_errors
 from normfree.report.training_curves import draw_training_curves
 from normfree.train.run.run_folder import RunFolder
 
@@ -19,7 +19,7 @@ def write_curves(folder: RunFolder, title: str) -> Path | None:
     if not records:
         return None
     try:
-        with explained("the picture", path):
+        with explain_os_errors("the picture", path):
             draw_training_curves(records, path, title)
     except ImportError:  # a run does not need a picture
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from normfree.models.special_tokens import END, PAD, START
 from normfree.models.transformer import Transformer
 from normfree.models.transformer_layers import DecoderCache
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 
 Longest = int | Callable[[int], int]
 """The most tokens of a translation, not counting END: a number, or a function of the length of the source."""
@@ -53,7 +53,7 @@ def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus
     limits = _limits(model, source, longest)
     if not limits:
         return []
-    with evaluating(model):
+    with eval_mode(model):
         memory = model.encode(source)
         cache = model.start_cache(memory, max(limits) + 1)
         most, special = source.new_tensor(limits), source.new_tensor(_SPECIAL)
@@ -125,7 +125,7 @@ def beam_search(
     results: list[list[int]] = [[] for _ in limits]
     if not limits:
         return results
-    with evaluating(model):
+    with eval_mode(model):
         memory = model.encode(source)
         search = _Beams(source.new_tensor(limits), max(limits), beam, length_penalty)
         cache = model.start_cache(memory, max(limits) + 1)

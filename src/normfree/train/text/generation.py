@@ -11,7 +11,7 @@ from torch import Tensor
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models.special_tokens import END, PAD, START, UNKNOWN
 from normfree.models.transformer import Decoder
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.train.text.translation import require_vocabulary
 
 _NEVER = (PAD, START, UNKNOWN)
@@ -57,7 +57,7 @@ def continue_tokens(
     seen = [END, *start]
     fresh = seen[-window:]
     cache = model.start_cache(1, window)
-    with evaluating(model):
+    with eval_mode(model):
         while len(seen) <= len(start) + longest:
             if cache.used + len(fresh) > window:
                 fresh, cache = seen[-(window // 2) :], model.start_cache(1, window)

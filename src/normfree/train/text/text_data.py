@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
 from normfree.data.text.text_batches import TextBatches
 from normfree.data.text.token_batches import TokenBatches
-from normfree.files import explained, write_bytes
+from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.special_tokens import PAD
 from normfree.models.transformer import Transformer
-from normfree.nn.model_state import evaluating
+from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.distributed import Processes
@@ -107,7 +107,7 @@ class TextData:
         *inputs, labels, _ = self._first_batch(config)
         weight = next(model.parameters(), None)
         try:
-            with evaluating(model):
+            with eval_mode(model):
                 scores = model(*(side[:2] if weight is None else side[:2].to(weight.device) for side in inputs))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"{expected}, but {kind} failed: {str(error).splitlines()[0]}; adapt it") from error
@@ -196,7 +196,7 @@ class TextData:
 
     def write_files(self, folder: Path) -> None:
         """Write the vocabulary, which `load_vocabulary` reads."""
-        with explained("the vocabulary", folder / VOCABULARY):
+        with explain_os_errors("the vocabulary", folder / VOCABULARY):
             write_bytes(folder / VOCABULARY, self.prepared.vocabulary().model)
 
     def _first_batch(self, config: TrainConfig) -> Any:
