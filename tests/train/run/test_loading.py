@@ -92,7 +92,7 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a checkpoint in .* found none"):
         nf.load(tmp_path)
     (tmp_path / "config.toml").write_text("lr = fast\n")
-    with pytest.raises(ValueError, match="expected TOML"):
+    with pytest.raises(ValueError, match="is not valid TOML"):
         nf.load(tmp_path)
 
 
