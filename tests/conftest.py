@@ -1,6 +1,7 @@
 """Settings for all tests: optional packages, progress lines, and a fixture for GPU tests."""
 
 import ast
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+
+# A shell starts background jobs with SIGINT ignored, and processes that a test starts inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _torchvision_loads() -> bool:

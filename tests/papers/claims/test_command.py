@@ -52,7 +52,7 @@ def test_command_judges_stored_results_of_any_seeds(make, run, counted, tmp_path
     ("arguments", "says"),
     [
         (("robust/fig22",), "unknown claim 'robust/fig22'; did you mean 'robust/fig2'"),
-        (("robust/fig2", "--list"), "expected --list alone"),
+        (("robust/fig2", "--list"), "--list cannot be combined with"),
         (("robust/table1", "--device", "abacus"), "expected a device such as cpu or cuda, got 'abacus'"),
         (("wninit/table2", "--quick", "--data", "nowhere"), "expected CIFAR-10 in the folder 'nowhere'"),
     ],
