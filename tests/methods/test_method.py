@@ -2,13 +2,13 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from added_method import mine
 from normfree.methods import (
     Law,
     Method,
@@ -17,7 +17,6 @@ from normfree.methods import (
     get,
     names,
     register,
-    unregister,
 )
 from normfree.methods.plain import he_fan_in_
 from normfree.models import build
@@ -97,28 +96,6 @@ def test_law_of_a_function_needs_a_text() -> None:
     with pytest.raises(ValueError, match="expected a text for a law that is a function"):
         Law(lambda position: 1.0)
     assert Law(0.0, learnable=True).text == "learnable, 0"
-
-
-def mine(**changes: object) -> Method:
-    record = Method(
-        name="mine",
-        summary="half of every branch",
-        paper="none",
-        reference="here",
-        weights="plain; He fan-in",
-        rule=Rule(beta=Law(0.5)),
-        initializer=he_fan_in_,
-    )
-    return replace(record, **changes)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def clean() -> Iterator[None]:
-    before = names()
-    yield
-    for name in set(names()) - set(before):
-        unregister(name)
-    assert names() == before
 
 
 @pytest.mark.usefixtures("clean")

@@ -1,12 +1,10 @@
 """The registry of methods: its rows, its options, and plug-ins."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import pytest
 import torch
 
 import normfree
+from added_method import mine
 from normfree.methods import (
     FAMILIES,
     FORMS,
@@ -19,7 +17,6 @@ from normfree.methods import (
     register,
     unregister,
 )
-from normfree.methods.plain import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
 
@@ -134,28 +131,6 @@ def test_families_hold_every_method() -> None:
     """One file a family: each method is a function of the module that registered it."""
     held = {name for family in FAMILIES for name in vars(family)}
     assert set(names()) <= held
-
-
-def mine(**changes: object) -> Method:
-    record = Method(
-        name="mine",
-        summary="half of every branch",
-        paper="none",
-        reference="here",
-        weights="plain; He fan-in",
-        rule=Rule(beta=Law(0.5)),
-        initializer=he_fan_in_,
-    )
-    return replace(record, **changes)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def clean() -> Iterator[None]:
-    before = names()
-    yield
-    for name in set(names()) - set(before):
-        unregister(name)
-    assert names() == before
 
 
 @pytest.mark.usefixtures("clean")

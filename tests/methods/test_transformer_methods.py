@@ -187,7 +187,7 @@ def test_deepnorm_shortcuts_and_weights_follow_the_formula() -> None:
 @pytest.mark.parametrize("name", [TRANSFORMER, *ONE_STACK])
 @torch.no_grad()
 def test_admin_shortcuts_are_the_profile_of_the_branches(name: str) -> None:
-    """ω_i² = 1 + Σ_{j<i} Var[f_j], measured by a pass of its own; the sum starts anew in the decoder."""
+    """ω_i² = 1 + Σ_{j<i} Var[f_j], measured by a pass of its own; the decoder starts a new sum."""
     model = built(name, "admin").eval()
     variances: dict[str, float] = {}
     for branch in model.plan.branches:

@@ -57,7 +57,7 @@ def tiny_pairs(folder: Path, rewrite: Rewrite = copied, *, longest: int = 8, **c
 
 
 def write_text(path: Path, lines: int = 60, seed: int = 0) -> Path:
-    """Text in which every word is told by the two before it, but all are about as frequent."""
+    """Text in which the two words before it determine each word, and all words are about as frequent."""
     draws = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(lines):

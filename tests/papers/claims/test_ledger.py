@@ -138,7 +138,7 @@ def document() -> str:
 
 def test_document_is_made_from_the_results(document: str) -> None:
     made = markdown(entries(ROOT / "results"), ROOT / "results", ROOT / "docs")
-    assert made == document, "docs/claims.md is not what the claims and results say; write it anew with: make claims"
+    assert made == document, "docs/claims.md is not what the claims and results say; write it again with: make claims"
 
 
 def test_document_does_not_depend_on_where_it_is_made(monkeypatch: pytest.MonkeyPatch, document: str) -> None:

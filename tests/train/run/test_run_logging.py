@@ -37,7 +37,7 @@ def test_run_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a stand-in for TensorBoard is told."""
+    """The calls that a stand-in for TensorBoard receives."""
     told: list[Any] = []
 
     class SummaryWriter:
