@@ -26,6 +26,7 @@ Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
 Status = Literal["holds", "partly", "fails", "not run"]
 Verdict = Literal["holds", "fails", "missing", "paper errs"]
+Source = Literal["paper", "derived", "reading"]
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, the number of steps, and the name of the next step."""
 
@@ -100,7 +101,9 @@ class Check:
         name: The number, as the measurement names it. Over several seeds, the mean is judged.
         statement: The paper's statement, in one phrase.
         paper: The number or the words of the paper, if there are any.
-        why: The reason for the range.
+        why: The reason for the range, written before the run: the number that would refute the statement.
+        source: Where the range comes from: a figure of the paper, a derivation, or our reading of one of its words.
+        exact: Whether the number has no randomness, so that one value decides.
         main: Whether a failure of this check fails the claim; otherwise it only holds in part.
         scale: The only scale at which the number is measured; None for both.
         lacks: Data that the check needs and that were not available.
@@ -113,6 +116,8 @@ class Check:
     low: float | None = None
     high: float | None = None
     why: str
+    source: Source | None = None
+    exact: bool = False
     main: bool = True
     scale: Scale | None = None
     lacks: str = ""
@@ -143,9 +148,20 @@ class Expectation:
     main: bool = True
     scale: Scale | None = None
 
-    def says(self, statement: str, *, why: str, lacks: str = "", erratum: str = "") -> Check:
-        """Add the claimed half: the statement, and the reason for the range."""
-        return Check(statement=statement, why=why, lacks=lacks, erratum=erratum, **vars(self))
+    def says(
+        self,
+        statement: str,
+        *,
+        why: str,
+        source: Source | None = None,
+        exact: bool = False,
+        lacks: str = "",
+        erratum: str = "",
+    ) -> Check:
+        """Add the claimed half: the statement, the reason for the range, and where the range comes from."""
+        return Check(
+            statement=statement, why=why, source=source, exact=exact, lacks=lacks, erratum=erratum, **vars(self)
+        )
 
 
 expect = Expectation
@@ -185,6 +201,10 @@ class Claim:
         seeds: The number of seeds of a full run; `quick_seeds` of a quick one.
         needs_data: The data set that a full run needs.
         lacks: Data that were not available for the full scale.
+        proxy: The data or networks that stand in for the paper's, such as "CIFAR-10 in place of ImageNet".
+        precision: The arithmetic of a claim without training runs; a training run records its own.
+        departures: Where the measurement departs from the paper, one phrase each.
+        unbreakable: Why no error planted in the code can make the claim fail, if none can.
         version: Raise it when the measurement changes, so that stored results are no longer used.
     """
 
@@ -201,6 +221,10 @@ class Claim:
     quick_seeds: int = 1
     needs_data: str = ""
     lacks: str = ""
+    proxy: str = ""
+    precision: str = "float32"
+    departures: tuple[str, ...] = ()
+    unbreakable: str = ""
     needs_training: bool = False
     version: int = 1
 
