@@ -59,6 +59,10 @@ claims: $(STAMP) ## write docs/claims.md and draw all pictures from the stored r
 	@$(PY) -m normfree reproduce --draw --write docs/claims.md
 	@for kept in $$(find results -name comparison.json); do $(PY) -m normfree compare --draw "$$kept" || exit 1; done
 
+.PHONY: mutants
+mutants: $(STAMP) ## plant errors in the library and write which claims notice them to results/mutants.json
+	@PYTHONPATH=src:tests/support OMP_NUM_THREADS=1 $(PY) tests/papers/test_mutants.py
+
 .PHONY: benchmarks-page
 benchmarks-page: $(STAMP) ## write docs/benchmarks.md from the stored results
 	@$(PY) benchmarks/page.py

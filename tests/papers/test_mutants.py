@@ -1,0 +1,197 @@
+"""For every claim, errors planted in the library that make it fail.
+
+`make mutants` runs the trials of all claims and writes results/mutants.json. The slow tests run them as well, claim by
+claim; the fastest are among the usual tests.
+"""
+
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mutants import MUTANTS
+from normfree.provenance import commit, hardware, versions
+from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings, judge
+from normfree_papers.claims.registry import all_claims, get
+from normfree_papers.claims.storage import contents_of
+
+STORED = Path(__file__).parents[2] / "results" / "mutants.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The mutants that a claim is tried with, and the smallest scale and number of seeds that decide it.
+
+    `asides` are mutants that only a side remark of the claim notices.
+    """
+
+    mutants: str
+    seeds: int = 3
+    scale: Scale = "quick"
+    asides: str = ""
+
+
+TRIALS = {
+    "fixup/sec2": Trial("relu_gain_one batch_norm_running"),
+    "fixup/thm1": Trial("biases_drawn block_bound_by_root"),
+    "fixup/thm2": Trial("biases_drawn relu_gain_one"),
+    "fixup/eq5": Trial("fixup_exponent fixup_unscaled fixup_scalar_rate fixup_no_biases", seeds=2),
+    "fixup/thm4": Trial("fixup_exponent scalar_update_root", seeds=1),
+    "fixup/sec4_3": Trial("zeros_left_out fixup_exponent"),
+    "wninit/thm1": Trial("k_n_other_area"),
+    "wninit/thm3": Trial("wn_no_share"),
+    "wninit/thm4": Trial("wn_no_relu_gain"),
+    "wninit/fig1": Trial("wn_no_division"),
+    "robust/table1": Trial("bottleneck_expansion no_stride", seeds=1),
+    "robust/fig2": Trial("proposed_fan_in sqrt_half_left_out"),
+    "robust/fig4": Trial("proposed_fan_in half_for_sqrt_half relu_gain_one"),
+    "robust/fig5": Trial("proposed_fan_in"),
+    "normdead/sec2_3": Trial("no_centring wn_no_division layer_norm_per_channel"),
+    "normdead/sec2_3_moments": Trial("selu_alpha_one spectral_frobenius normprop_uncentred"),
+    "normdead/sec3_2": Trial("highway_open_shortcut relu_gain_one"),
+    "normdead/sec3_2_gradients": Trial("beta_forgotten beta_on_the_sum multiplier_squared"),
+    "normdead/sec4_1": Trial("sqrt_half_left_out hanin_constant shao_plain_shortcut wn_no_share zeros_left_out"),
+    "normdead/fig4": Trial("batch_norm_running shortcut_reads_raw"),
+    "normdead/fig5": Trial("nf_alpha_one no_centring variance_gain_two"),
+    "normdead/sec4_2": Trial("no_centring no_scaling shortcut_reads_raw"),
+    "normdead/sec5_1": Trial("no_centring variance_gain_two concatenation_overwrites"),
+    "normdead/sec5_2": Trial("nf_alpha_one no_centring batch_norm_running"),
+}
+UNNOTICED = {  # errors that only training shows
+    "fixup_no_multipliers": "the multipliers start at 1",
+    "fixup_fan_in": "the networks of the claims before training have layers of one width",
+}
+FAST = ("fixup/thm1", "fixup/thm4", "normdead/sec2_3")  # together a few seconds
+ERRORS = {name: mutant.error for name, mutant in MUTANTS.items() if name != "nothing"}
+CLAIMS = {claim.id: claim for claim in all_claims()}
+
+
+def judged(claim: Claim, trial: Trial, mutant: str) -> Judgement:
+    """Measure a claim with a mutant, and judge it."""
+    settings = Settings(scale=trial.scale, seeds=tuple(range(trial.seeds)))
+    with MUTANTS[mutant].plant():
+        measurement = claim.measure(settings)
+    return judge(claim, {**contents_of(measurement, settings), "scale": trial.scale})
+
+
+def turned(before: Judgement, after: Judgement, *, main: bool = True) -> list[str]:
+    """The main checks, or the asides, that hold before and fail after."""
+    pairs = zip(before.rows, after.rows, strict=True)
+    held = [(a.check, b.verdict) for a, b in pairs if a.verdict in ("holds", "paper errs")]
+    return [check.name for check, verdict in held if check.main == main and verdict == "fails"]
+
+
+def try_claim(claim_id: str) -> dict[str, Any]:
+    """Try a claim with each of its mutants; returns its entry in results/mutants.json."""
+    torch.set_num_threads(1)
+    start, trial, claim = time.perf_counter(), TRIALS[claim_id], get(claim_id)
+    before = judged(claim, trial, "nothing")
+    checks = {mutant: turned(before, judged(claim, trial, mutant)) for mutant in trial.mutants.split()}
+    asides = {mutant: turned(before, judged(claim, trial, mutant), main=False) for mutant in trial.asides.split()}
+    return {
+        "scale": trial.scale,
+        "seeds": trial.seeds,
+        "status": before.status,
+        "seconds": round(time.perf_counter() - start, 1),
+        "broken_by": checks,
+        **({"asides_broken_by": asides} if asides else {}),
+    }
+
+
+def untried(claim: Claim) -> dict[str, Any]:
+    """The entry of a claim without a trial."""
+    if claim.unbreakable:
+        return {"unbreakable": claim.unbreakable}
+    return {"not_tested": f"needs about {claim.cost.full_seconds / 60:.0f} GPU minutes"}
+
+
+# Tests
+
+
+def test_every_claim_is_tried_or_says_why_not() -> None:
+    for claim in CLAIMS.values():
+        reasons = (claim.id in TRIALS, bool(claim.unbreakable), claim.cost.device == "gpu")
+        assert any(reasons), f"{claim.id}: expected mutants that break it, unbreakable=, or a claim for a GPU"
+        assert not (claim.id in TRIALS and claim.unbreakable), claim.id
+    assert set(TRIALS) <= set(CLAIMS)
+
+
+@pytest.mark.parametrize("claim_id", FAST)
+def test_claims_do_not_change_without_an_error(claim_id: str) -> None:
+    """A second measurement is the same, also after every mutant was planted and removed."""
+    before = judged(CLAIMS[claim_id], TRIALS[claim_id], "nothing")
+    for mutant in MUTANTS.values():
+        with mutant.plant():
+            pass
+    after = judged(CLAIMS[claim_id], TRIALS[claim_id], "nothing")
+    assert not turned(before, after)
+    assert [row.measured for row in after.rows] == [row.measured for row in before.rows]
+
+
+def check_trial(claim_id: str) -> None:
+    entry = try_claim(claim_id)
+    checks = entry["broken_by"] | entry.get("asides_broken_by", {})
+    assert all(checks.values()), f"{claim_id}: expected checks that fail with every mutant, got {checks}"
+
+
+@pytest.mark.parametrize("claim_id", FAST)
+def test_fast_claims_fail_with_a_planted_error(claim_id: str) -> None:
+    check_trial(claim_id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim_id", [name for name in TRIALS if name not in FAST])
+def test_claims_fail_with_a_planted_error(claim_id: str) -> None:
+    check_trial(claim_id)
+
+
+def test_stored_trials_are_those_of_the_table() -> None:
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    assert stored["mutants"] == ERRORS
+    assert set(stored["claims"]) == set(CLAIMS)
+    for claim_id, claim in CLAIMS.items():
+        entry = stored["claims"][claim_id]
+        if claim_id not in TRIALS:
+            assert entry == untried(claim), claim_id
+            continue
+        assert list(entry["broken_by"]) == TRIALS[claim_id].mutants.split(), claim_id
+        assert list(entry.get("asides_broken_by", {})) == TRIALS[claim_id].asides.split(), claim_id
+        for names in (entry["broken_by"] | entry.get("asides_broken_by", {})).values():
+            assert names, f"{claim_id}: expected a check for every mutant; run make mutants"
+            assert {check.name for check in claim.checks} >= set(names), claim_id
+
+
+def test_every_mutant_is_tried() -> None:
+    used = {mutant for trial in TRIALS.values() for mutant in f"{trial.mutants} {trial.asides}".split()}
+    assert used.isdisjoint(UNNOTICED)
+    assert used | set(UNNOTICED) == set(ERRORS)
+
+
+# results/mutants.json
+
+
+def write() -> None:
+    """Try all claims, and write results/mutants.json."""
+    with ProcessPoolExecutor() as pool:
+        tried = dict(zip(TRIALS, pool.map(try_claim, TRIALS), strict=True))
+    record = {
+        "command": "make mutants",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "hardware": hardware(),
+        "mutants": ERRORS,
+        "unnoticed": UNNOTICED,
+        "claims": {name: tried.get(name) or untried(claim) for name, claim in CLAIMS.items()},
+    }
+    STORED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
