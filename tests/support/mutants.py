@@ -109,12 +109,12 @@ def _alpha(variance: Callable[[Position, float], float]) -> Callable[[], Planted
     return _instead(InverseStd, "__call__", lambda true: lambda law, place: variance(place, law.beta) ** -0.5)
 
 
-def _normalizer(name: str, make: Callable[[int], nn.Module]) -> Callable[[], Planted]:
-    """Put another module in place of a normalizer of images."""
+def _normalizer(name: str, make: Callable[[int], nn.Module], *, vectors: bool = True) -> Callable[[], Planted]:
+    """Put another module in place of a normalizer of images, and of vectors as well."""
     true = normalizers.normalizer
 
     def wrong(given: Any, channels: int, *, spatial: bool = True, tokens: bool = False) -> nn.Module:
-        if given == name and spatial and not tokens:
+        if given == name and (spatial or vectors) and not tokens:
             return make(channels)
         return true(given, channels, spatial=spatial, tokens=tokens)
 
@@ -183,14 +183,15 @@ def _open_highway(block: Highway, x: Tensor) -> Tensor:
     return out
 
 
-class _RunningBatchNorm(nn.BatchNorm2d):
+class _RunningBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
 
-class _UncentredBatchNorm(nn.BatchNorm2d):
+class _UncentredBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return x / (x.var((0, 2, 3), keepdim=True, correction=0) + self.eps).sqrt()
+        over = [d for d in range(x.dim()) if d != 1]
+        return x / (x.var(over, keepdim=True, correction=0) + self.eps).sqrt()
 
 
 def _elu(layer: Any, x: Tensor) -> Tensor:
@@ -333,14 +334,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # Normalizers and activations
     "batch_norm_running": Mutant(
-        "batch norm of images uses its running statistics in training", _normalizer("batch", _RunningBatchNorm)
+        "batch norm uses its running statistics in training", _normalizer("batch", _RunningBatchNorm)
     ),
-    "batch_norm_uncentred": Mutant(
-        "batch norm of images does not subtract the mean", _normalizer("batch", _UncentredBatchNorm)
-    ),
+    "batch_norm_uncentred": Mutant("batch norm does not subtract the mean", _normalizer("batch", _UncentredBatchNorm)),
     "layer_norm_per_channel": Mutant(
         "layer norm of images takes its statistics over each channel",
-        _normalizer("layer", lambda channels: nn.GroupNorm(channels, channels)),
+        _normalizer("layer", lambda channels: nn.GroupNorm(channels, channels), vectors=False),
     ),
     "selu_alpha_one": Mutant("SELU has ELU's α = 1", _instead(normalizers.SELU, "forward", lambda true: _elu)),
     "spectral_frobenius": Mutant(
