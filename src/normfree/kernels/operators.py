@@ -149,12 +149,6 @@ def _kernels(x: Tensor, form: str, neutral: int, recompute: bool) -> Kernels:
     return kernels_for(tiling, device)
 
 
-def _grid(images: int, kernels: Kernels) -> int:
-    """Thread blocks of the chain, filled up to whole clusters."""
-    tiling = kernels.tiling
-    return -(-images * tiling.split // tiling.cluster) * tiling.cluster
-
-
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -198,7 +192,7 @@ def stage_forward(
         )
         tiling = kernels.tiling
         kernels.forward.launch(
-            (_grid(images, kernels), 1),
+            (images * tiling.split, 1),
             tiling.threads,
             tiling.chain_bytes[0],
             x,
@@ -294,7 +288,7 @@ def _segment(
     warps = tiling.threads // 32
     sums = gradient.new_empty((blocks, images * tiling.split * warps, _SUMS), dtype=torch.float32)
     kernels.backward.launch(
-        (_grid(images, kernels), 1),
+        (images * tiling.split, 1),
         tiling.threads,
         tiling.chain_bytes[1],
         gradient,
