@@ -15,7 +15,8 @@ import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
-from normfree.train.config import TrainConfig, configuration
+from normfree.train.composition import configuration
+from normfree.train.config import TrainConfig
 from normfree.train.recipes import recipe
 from normfree.train.settings import field_types
 

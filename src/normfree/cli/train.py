@@ -95,7 +95,7 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
-    from normfree.train.config import configuration
+    from normfree.train.composition import configuration
 
     chosen = configuration(recipe, file=config, changes=settings, resume=resume)
     if show:
