@@ -68,6 +68,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "channels_last": st.none() | st.booleans(),
     "compile": st.none() | st.booleans(),
     "graph": st.none() | st.booleans(),
+    "kernels": st.sampled_from(["auto", "stage", "compiled"]),
     "region": count,
     "recompute": natural,
     "seed": st.integers(0, 2**63 - 1),

@@ -140,6 +140,9 @@ class TrainConfig:
     channels_last: bool | None = setting(None, "keep images and weights with their channels last")
     compile: bool | None = setting(None, "compile the blocks")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
+    kernels: Literal["auto", "stage", "compiled"] = setting(
+        "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
+    )
     region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
     recompute: int = setting(
         0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", _NOT_NEGATIVE
@@ -276,9 +279,10 @@ class TrainConfig:
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
-        which it was, a run may be resumed on another machine, and the result names the hardware. Settings that change
-        only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
-        setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
+        which it was, a run may be resumed on another machine, and the result names the hardware. The same holds for
+        `kernels`, which 'auto' chooses by the machine. Settings that change only the rounding (compile, graph,
+        channels_last, …) count, because a resumed run continues bit for bit. A setting at its default does not count,
+        so that adding a setting later changes no earlier fingerprint.
         """
         changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
@@ -349,5 +353,13 @@ class TrainConfig:
 
 _DEEP = 400  # residual branches
 # Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
-NOT_IN_FINGERPRINT = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT = {
+    "data_dir",
+    "device",
+    "kernels",
+    "checkpoint_minutes",
+    "checkpoint_epochs",
+    "workers",
+    "tensorboard",
+}
 _DEFAULTS = asdict(TrainConfig())
