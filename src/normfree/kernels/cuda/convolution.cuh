@@ -1,8 +1,8 @@
 // A 3 x 3 convolution of one image in shared memory, with its weight ring, border and neighbour exchange.
 
-// Weights flow through a ring of slices in shared memory. One thread of each thread block refills it. A slot is free when
-// every warp of the thread block has released it. Thread blocks do not share their loads: another one's copy into this
-// memory would need a release of cluster scope by every warp, which costs more than the loads.
+// Weights flow through a ring of slices in shared memory, which one thread refills. A slot is free when every warp of the
+// thread block has read it. Thread blocks do not share their loads: another one's copy into this memory would need a
+// release of cluster scope by every warp, which costs more than the loads.
 struct Ring {
   u32 slots, full, empty;
   int slice, total;
@@ -25,13 +25,20 @@ struct Ring {
     barrier_expect(barrier, SLICE_BYTES);
     copy_bulk(to, from, SLICE_BYTES, barrier);
   }
-  // This warp is done with its slice. Thread 0 then refills the slot before it, which the other warps left a while ago.
+  // This warp is done with its slice. Thread 0 then refills the slot before it, which all warps have left: a barrier of all
+  // threads lies between two convolutions, and here between two slices of one. wgmma counts the warps instead.
   template <class Source> DEVICE void release(Source source) {
+#if NF_WGMMA
     __syncwarp();
     if ((threadIdx.x & 31) == 0) barrier_arrive(empty + slice % RING * 8);
+#else
+    if (SLICES > 1) __syncthreads();
+#endif
     int next = slice - 1 + RING;
     if (threadIdx.x == 0 && slice > 0 && next < total) {
+#if NF_WGMMA
       barrier_wait(empty + (slice - 1) % RING * 8, (slice - 1) / RING & 1);
+#endif
       fetch(next, source(next));
     }
     __syncwarp();
