@@ -83,11 +83,20 @@ def read_block(block: nn.Module) -> BlockParts:
             scalars[name] = part
         elif not isinstance(part, nn.Identity):
             raise NoStageError(f"{type(part).__name__} has no kernel")
-    if not all(p.requires_grad for p in block.parameters()):
+    held = [first, second, *(scalar for scalar in scalars.values() if scalar.learnable)]
+    if not all(p.requires_grad for part in held for p in part._parameters.values() if p is not None):
         raise NoStageError("some of its parameters do not learn")
-    if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
+    if any(part._forward_hooks or part._forward_pre_hooks for part in _modules(block)):
         raise NoStageError("its blocks have forward hooks")
     return BlockParts("pre" if pre else "post" if post else "linear", (first, second), scalars)
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over a module and all modules inside it; `modules()` is slow for thousands of blocks."""
+    yield module
+    for child in module._modules.values():
+        if child is not None:
+            yield from _modules(child)
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -264,14 +273,15 @@ def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, i
     elif not all(isinstance(part, nn.Sequential) for part in model.body) or len(model.input_shape) != 3:
         reasons.append(f"the stage kernels run stages of residual blocks of images, and {model.name} has none")
     else:
-        owners = _owners(model)
+        shared = _shared_parameters(model)
         for blocks, channels, size in _runs(model):
             try:
-                found.append((blocks, _read_blocks(blocks, channels, size, device, owners), channels, size))
+                found.append((blocks, _read_blocks(blocks, channels, size, device, shared), channels, size))
             except NoStageError as error:
                 reasons.append(str(error))
         if not found and not reasons:
             reasons.append("every block changes the shape")
+    reasons = list(dict.fromkeys(reasons))
     if config.kernels == "stage" and not found:
         raise ValueError(
             f"expected a run that the stage kernels support for kernels=stage, got one where {'; '.join(reasons)}; "
@@ -281,7 +291,7 @@ def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, i
     recompute = bool(config.recompute) or kept > KEPT_BYTES
     stream = torch.float32 if config.precision == "mixed" else torch.bfloat16
     stages = (Stage(b, p, channels=c, size=s, stream=stream, recompute=recompute) for b, p, c, s in found)
-    return StageChoice(tuple(stages), tuple(dict.fromkeys(reasons)))
+    return StageChoice(tuple(stages), tuple(reasons))
 
 
 def _read_blocks(
@@ -293,16 +303,16 @@ def _read_blocks(
         raise NoStageError(reason)
     if len({block.kind for block in parts}) > 1:
         raise NoStageError("the blocks of a stage differ in their scalars or layers")
-    if any(id(p) in shared for block in blocks for p in block.parameters()):
+    if shared and any(id(p) in shared for block in blocks for p in block.parameters()):
         raise NoStageError("blocks share parameters")
     return parts
 
 
-def _owners(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that several modules hold."""
+def _shared_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that several modules hold, or one module with several names."""
     seen: set[int] = set()
     shared: set[int] = set()
-    for _, module in model.named_modules(remove_duplicate=False):
+    for module in _modules(model):
         for parameter in module._parameters.values():
             (shared if id(parameter) in seen else seen).add(id(parameter))
     return shared - {id(None)}
