@@ -11,9 +11,9 @@ A *family* names one small training run, and is one of two things:
 
 `families_of` gives the families that concern a run. The *figures* of a family are the losses of its training steps, the
 test loss and, for all scalars together, all vectors and all larger parameters: their number, the norm of the initial
-values, and the norm of their change. They depend on the order of the data, augmentation, initialization, forward and backward pass,
-parameter groups, update rule, schedule and evaluation. They do not depend on compilation and CUDA graphs, which a
-canary does without, nor on the depth, width and bottlenecks of the trained model.
+values, and the norm of their change. They depend on the order of the data, augmentation, initialization, forward and
+backward pass, parameter groups, update rule, schedule and evaluation. They do not depend on compilation and CUDA
+graphs, which a canary does without, nor on the depth, width and bottlenecks of the trained model.
 
 A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
 
@@ -234,8 +234,8 @@ def committed_record() -> Record:
 
 def all_families() -> tuple[str, ...]:
     """Return the committed families: every method on all small models that it fits, and every setting."""
-    on_models = [f"{name} {small}" for name in names() for small in dict.fromkeys(_SMALL.values()) if supports(small, name)]
-    return (*on_models, *_TRIED)
+    models = dict.fromkeys(_SMALL.values())
+    return (*(f"{name} {small}" for name in names() for small in models if supports(small, name)), *_TRIED)
 
 
 def tolerance(precision: str) -> float:

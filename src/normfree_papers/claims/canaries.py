@@ -21,7 +21,6 @@ from typing import Any
 
 from normfree.files import write_json
 from normfree.methods.history import FIRST_RELEASE, as_of
-from normfree.models.special_tokens import SPECIAL
 from normfree.train.canary import (
     COMMITTED,
     Record,
@@ -105,7 +104,6 @@ def _data() -> dict[str, Any]:
             for split, found in pairs.items()
         },
         "vocabulary": text.vocabulary_size,
-        "special": SPECIAL,
     }
 
 

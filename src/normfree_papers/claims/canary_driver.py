@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -77,13 +77,17 @@ def _images(data: dict[str, Any]) -> Any:
 def _text(data: dict[str, Any]) -> Any:
     prepared = _first("normfree.data.text.prepared_folder:Prepared", "normfree.data.prepared:Prepared")
     tokens = _first("normfree.data.text.token_pairs", "normfree.data.token_pairs")
-    pairs: Callable[[Any, str], Any] = lambda _, split: tokens.TokenPairs(  # noqa: E731
-        *(tokens.TokenLines.of(side) for side in data["pairs"][split])
-    )
-    kind = type("GeneratedText", (prepared,), {"pairs": pairs})
-    splits = {split: {} for split in data["pairs"]}
+
+    def pairs(_: Any, split: str) -> Any:
+        return tokens.TokenPairs(*(tokens.TokenLines.of(side) for side in data["pairs"][split]))
+
+    def vocabulary(_: Any) -> Any:
+        return SimpleNamespace(model=b"")  # of which a fingerprint is taken
+
+    kind = type("GeneratedText", (prepared,), {"pairs": pairs, "vocabulary": vocabulary})
+    splits: dict[str, Any] = {split: {} for split in data["pairs"]}
     manifest = {"vocabulary": data["vocabulary"], "sides": ["source", "target"], "splits": splits, "inputs": {}}
-    return kind(folder=Path("canary"), manifest=manifest)
+    return kind(folder=Path("canary"), manifest={**manifest, "sha256": ""})
 
 
 def _first(*places: str) -> Any:
