@@ -60,8 +60,6 @@ Record = dict[str, dict[str, Any]]
 
 COMMITTED = Path(__file__).with_suffix(".json")
 
-# A relative difference above the tolerance means that the code computes something else; see `tolerance`.
-_TOLERANCES = {"float32": 3e-4, "mixed": 3e-2, "bf16": 3e-2}
 
 _SMALL = {  # the small model for each family of models, by how its names begin
     "resnet": "resnet8",
@@ -165,17 +163,12 @@ def canary(
 
 def record_of(config: TrainConfig, device: torch.device) -> Record:
     """Return the canary to store with a run: its families on the CPU and, if the run used a GPU, there too."""
-    places = [("cpu", "float32")]
-    if device.type == "cuda":
-        places.append((str(device), config.precision))
-    families = families_of(config)
-    return {
-        f"{torch.device(where).type} {precision}": {
-            "tolerance": tolerance(precision),
-            "figures": {family: list(_cached(family, where, precision)) for family in families},
-        }
-        for where, precision in places
-    }
+    families, record = families_of(config), {}
+    for where, precision in [("cpu", "float32"), *([(str(device), config.precision)] if device.type == "cuda" else [])]:
+        place = f"{torch.device(where).type} {precision}"
+        figures = {family: list(_cached(family, where, precision)) for family in families}
+        record[place] = {"tolerance": tolerance(place), "figures": figures}
+    return record
 
 
 def matches(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequence[float]], within: float) -> bool:
@@ -238,9 +231,9 @@ def all_families() -> tuple[str, ...]:
     return (*(f"{name} {small}" for name in names() for small in models if supports(small, name)), *_TRIED)
 
 
-def tolerance(precision: str) -> float:
-    """Return the relative difference of figures up to which two canaries are the same."""
-    return _TOLERANCES[precision]
+def tolerance(place: str) -> float:
+    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree."""
+    return 3e-4 if place == "cpu float32" else 3e-2
 
 
 # One small run
