@@ -70,8 +70,8 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
     "those of up to 20 do, and deeper ones diverge at any learning rate.",
     paper_value="a plot: data-dependent up to 20 layers, also at a rate of 1e-5; proposed up to 200",
     how="Recipe wninit_mlp at rates from 0.1 to 1e-5 in factors of ten, the best chosen on held-out images; hidden "
-    "layers are counted, as the authors do; width 500, 20 epochs and the depths 10, 20, 50, 100 and 200 are chosen; 20 and 50 layers of width 128 on the "
-    "embedded images (quick).",
+    "layers are counted, as the authors do; width 500, 20 epochs and the depths 10, 20, 50, 100 and 200 are chosen; 20 "
+    "and 50 layers of width 128 on the embedded images (quick).",
     cost=Cost(quick_seconds=100, full_seconds=12200, device="gpu"),
     checks=(
         *(_trains("proposed", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in _MLP_DEPTHS[:-1]),
