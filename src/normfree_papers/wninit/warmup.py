@@ -67,8 +67,7 @@ def _lead(rate: float, warm: str) -> str:
                 low=0.0,
                 scale=None if rate in _QUICK_RATES else "full",
             ).says(
-                f"lead of the proposed initialization over the best other, in the share of seeds that survive {rate:g}, "
-                f"{warm}",
+                f"lead of the proposed initialization over the best other at {rate:g}, {warm}, in the share of seeds",
                 why=reading("robust", "no fewer seeds survive than with the best other", "below 0"),
                 source="reading",
             )
@@ -191,7 +190,7 @@ def _gap_check(network: str, a: str, b: str) -> Check:
         scale="full",
     ).says(
         f"test error of {network}, {a} less {b}, in points",
-        why=f"the printed {gap:.2f}, {'plus' if above else 'less'} two standard deviations of the difference, {slack:.2f}",
+        why=f"the printed {gap:.2f} {'+' if above else '-'} {slack:.2f}, two standard deviations of the difference",
         source="paper",
     )
 
@@ -251,9 +250,9 @@ def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]
     "norm, but for WRN-40-10, and below that of the data-dependent initialization.",
     paper_value="test error with warm-up: ResNet-56 7.20 ± 0.12, ResNet-110 6.69 ± 0.11, WRN-40-10 4.75 ± 0.08 "
     "(batch norm 6.97, 6.61, 3.53); ResNet-164 on CIFAR-100 25.31 ± 0.26 (25.52)",
-    how="Recipes wninit_cifar and wninit_wrn, ResNet-56 first; the rates were tuned and are not given: here the better of 0.1 and 0.03 "
-    "with warm-up, of 0.03 and 0.01 without, of 0.01 and 0.003 for the data-dependent one, on held-out images; batch "
-    "norm at 0.1 with He's weights; ResNet-14 on the embedded images, 4 epochs (quick).",
+    how="Recipes wninit_cifar and wninit_wrn, ResNet-56 first; the rates were tuned and are not given: here the better "
+    "of 0.1 and 0.03 with warm-up, of 0.03 and 0.01 without, of 0.01 and 0.003 for the data-dependent one, on held-out "
+    "images; batch norm at 0.1 with He's weights; ResNet-14 on the embedded images, 4 epochs (quick).",
     cost=Cost(quick_seconds=100, full_seconds=39700, device="gpu"),
     checks=_errors_checks(),
     departures=(
