@@ -61,7 +61,7 @@ claims: $(STAMP) ## write docs/claims.md and draw all pictures from the stored r
 
 .PHONY: mutants
 mutants: $(STAMP) ## plant errors in the library and write which claims notice them to results/mutants.json
-	@PYTHONPATH=src:tests/support OMP_NUM_THREADS=1 $(PY) tests/papers/test_mutants.py
+	@PYTHONPATH=src:tests/support OMP_NUM_THREADS=1 $(PY) tests/papers/test_mutants.py $(CLAIMS)
 
 .PHONY: benchmarks-page
 benchmarks-page: $(STAMP) ## write docs/benchmarks.md from the stored results

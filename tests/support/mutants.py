@@ -32,7 +32,7 @@ from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
 from normfree.models import resnet
 from normfree.models.builder import BlockBuilder
-from normfree.models.nonresidual import Concatenate, Highway
+from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
@@ -171,11 +171,6 @@ def _beta_apart(true: Callable[..., Tensor], block: Any, x: Tensor, *context: An
         return beta(out) if on_sum else out
     finally:
         block.beta = beta
-
-
-def _overwritten(block: Concatenate, x: Tensor) -> Tensor:
-    branch = block.branch(x)
-    return torch.cat([x[:, : x.shape[1] - branch.shape[1]], branch, branch], dim=1)
 
 
 def _open_highway(block: Highway, x: Tensor) -> Tensor:
@@ -323,10 +318,6 @@ MUTANTS: dict[str, Mutant] = {
         _instead(
             BlockBuilder, "sum", lambda true: lambda *args, **kw: true(*args, **{**kw, "shortcut_reads_entry": False})
         ),
-    ),
-    "concatenation_overwrites": Mutant(
-        "the branch of a concatenation also takes the place of the last channels of its input",
-        _instead(Concatenate, "forward", lambda true: _overwritten),
     ),
     "highway_open_shortcut": Mutant(
         "the shortcut of a highway block lacks the factor 1 - T",
