@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
+from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
@@ -127,10 +128,14 @@ class RunFolder:
             finally:
                 self._close()
 
+    def read_config(self) -> TrainConfig:
+        """Read the configuration; one that names no release is of the first."""
+        return TrainConfig.from_toml(self.config_path, unnamed=FIRST_RELEASE)
+
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
-            require_same(asdict(TrainConfig.from_toml(self.config_path)), asdict(config), self.path, free=free)
+            require_same(asdict(self.read_config()), asdict(config), self.path, free=free)
         if self.status == "diverged":
             raise ValueError(
                 f"expected a run that can be resumed, but the one in '{self.path}' diverged; "
