@@ -41,14 +41,28 @@ TABLE = [
 
 
 OPTIONS = {
-    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "0.1"},
+    "fixup": {
+        "bias": True,
+        "scale": 1.0,
+        "branches": True,
+        "scalar_lr": "0.1",
+        "multiplier": True,
+        "zero_last": True,
+        "zero_classifier": True,
+        "slow_biases": True,
+    },
+    "lsuv": {"by": "block"},
+    "wn": {"directions": "orthogonal", "g": "forward", "stem_relu": False},
+    "wn_default": {"directions": "orthogonal", "stem_relu": False},
+    "wn_data": {"stem_relu": False},
+    "wn_hanin": {"stem_relu": False},
     "fixup_bounded": {"scalar_lr": "0.1"},
     "convshort": {"reads": "entry", "gain": 2.0},
     "isograd": {"shortcut": "identity"},
     "small_branch": {"beta": 0.2},
     "hanin": {"r": 0.9},
-    "nf": {"beta": 0.2},
-    "nf_he": {"beta": 0.2},
+    "nf": {"beta": 0.2, "bias": True},
+    "nf_he": {"beta": 0.2, "bias": True},
     "dyt": {"alpha": 0.5},
     "selu": {"dropout": 0.0},
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree import discover
-from normfree.methods import initialize_
+from normfree.methods import get, initialize_
 from normfree.methods.init_context import InitContext
 from normfree.models import Network, build
 from normfree.nn.weight_layers import WeightNormConv2d, WeightNormLinear
@@ -36,7 +36,7 @@ def expected_gamma(model: Network, name: str) -> float:
     if "shortcut" in name:
         return 1.0
     if name.startswith("stem"):
-        return 2.0 if model.name == "resnet20" else 1.0  # of these, only the CIFAR ResNet has a ReLU after its stem
+        return 2.0 if model.name == "resnet20" else 1.0  # the authors' code, in which no ReLU follows either
     stage, block = model.body[int(name.split(".")[1])], model.body.get_submodule(".".join(name.split(".")[1:3]))
     convolutions = [m for m in block.branch if isinstance(m, nn.Conv2d)]
     return 1 / len(stage) if model.get_submodule(name) is convolutions[-1] else 2.0
@@ -53,6 +53,29 @@ def test_wn_lengths_follow_the_formula(name):
         torch.testing.assert_close(module.gain, torch.full_like(module.gain, expected))
         norms = module.effective_weight().flatten(1).norm(dim=1)
         torch.testing.assert_close(norms, torch.full_like(norms, expected))
+
+
+@pytest.mark.parametrize(("g", "power"), [("forward", 1.0), ("backward", 0.0), ("mean", 0.5)])
+def test_wn_lengths_for_the_backward_pass_leave_the_fans_out(g, power):
+    model = build("wrn-16-2", f"wn:g={g}", generator=seeded(0))
+    for layer, module in hidden_layers(model):
+        expected = (expected_gamma(model, layer) * (module.in_channels / module.out_channels) ** power) ** 0.5
+        torch.testing.assert_close(module.gain, torch.full_like(module.gain, expected))
+
+
+def test_wn_directions_can_be_gaussian():
+    orthogonal, gaussian = (build("mlp-3-60", f"wn:directions={d}", size=8) for d in ("orthogonal", "gaussian"))
+    for model, off in ((orthogonal, False), (gaussian, True)):
+        rows = nn.functional.normalize(model.get_submodule(list(model.plan.hidden())[1].name).effective_weight())
+        assert ((rows @ rows.T - torch.eye(60)).abs().max() > 0.1) == off
+    lengths = [[m.gain for _, m in hidden_layers(model)] for model in (orthogonal, gaussian)]
+    torch.testing.assert_close(*lengths)
+
+
+@pytest.mark.parametrize("option", ["g=back", "directions=he"])
+def test_wn_names_its_choices(option):
+    with pytest.raises(ValueError, match=f"unknown option '{option.partition('=')[0]}' of method 'wn'"):
+        build("wrn-10-1", f"wn:{option}")
 
 
 @pytest.mark.parametrize("name", ["mlp-6-50", "cnn-6-8"])
@@ -254,8 +277,30 @@ def test_wn_hanin_fades_the_branches_of_every_stage_anew():
 
 
 @pytest.mark.parametrize("name", ["wrn-16-2", "mlp-6-200"])
-def test_wn_default_has_the_effective_weight_of_he(name):
-    model = build(name, "wn_default", generator=seeded(0))
+def test_wn_default_wraps_orthogonal_weights_as_they_are(name):
+    def orthogonal(module: nn.Module) -> bool:
+        w = module.effective_weight().detach().double().flatten(1)
+        gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        return torch.allclose(gram, torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5)
+
+    layers = hidden_layers(build(name, "wn_default", generator=seeded(0)))
+    assert all(orthogonal(module) for _, module in layers)
+    for _, module in layers:
+        torch.testing.assert_close(module.gain.flatten(), module.weight.flatten(1).norm(dim=1))
+    he = hidden_layers(build(name, "wn_default:directions=he", generator=seeded(0)))
+    assert not any(orthogonal(module) for _, module in he)  # the control
+
+
+def test_wn_default_refuses_unknown_directions():
+    with pytest.raises(
+        ValueError, match=r"unknown option 'directions' of method 'wn_default' 'hee'; did you mean 'he'"
+    ):
+        get("wn_default:directions=hee")
+
+
+@pytest.mark.parametrize("name", ["wrn-16-2", "mlp-6-200"])
+def test_wn_default_around_he_has_the_effective_weight_of_he(name):
+    model = build(name, "wn_default:directions=he", generator=seeded(0))
     for _, module in hidden_layers(model):
         effective = module.effective_weight().detach()
         torch.testing.assert_close(effective.flatten(1).norm(dim=1), module.gain.detach().flatten())

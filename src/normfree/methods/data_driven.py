@@ -12,6 +12,7 @@ from normfree.methods.init_context import InitContext
 from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.nn.residual import Residual
+from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.weight_layers import set_weight_
 
 _DEAD = 1e-6  # a standard deviation below this is rounding error
@@ -70,14 +71,26 @@ def _scale_blocks_(ctx: InitContext) -> None:
         ctx.set_(layer, ctx.orthogonal(layer))
 
     def to_unit_variance(module: nn.Module, out: Tensor) -> Tensor:
-        # A converted model has its c in the parameter `beta` of the module around the sum.
-        c = module.c.value if isinstance(module, Residual) else module.beta
         std = out.std(unbiased=False)
-        c.div_(std)  # type: ignore[operator]
+        factors[module].div_(std)
         return out / std
 
-    _calibrate_(ctx, (branch.place for branch in ctx.plan.branches), to_unit_variance)
+    places = [branch.place for branch in ctx.plan.branches]
+    factors = {ctx.modules[place]: _sum_factor(ctx, place) for place in places}
+    _calibrate_(ctx, places, to_unit_variance)
     ctx.default_classifier_()
+
+
+def _sum_factor(ctx: InitContext, place: str) -> Tensor:
+    """Return c of the sum in a module; a converted model has it as a scalar around the module."""
+    module = ctx.modules[place]
+    found = getattr(module.c, "value", None) if isinstance(module, Residual) else scalars_of(module).get("beta")
+    if found is None:
+        raise ValueError(
+            f"method 'lsuv' expects a factor of the sum in '{place}', got none; build the model with method='lsuv', or "
+            "convert it, or use 'lsuv:by=layer'"
+        )
+    return found
 
 
 def _scale_layers_(ctx: InitContext) -> None:

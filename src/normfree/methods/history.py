@@ -22,7 +22,7 @@ class Earlier(NamedTuple):
     models: str = ".*"
 
 
-_CHANGES: dict[str, tuple[Earlier, ...]] = {  # by the release that brought the new definition
+CHANGES: dict[str, tuple[Earlier, ...]] = {  # by the release that brought the new definition
     "0.2": (
         Earlier("nf", "bias=false"),
         Earlier("nf_he", "bias=false"),
@@ -51,7 +51,7 @@ def as_of(spec: str, release: str, model: str = "") -> str:
     Raises:
         ValueError: If the release is unknown.
     """
-    known = [FIRST_RELEASE, *_CHANGES]
+    known = [FIRST_RELEASE, *CHANGES]
     if release not in known:
         raise ValueError(
             f"expected a release of normfree up to {RELEASE}, got '{release}'; install that release to read its files"
@@ -60,7 +60,7 @@ def as_of(spec: str, release: str, model: str = "") -> str:
     options = [part for part in text.split(",") if part]
     given = {option.partition("=")[0].strip() for option in options}
     for changed in known[known.index(release) + 1 :]:
-        for earlier in _CHANGES[changed]:
+        for earlier in CHANGES[changed]:
             key = earlier.options.partition("=")[0]
             if earlier.method == name and key not in given and re.fullmatch(earlier.models, model):
                 options.append(earlier.options)
