@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +28,8 @@ from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
+
+_log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
@@ -135,7 +138,16 @@ class RunFolder:
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
-            require_same(asdict(self.read_config()), asdict(config), self.path, free=free)
+            before = self.read_config()
+            require_same(asdict(before), asdict(config), self.path, free=free)
+            if before.kernels not in ("auto", config.kernels):
+                _log.warning(
+                    "kernels: the run in '%s' began with kernels=%s and goes on with kernels=%s, so it does not "
+                    "continue bit for bit",
+                    self.path,
+                    before.kernels,
+                    config.kernels,
+                )
         if self.status == "diverged":
             raise ValueError(
                 f"expected a run that can be resumed, but the one in '{self.path}' diverged; "
