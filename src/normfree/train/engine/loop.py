@@ -21,11 +21,12 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explain_os_errors, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
+from normfree.train.canary import record_of
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.distributed import join_processes
 from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
-from normfree.train.engine.evaluation import Score, UntilSignal, score
+from normfree.train.engine.evaluation import Score, UntilSignal
 from normfree.train.engine.inputs import EvalBatches
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
@@ -124,7 +125,6 @@ class Trainer:
         self.signal: int | None = None
         self._log: EventLog | None = None
         self._throughput = Throughput(setup.inputs.per_step)
-        # The state of the run
         self.done = 0  # steps
         self.validation: Score | None = None
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
@@ -257,15 +257,13 @@ class Trainer:
                 self._save()
         return None
 
-    # Scores
-
     def _score(self, batches: EvalBatches | None) -> Score | None:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
         if batches is None:
             return None
         read = UntilSignal(batches(), self._stop)
         with self.step.averaged():
-            found = score(self.model, read, self.inputs.sums, reduce=self.processes.average_)
+            found = self.setup.score(read)
         self.signal = self.processes.agree(read.signal) or None
         return found if self.signal is None else None
 
@@ -383,7 +381,8 @@ class Trainer:
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status != "finished":
-            self.folder.write_result(result.to_json(), str(self.setup.device))
+            device = self.setup.device
+            self.folder.write_result({**result.to_json(), "canary": record_of(self.config, device)}, str(device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()
