@@ -1,6 +1,6 @@
 """Mutants: named errors that a test plants in the library, to see whether a claim notices them.
 
-    with MUTANTS["fans_swapped"].plant():
+    with MUTANTS["fixup_exponent"].plant():
         ...
 
 Each mutant patches the attribute where the library looks it up, and the patch ends with the context. An error in a
@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.diagnostics import bounds, updates
+from normfree.diagnostics import bounds
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method, registry
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import NONE, ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method import ONE, SQRT_HALF, ScalarRate
 from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
 from normfree.models import resnet
@@ -206,7 +206,6 @@ _PROPOSED, _BROCK = "idshort learnscalar convshort", "idshort_brock learnscalar_
 MUTANTS: dict[str, Mutant] = {
     "nothing": Mutant("none: the library as it is (the control)", ExitStack),
     # Fans and gains
-    "fans_swapped": Mutant("fan-in and fan-out change places in every initializer", _swap_fans),
     "proposed_fan_in": Mutant("robust's proposed weights have fan-in for fan-out", _methods(_PROPOSED, _fans_swapped)),
     "brock_fan_out": Mutant("Brock's weights have fan-out for fan-in", _methods(_BROCK, _fans_swapped)),
     "fixup_fan_in": Mutant("Fixup has fan-in for fan-out", _methods("fixup fixup_bounded", _fans_swapped)),
@@ -223,10 +222,6 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "zeros_left_out": Mutant(
         "layers that should start at 0 get LeCun's weights", _instead(InitContext, "zero_", lambda true: _lecun)
-    ),
-    "fixup_no_biases": Mutant(
-        "Fixup has no scalar biases",
-        _methods("fixup", lambda m: replace(m, scalar_biases=False, rule=replace(m.rule, delta=NONE))),
     ),
     "fixup_no_multipliers": Mutant(
         "Fixup has no multipliers", _methods("fixup", lambda m: replace(m, rule=replace(m.rule, beta=ONE)))
@@ -353,10 +348,6 @@ MUTANTS: dict[str, Mutant] = {
     "block_bound_by_root": Mutant(
         "the bound of fixup's Theorem 1 divides by the root of the norm",
         _instead(bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)),
-    ),
-    "update_squared": Mutant(
-        "an update is measured by its squared norm",
-        _instead(updates, "_norm", lambda true: lambda change: true(change) ** 2),
     ),
     "hessian_product": Mutant(
         "the Hessian-vector product counts the last parameter twice",
