@@ -36,10 +36,13 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.batchnorm": ("eq3",),
     "normdead.invariances": ("sec2_3",),
     "normdead.moments": ("sec2_3_moments",),
+    "normdead.costs": ("sec2_3_costs",),
     "normdead.skip_connections": ("sec3_2", "sec3_2_gradients"),
     "normdead.scaling_rules": ("sec4_1",),
     "normdead.signal_plots": ("fig4", "fig5"),
     "normdead.nf_signal": ("sec4_2",),
+    "normdead.performance": ("sec4_3", "sec5_2_clipping"),
+    "normdead.regnets": ("sec4_3_regnet",),
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
 }

@@ -34,8 +34,9 @@ def weight_variance(module: nn.Conv2d, weights: Weights, *, activated: bool) -> 
 
 def carried_back(v: FloatArray, module: nn.Conv2d, size: tuple[int, ...], variance: float) -> FloatArray:
     """The map of variances at the input of a convolution, given that at its output: d·Var[W]·Tᵀ v T."""
+    assert not isinstance(module.padding, str)
     rows, cols = (
-        theory.tap_matrix(length, kernel, stride, int(padding))
+        theory.tap_matrix(length, kernel, stride, padding)
         for length, kernel, stride, padding in zip(size, module.kernel_size, module.stride, module.padding, strict=True)
     )
     return module.out_channels * variance * theory.gradient_taps(v, rows, cols)
