@@ -41,7 +41,16 @@ TABLE = [
 
 
 OPTIONS = {
-    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "0.1"},
+    "fixup": {
+        "bias": True,
+        "scale": 1.0,
+        "branches": True,
+        "scalar_lr": "0.1",
+        "multiplier": True,
+        "zero_last": True,
+        "zero_classifier": True,
+    },
+    "wn": {"directions": "orthogonal", "g": "forward"},
     "fixup_bounded": {"scalar_lr": "0.1"},
     "convshort": {"reads": "entry", "gain": 2.0},
     "isograd": {"shortcut": "identity"},
