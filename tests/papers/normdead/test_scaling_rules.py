@@ -74,5 +74,5 @@ def test_claim_holds_but_for_arpits_scale_and_fails_where_a_rule_explodes():
     assert [row.check.name for row in rows if row.verdict != "holds"] == [
         "branch over shortcut mean square times L, weight norm"
     ]
-    result["values"]["mean square over 1, Shao"] = {"mean": 2.0, "values": [2.0]}
+    result["values"]["mean square over 1, Shao"] = {"mean": 2.0, "values": [2.0] * 3}
     assert judge(CLAIM, result).status == "fails"

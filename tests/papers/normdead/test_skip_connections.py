@@ -76,8 +76,9 @@ def result(claim):
 def test_claim_on_kinds_holds_but_for_the_sentence_on_variance_and_fails_without_drift():
     found = result(KINDS)
     rows = judge(KINDS, found).rows
-    assert [row.check.name for row in rows if row.verdict != "holds"] == ["variance of x - ReLU(x)"]
-    found["values"]["growth of the mean, sum"] = {"mean": 1.0, "values": [1.0]}
+    assert [row.check.name for row in rows if row.verdict == "paper errs"] == ["variance of x - ReLU(x)"]
+    assert not [row for row in rows if row.verdict == "fails"]
+    found["values"]["growth of the mean, sum"] = {"mean": 1.0, "values": [1.0] * 3}
     assert judge(KINDS, found).status == "fails"
 
 
