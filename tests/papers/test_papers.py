@@ -33,10 +33,12 @@ def ids(value: object) -> str:
 
 def test_ledger_holds_the_claims_of_the_papers():
     assert [claim.id for claim in CLAIMS] == [
-        *("fixup/sec2", "fixup/thm1", "fixup/thm2", "fixup/eq5", "fixup/thm3", "fixup/thm4", "fixup/sec4_3"),
-        *("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/table2", "fixup/table3"),
+        *("fixup/sec2", "fixup/thm1", "fixup/thm2", "fixup/eq5", "fixup/eq5_options", "fixup/thm3", "fixup/thm4"),
+        *("fixup/sec4_3", "fixup/sec3"),
+        *("fixup/fig3", "fixup/fig4", "fixup/table1", "fixup/table4", "fixup/table2", "fixup/table3"),
         *("fixup/table3_multi30k", "fixup/table3_europarl"),
-        *("wninit/thm1", "wninit/thm2", "wninit/thm3", "wninit/thm4", "wninit/fig1", "wninit/table2"),
+        *("wninit/thm1", "wninit/thm2", "wninit/thm3", "wninit/thm4", "wninit/fig1", "wninit/sec3_lengths"),
+        *("wninit/sec3", "wninit/table2"),
         *("wninit/fig2_left", "wninit/fig2_right", "wninit/fig3_left", "wninit/fig3_right"),
         *("wninit/fig4", "wninit/table1"),
         *("robust/table1", "robust/fig2", "robust/fig4", "robust/fig5"),
@@ -115,8 +117,12 @@ def assert_measures(claim: Claim, settings: Settings) -> None:
     result = collect(claim, settings, measurement, 1.0)
     judgement = judge(claim, result)
     assert {check.name for check in claim.checks_at(settings.scale)} <= result["values"].keys()
-    expected = ("fails",) if claim.id in FAILS else ("holds", "partly")
-    assert judgement.status in expected, [row for row in judgement.rows if row.verdict == "fails"]
+    outside = [  # a quick run has too few seeds to decide; its means are held against the ranges
+        row.check.name
+        for row in judgement.rows
+        if row.check.main and row.measured is not None and not row.check.admits(row.measured)
+    ]
+    assert bool(outside) == (claim.id in FAILS), outside
     assert panels_of(result) == measurement.panels
     assert measurement.panels or measurement.tables
     assert [done for done, _ in steps] == list(range(len(steps)))  # one step after the other
