@@ -144,6 +144,8 @@ def equal_budget(settings: Settings) -> Measurement:
     curves = [
         curve for arm in _ARMS for curve in point_curve(arm, [found[arm, batch] for batch in batches], at=batches)
     ]
+    if not curves:
+        return Measurement(values={})
     panel = Panel(
         "test accuracy over the batch size, at the best rate",
         tuple(curves),
@@ -154,7 +156,7 @@ def equal_budget(settings: Settings) -> Measurement:
         levels=(ReferenceLine("chance", CHANCE),),
         note=bars_note(curves),
     )
-    return Measurement(values=values_of(columns), panels=(panel,) if curves else ())
+    return Measurement(values=values_of(columns), panels=(panel,))
 
 
 def _at_equal_time(

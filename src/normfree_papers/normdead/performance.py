@@ -225,6 +225,8 @@ def sec5_2_clipping(settings: Settings) -> Measurement:
             row, [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)], at=_rates(settings)
         )
     ]
+    if not curves:
+        return Measurement(values={})
     panel = Panel(
         "test accuracy over the learning rate",
         tuple(curves),
@@ -234,4 +236,4 @@ def sec5_2_clipping(settings: Settings) -> Measurement:
         log_y=False,
         levels=(ReferenceLine("chance", CHANCE), ReferenceLine("trains", trains)),
     )
-    return Measurement(values=values_of(columns), panels=(panel,) if curves else ())
+    return Measurement(values=values_of(columns), panels=(panel,))
