@@ -51,6 +51,8 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.regnets": ("sec4_3_regnet",),
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
+    "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
+    "beyond.precision": ("precision",),
     "beyond.isograd": ("isograd",),
     "beyond.equal_budget": ("equal_budget",),
 }

@@ -6,6 +6,7 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 5.2.
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -77,6 +78,26 @@ def network_values(method: str, seed: int) -> dict[str, float]:
     return values
 
 
+@torch.no_grad()
+def shifted_branches(method: str, seed: int) -> float:
+    """Change of the last sum when N(0, 1) is added to each channel after every branch's layers but the last.
+
+    In an NF-ResNet the layers' own biases are shifted. Before batch norm, the output of the layer is.
+    """
+    g = generator(seed)
+    model = build(_MODEL, method, padding_mode="circular", generator=g).double()
+    x = normal((8, 3, _SIZE, _SIZE), g)
+    before = model.body(model.stem(x))
+    for block in _blocks(model):
+        first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
+        shift = normal((first.out_channels,), g)
+        if first.bias is not None:
+            first.bias.copy_(shift)
+        elif method == "batchnorm":
+            first.register_forward_hook(lambda _m, _a, out, shift=shift: out + shift.view(-1, 1, 1))
+    return apart(model.body(model.stem(x)), before)
+
+
 def gradient_means(method: str, seed: int) -> list[float]:
     """The mean over batch and positions of the gradient at the first layer of each branch, relative to its RMS."""
     g = generator(seed)
@@ -143,6 +164,22 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
         rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
         rounding("bias before batch norm", "batch norm removes a preceding bias", "annihilated"),
         rounding("bias, centred weight norm", "centred weight norm keeps a preceding bias", "not annihilated"),
+        expect("share of convolutions with a bias, NF-ResNet", paper="bias=True", low=1.0, high=1.0).says(
+            "every convolution of an NF-ResNet has a bias, as in appendix A.2",
+            why="a count",
+            source="paper",
+            exact=True,
+        ),
+        expect("branch biases shifted, NF-ResNet", paper="does not annihilate", low=0.1).says(
+            "shifting the biases of every branch of an NF-ResNet by N(0, 1) changes its last sum",
+            why="each shift is as large as the signal of unit variance that it is added to; a tenth is no rounding",
+            source="derived",
+        ),
+        expect("branch shifts before batch norm, ResNet", paper="annihilated", high=ROUNDING).says(
+            "the same shift before every batch norm of a branch changes nothing (the control)",
+            why=WHY_ROUNDING,
+            source="derived",
+        ),
         rounding(
             "branch at 3 times its input, α from the data",
             "a branch with α = 1/√Var[x] of the data does not notice the scale of its input",
@@ -239,13 +276,19 @@ def sec5_2(settings: Settings) -> Measurement:
             "ResNet with batch norm, first layers scaled": normed["first layers"],
             "ResNet with batch norm, last layers scaled": normed["last layers"],
             "ResNet with batch norm at 3 times its input": normed["input"],
+            "branch biases shifted, NF-ResNet": shifted_branches("nf:beta=1", seed),
+            "branch shifts before batch norm, ResNet": shifted_branches("batchnorm", seed),
             "largest mean of a gradient, ResNet with batch norm": max(centring["batch norm"][-1]),
             "smallest mean of a gradient, NF-ResNet": min(centring["NF"][-1]),
         }
         numbers.append(one)
     values = by_name(numbers)
+    convolutions = [m for m in build(_MODEL, "nf", device="meta").modules() if isinstance(m, nn.Conv2d)]
     return Measurement(
-        values=values,
+        values={
+            **values,
+            "share of convolutions with a bias, NF-ResNet": fmean([m.bias is not None for m in convolutions]),
+        },
         panels=(
             Panel(
                 "input of the blocks of an NF-ResNet-50",

@@ -30,6 +30,11 @@ def test_entered_variance_is_scaled_by_alpha_and_leaves_no_hook():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_shifted_branches_change_nf_and_not_batch_norm():
+    assert batchnorm_parts.shifted_branches("nf:beta=1", 0) > 0.1
+    assert batchnorm_parts.shifted_branches("batchnorm", 0) < 1e-12
+
+
 def test_claim_of_section_5_2_finds_two_errors_and_fails_where_alpha_does_not_divide():
     claim, result, judgement = judged("normdead/sec5_2")
     assert [row.check.name for row in judgement.rows if row.verdict == "paper errs"] == [
