@@ -41,8 +41,9 @@ TABLE = [
 
 
 OPTIONS = {
-    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "0.1"},
-    "fixup_bounded": {"scalar_lr": "0.1"},
+    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "auto", "transformer": "authors"},
+    "fixup_bounded": {"scalar_lr": "auto", "transformer": "authors"},
+    "layernorm": {"xavier": False},
     "convshort": {"reads": "entry", "gain": 2.0},
     "isograd": {"shortcut": "identity"},
     "small_branch": {"beta": 0.2},

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from normfree.methods import Method, get
+from normfree.methods.transformer_branches import is_transformer
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -24,8 +25,8 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a model by its method, for any torch optimizer.
 
-    Scalars have the method's learning rate (for Fixup a tenth of `lr`, or ∝ 1/L). Some methods do not decay gains and
-    biases. Every parameter is in exactly one group.
+    Scalars have the method's learning rate: for Fixup a tenth of `lr`, and `lr` in a Transformer. Some methods do not
+    decay gains and biases. Every parameter is in exactly one group.
 
     >>> from normfree.models import build
     >>> [(g["name"], g["lr"]) for g in param_groups(build("resnet20", "fixup"), lr=0.1)]
@@ -63,7 +64,7 @@ def param_groups(
                 params_by_kind[_kind(module, name, parameter)].append(parameter)
     if chosen.decay == "all":
         params_by_kind["weights"] += params_by_kind.pop("gains and biases")
-    rate = lr * chosen.scalar_rate.factor(len(plan.branches))
+    rate = lr * chosen.scalar_rate.factor(len(plan.branches), transformer=is_transformer(plan))
     undecayed = 0.0 if chosen.decay == "weights" else weight_decay
     settings = {
         "weights": {"lr": lr, "weight_decay": weight_decay},
