@@ -189,6 +189,29 @@ def test_fixup_scale_multiplies_the_first_layers_only(scale):
         torch.testing.assert_close(q, p * scale if key in first else p, rtol=1e-5, atol=0)
 
 
+def test_fixup_without_multipliers_keeps_only_the_biases():
+    names = {type(m).__name__ for m in scalar_modules(build("resnet8", "fixup:multiplier=false"))}
+    assert names == {"ScalarBias"}
+    assert {type(m).__name__ for m in scalar_modules(build("resnet8", "fixup"))} == {"ScalarBias", "ScalarMultiplier"}
+
+
+@pytest.mark.parametrize("L", [9, 18])
+def test_fixup_can_scale_the_last_layers_instead_of_zeroing_them(L):
+    plain = build(f"resnet{2 * L + 2}", "fixup", generator=seeded(0))
+    scaled = build(f"resnet{2 * L + 2}", "fixup:zero_last=false", generator=seeded(0))
+    for branch in scaled.plan.branches:
+        w = weight(scaled, branch.last)
+        assert_std(w, math.sqrt(2 / (9 * w.shape[0]) / L))
+        assert not weight(plain, branch.last).any()
+    assert not scaled.classifier.weight.any()
+
+
+def test_fixup_can_leave_the_classifier_at_the_default():
+    model = build("resnet20", "fixup:zero_classifier=false", generator=seeded(0))
+    assert_std(model.classifier.weight.detach(), math.sqrt(1 / (3 * 64)), flat=True)
+    assert not weight(model, model.plan.branches[0].last).any()
+
+
 def test_fixup_without_branches_is_its_shortcuts():
     model = build("resnet14", "fixup:branches=false", generator=seeded(0))
     assert all(branch.layers == () for branch in model.plan.branches)

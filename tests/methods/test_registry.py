@@ -41,7 +41,17 @@ TABLE = [
 
 
 OPTIONS = {
-    "fixup": {"bias": True, "scale": 1.0, "branches": True, "scalar_lr": "auto", "transformer": "authors"},
+    "fixup": {
+        "bias": True,
+        "scale": 1.0,
+        "branches": True,
+        "scalar_lr": "auto",
+        "multiplier": True,
+        "zero_last": True,
+        "zero_classifier": True,
+        "transformer": "authors",
+    },
+    "wn": {"directions": "orthogonal", "g": "forward"},
     "fixup_bounded": {"scalar_lr": "auto", "transformer": "authors"},
     "layernorm": {"xavier": False},
     "convshort": {"reads": "entry", "gain": 2.0},

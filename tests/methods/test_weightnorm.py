@@ -55,6 +55,29 @@ def test_wn_lengths_follow_the_formula(name):
         torch.testing.assert_close(norms, torch.full_like(norms, expected))
 
 
+@pytest.mark.parametrize(("g", "power"), [("forward", 1.0), ("backward", 0.0), ("mean", 0.5)])
+def test_wn_lengths_for_the_backward_pass_leave_the_fans_out(g, power):
+    model = build("wrn-16-2", f"wn:g={g}", generator=seeded(0))
+    for layer, module in hidden_layers(model):
+        expected = (expected_gamma(model, layer) * (module.in_channels / module.out_channels) ** power) ** 0.5
+        torch.testing.assert_close(module.gain, torch.full_like(module.gain, expected))
+
+
+def test_wn_directions_can_be_gaussian():
+    orthogonal, gaussian = (build("mlp-3-60", f"wn:directions={d}", size=8) for d in ("orthogonal", "gaussian"))
+    for model, off in ((orthogonal, False), (gaussian, True)):
+        rows = nn.functional.normalize(model.get_submodule(list(model.plan.hidden())[1].name).effective_weight())
+        assert ((rows @ rows.T - torch.eye(60)).abs().max() > 0.1) == off
+    lengths = [[m.gain for _, m in hidden_layers(model)] for model in (orthogonal, gaussian)]
+    torch.testing.assert_close(*lengths)
+
+
+@pytest.mark.parametrize("option", ["g=back", "directions=he"])
+def test_wn_names_its_choices(option):
+    with pytest.raises(ValueError, match=f"unknown option '{option.partition('=')[0]}' of method 'wn'"):
+        build("wrn-10-1", f"wn:{option}")
+
+
 @pytest.mark.parametrize("name", ["mlp-6-50", "cnn-6-8"])
 def test_wn_lengths_of_plain_networks_are_those_before_a_relu(name):
     for _, module in hidden_layers(proposed(name)):

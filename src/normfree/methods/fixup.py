@@ -21,12 +21,16 @@ class FixupInit:
 
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
     the stem, layers between stages, and bounded gates. `scale` multiplies the factor; `bounded` also treats the softmax
-    of an attention as a bounded gate. `xavier` draws the branches of a Transformer by Xavier, as the authors do.
+    of an attention as a bounded gate. `xavier` draws the branches of a Transformer by Xavier, as the authors do. Without
+    `zero_last` the last layer of a branch is scaled like the others; without `zero_classifier` the classifier keeps
+    torch's default.
     """
 
     scale: float = 1.0
     bounded: bool = False
     xavier: bool = True
+    zero_last: bool = True
+    zero_classifier: bool = True
 
     def __call__(self, ctx: InitContext) -> None:
         plan = ctx.plan
@@ -43,12 +47,15 @@ class FixupInit:
         for layer in plan.body:
             _he_fan_out_(ctx, layer)
         for layer in plan.classifier:
-            ctx.zero_(layer)
+            if self.zero_classifier:
+                ctx.zero_(layer)
+            else:
+                ctx.default_(layer)
 
     def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer, *, xavier: bool) -> None:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
-        if layer in branch.ends:
+        if self.zero_last and layer in branch.ends:
             ctx.zero_(layer)
         elif layer.gate:
             _he_fan_out_(ctx, layer)
@@ -78,6 +85,9 @@ def fixup(
     scale: float = 1.0,
     branches: bool = True,
     scalar_lr: str = "auto",
+    multiplier: bool = True,
+    zero_last: bool = True,
+    zero_classifier: bool = True,
     transformer: str = "authors",
 ) -> Method:
     """x' = p(x + β·f(x) + δ), with learnable β (initially 1) and δ (initially 0).
@@ -85,6 +95,9 @@ def fixup(
     A scalar bias precedes every layer and activation.
 
     The paper's ablations are options: `bias=false`; `scale=0.1,bias=false` and `scale=10,bias=false`; `branches=false`.
+    Further options leave out other parts: `multiplier=false` the multiplier of a branch, `zero_classifier=false` the
+    zeros in the classifier, and `zero_last=false` those in the last layer of a branch, which is then scaled like the
+    others (the first option after equation 5). Rule 2 alone is all three with `bias=false`.
     `scalar_lr` is the learning rate of the scalars, relative to that of the weights. `auto` is as in the authors' code:
     a tenth, but 1 in a Transformer. Use `10/L` from 1,000 layers on: the biases all move together and would change the
     output by Θ(ηL).
@@ -112,8 +125,13 @@ def fixup(
         reference="fixup, section 3, equation 5",
         h="identity, or of x + b at transitions",
         weights="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
-        rule=Rule(beta=Law(1.0, learnable=True) if branches else ONE, delta=Law(0.0, learnable=True) if bias else NONE),
-        initializer=FixupInit(scale, xavier=transformer == "authors"),
+        rule=Rule(
+            beta=Law(1.0, learnable=True) if branches and multiplier else ONE,
+            delta=Law(0.0, learnable=True) if bias else NONE,
+        ),
+        initializer=FixupInit(
+            scale, xavier=transformer == "authors", zero_last=zero_last, zero_classifier=zero_classifier
+        ),
         skips=RESIDUAL_SUMS,
         scalar_biases=bias,
         transformer_biases="scalars" if transformer == "authors" else "both",

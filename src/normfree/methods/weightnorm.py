@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 
@@ -12,37 +13,56 @@ from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.registry import register
 from normfree.plan import Branch
+from normfree.theory.errors import unknown_name
+
+Directions = Literal["orthogonal", "gaussian"]
+Lengths = Literal["forward", "backward", "mean"]
+_POWERS: dict[Lengths, float] = {"forward": 1.0, "backward": 0.0, "mean": 0.5}
 
 
-def _orthogonal_directions_(ctx: InitContext, last_gain: Callable[[Branch, int, int], float]) -> None:
-    """Set orthogonal directions, and g = √(γ·fan_in/fan_out) with γ = 2 before a ReLU, else 1.
+def _set_lengths_(
+    ctx: InitContext,
+    last_gain: Callable[[Branch, int, int], float],
+    directions: Directions = "orthogonal",
+    power: float = 1.0,
+) -> None:
+    """Draw directions, and set g = √(γ·(fan_in/fan_out)^power) with γ = 2 before a ReLU, else 1.
 
     The last layer of a branch gets `last_gain`.
     """
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
-        ctx.set_(layer, ctx.orthogonal(layer))
+        ctx.set_(layer, ctx.orthogonal(layer) if directions == "orthogonal" else ctx.normal(layer))
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
-            length = ((2.0 if layer.activated_out else 1.0) * fan_in / fan_out) ** 0.5
+            length = ((2.0 if layer.activated_out else 1.0) * (fan_in / fan_out) ** power) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     ctx.default_classifier_()
 
 
-def _wn_(ctx: InitContext) -> None:
-    def stage_share(branch: Branch, fan_in: int, fan_out: int) -> float:
-        return float((fan_in / fan_out / branch.position.stage_size) ** 0.5)
+@dataclass(frozen=True)
+class WeightNormInit:
+    """Initializer of `wn`: directions, and lengths with γ = 1/B_k at the end of a branch in stage k."""
 
-    _orthogonal_directions_(ctx, stage_share)
+    directions: Directions = "orthogonal"
+    g: Lengths = "forward"
+
+    def __call__(self, ctx: InitContext) -> None:
+        power = _POWERS[self.g]
+
+        def stage_share(branch: Branch, fan_in: int, fan_out: int) -> float:
+            return float(((fan_in / fan_out) ** power / branch.position.stage_size) ** 0.5)
+
+        _set_lengths_(ctx, stage_share, self.directions, power)
 
 
 def _wn_hanin_(ctx: InitContext) -> None:
     def geometric(branch: Branch, fan_in: int, fan_out: int) -> float:
         return float(0.9**branch.position.index_in_stage)
 
-    _orthogonal_directions_(ctx, geometric)
+    _set_lengths_(ctx, geometric)
 
 
 def _wn_default_(ctx: InitContext) -> None:
@@ -72,11 +92,17 @@ def _wn_data_(ctx: InitContext) -> None:
 
 
 @register
-def wn() -> Method:
+def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward") -> Method:
     """W = g·v/‖v‖, v orthogonal, g = √(γ·fan_in/fan_out), γ = 1/B_k at the end of a branch in stage k.
+
+    The other choices of the paper's section 3 are options: `directions=gaussian`; `g=backward`, which is √γ and keeps
+    gradients instead of activations; and `g=mean`, the geometric mean of both lengths.
 
     Reference: wninit, sections 3 and 4, implementation details; theorems 1 to 4.
     """
+    for option, value, known in (("directions", directions, get_args(Directions)), ("g", g, _POWERS)):
+        if value not in known:
+            raise unknown_name(f"option '{option}' of method 'wn'", value, known)
     return Method(
         name="wn",
         summary="weight norm with orthogonal directions and lengths that keep the norm through any depth",
@@ -85,7 +111,7 @@ def wn() -> Method:
         h="identity",
         weights="weight norm; orthogonal, g = √(γ·fan_in/fan_out)",
         rule=Rule(beta=Law(1.0, text="in g, 1/√B_k")),
-        initializer=_wn_,
+        initializer=WeightNormInit(directions, g),
         form="linear",
         skips=("residual", "none"),
         shortcut="conv",

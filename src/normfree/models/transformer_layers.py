@@ -124,7 +124,8 @@ class LayerBuilder:
         """Return the modules between encoder and decoder: a normalizer in the pre form, or Fixup's two scalars."""
         if self._vectors:
             return self.head(bias=False)
-        return named_sequential([*self.head().named_children(), ("scale", ScalarMultiplier())])
+        scale: NamedModules = [("scale", ScalarMultiplier())] if self.blocks.method.rule.beta.learnable else []
+        return named_sequential([*self.head().named_children(), *scale])
 
     @property
     def _vectors(self) -> bool:
