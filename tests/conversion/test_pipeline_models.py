@@ -101,9 +101,9 @@ def test_resnet50_is_converted_in_seconds() -> None:
 @pytest.mark.slow
 def test_thousand_blocks_are_converted_in_a_minute() -> None:
     model = normfree.build("wrn-2008-1", "batchnorm")
-    begun = time.perf_counter()
+    begun = time.process_time()  # of this process, so that other work on the machine does not count
     _, plan = convert(model, "fixup", torch.randn(2, 3, 32, 32))
-    assert time.perf_counter() - begun < 60
+    assert time.process_time() - begun < 60
     assert len(plan.branches) == 1002
 
 

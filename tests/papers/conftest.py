@@ -28,8 +28,8 @@ CLAIM = Claim(
     how="By looking.",
     cost=Cost(quick_seconds=1, full_seconds=1),
     checks=(
-        Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one"),
-        Check(name="two", statement="two is above 1", low=1.0, why="it is two"),
+        Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.6, why="it is one", source="reading"),
+        Check(name="two", statement="two is above 1", low=1.0, why="it is two", source="derived", exact=True),
     ),
     measure=measure,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from normfree_papers.claims.claim import Row
 from normfree_papers.claims.ledger_entries import Entry, entries
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -17,9 +18,18 @@ JUDGEMENTS = Path(__file__).with_name("judgements.json")
 
 def judged(entry: Entry) -> dict[str, Any]:
     """The status of a claim, and the checks with their ranges, numbers and verdicts."""
-    rows = [(row.check, row.measured, row.verdict) for row in entry.judgement.rows]
-    checks = [[c.name, c.statement, c.low, c.high, measured, verdict] for c, measured, verdict in rows]
+    checks = [
+        [row.check.name, row.check.statement, row.check.low, row.check.high, *_measured(row), row.verdict]
+        for row in entry.judgement.rows
+    ]
     return {"status": entry.status, "checks": checks}
+
+
+def _measured(row: Row) -> list[Any]:
+    """Mean and number of values, and the interval, to eight digits, which do not depend on the machine."""
+    ends = [] if row.interval is None else [row.interval.low, row.interval.high]
+    mean, *limits = [None if x is None else float(f"{x:.8g}") for x in (row.measured, *ends)]
+    return [mean, len(row.values), limits]
 
 
 ENTRIES = {entry.claim.id: entry for entry in entries(RESULTS)}

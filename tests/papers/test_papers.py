@@ -102,8 +102,12 @@ def assert_measures(claim: Claim, settings: Settings) -> None:
     result = collect(claim, settings, measurement, 1.0)
     judgement = judge(claim, result)
     assert {check.name for check in claim.checks_at(settings.scale)} <= result["values"].keys()
-    expected = ("fails",) if claim.id in FAILS else ("holds", "partly")
-    assert judgement.status in expected, [row for row in judgement.rows if row.verdict == "fails"]
+    outside = [  # a quick run has too few seeds to decide; its means are held against the ranges
+        row.check.name
+        for row in judgement.rows
+        if row.check.main and row.measured is not None and not row.check.admits(row.measured)
+    ]
+    assert bool(outside) == (claim.id in FAILS), outside
     assert panels_of(result) == measurement.panels
     assert measurement.panels or measurement.tables
     assert [done for done, _ in steps] == list(range(len(steps)))  # one step after the other

@@ -1,7 +1,8 @@
 """The record of a claim, its checks, and the judge.
 
 A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
-reason for that range. Judging is a pure function of a claim and a result, fresh from a run or read from a file.
+reason for that range. Judging is a pure function of a claim and a result, fresh from a run or read from a file. It
+decides by the 95 % confidence interval of a number over its seeds or draws.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.report import Table
 from normfree.report.panels import Panel
 from normfree.theory.errors import unknown_name
+from normfree_papers.claims.intervals import Interval, mean, mean_interval, share_interval
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
-Status = Literal["holds", "partly", "fails", "not run"]
-Verdict = Literal["holds", "fails", "missing", "paper errs"]
+Status = Literal["holds", "fails", "undecided", "not run"]
+Verdict = Literal["holds", "fails", "undecided", "missing", "paper errs"]
 Source = Literal["paper", "derived", "reading"]
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, the number of steps, and the name of the next step."""
@@ -98,13 +100,14 @@ class Check:
     The claims write a check as `expect(NAME, RANGE).says(STATEMENT, why=REASON)`.
 
     Attributes:
-        name: The number, as the measurement names it. Over several seeds, the mean is judged.
+        name: The number, as the measurement names it. The interval of its mean over seeds or draws is judged.
         statement: The paper's statement, in one phrase.
         paper: The number or the words of the paper, if there are any.
         why: The reason for the range, written before the run: the number that would refute the statement.
         source: Where the range comes from: a figure of the paper, a derivation, or our reading of one of its words.
-        exact: Whether the number has no randomness, so that one value decides.
-        main: Whether a failure of this check fails the claim; otherwise it only holds in part.
+        exact: Whether the number has no randomness, so that one value decides; of several, each must lie in the range.
+        binary: Whether each value is the answer 1 or 0 to a yes or no question, so that their share is judged.
+        main: Whether this check decides the claim; an aside is shown beside it.
         scale: The only scale at which the number is measured; None for both.
         lacks: Data that the check needs and that were not available.
         erratum: Why the paper's number is wrong; `low` and `high` then bound the correct value.
@@ -118,6 +121,7 @@ class Check:
     why: str
     source: Source | None = None
     exact: bool = False
+    binary: bool = False
     main: bool = True
     scale: Scale | None = None
     lacks: str = ""
@@ -155,13 +159,13 @@ class Expectation:
         why: str,
         source: Source | None = None,
         exact: bool = False,
+        binary: bool = False,
         lacks: str = "",
         erratum: str = "",
     ) -> Check:
         """Add the claimed half: the statement, the reason for the range, and where the range comes from."""
-        return Check(
-            statement=statement, why=why, source=source, exact=exact, lacks=lacks, erratum=erratum, **vars(self)
-        )
+        claimed: dict[str, Any] = {"statement": statement, "why": why, "source": source}
+        return Check(**claimed, exact=exact, binary=binary, lacks=lacks, erratum=erratum, **vars(self))
 
 
 expect = Expectation
@@ -248,7 +252,6 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain data, without the measurement."""
-        cost = {"quick_seconds": self.cost.quick_seconds, "full_seconds": self.cost.full_seconds}
         return {
             "id": self.id,
             "paper": self.paper,
@@ -256,9 +259,13 @@ class Claim:
             "statement": self.statement,
             "paper_value": self.paper_value,
             "how": self.how,
-            "cost": {**cost, "device": self.cost.device},
+            "cost": asdict(self.cost),
             "needs_data": self.needs_data,
             "needs_training": self.needs_training,
+            "lacks": self.lacks,
+            "proxy": self.proxy,
+            "departures": list(self.departures),
+            "unbreakable": self.unbreakable,
         }
 
 
@@ -267,12 +274,56 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """A check beside the measured number, with its standard deviation over several seeds."""
+    """A check beside the measured values, one per seed or draw."""
 
     check: Check
-    measured: float | None
-    std: float | None
-    verdict: Verdict
+    values: tuple[float, ...] = ()
+
+    @property
+    def measured(self) -> float | None:
+        """The mean of the values; None if there are none."""
+        return mean(self.values) if self.values else None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The 95 % confidence interval; None for an exact number, one value, and values that are not finite."""
+        if self.check.exact or not self.values:
+            return None
+        return share_interval(self.values) if self.check.binary else mean_interval(self.values)
+
+    @property
+    def margin(self) -> float:
+        """The distance of the mean from the nearest bound, in half widths of the interval; infinite without width."""
+        interval, value = self.interval, self.measured
+        if interval is None or value is None or not interval.low < interval.high:
+            return math.inf
+        bounds = (bound for bound in (self.check.low, self.check.high) if bound is not None)
+        return min(abs(value - bound) for bound in bounds) / ((interval.high - interval.low) / 2)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the interval lies in the range.
+
+        If a value is not finite, there is no interval, and the mean is infinite or NaN. That refutes a bound on its
+        side: a diverged run refutes "it trains". If that side is open, all values must lie in the range.
+        """
+        check, interval = self.check, self.interval
+        inside = all(map(check.admits, self.values))
+        finite = all(map(math.isfinite, self.values))
+        good: Verdict = "paper errs" if check.erratum else "holds"
+        if self.measured is None:
+            return "missing"
+        if check.exact:
+            return good if inside else "fails"
+        if interval is None:
+            if not finite and not check.admits(self.measured):
+                return "fails"
+            return good if inside and len(self.values) > 1 else "undecided"
+        if check.admits(interval.low) and check.admits(interval.high):
+            return good
+        below = check.low is not None and interval.high < check.low
+        above = check.high is not None and interval.low > check.high
+        return "fails" if below or above else "undecided"
 
 
 @dataclass(frozen=True)
@@ -283,15 +334,23 @@ class Judgement:
     rows: tuple[Row, ...] = field(default=(), repr=False)
 
     @property
+    def deciding(self) -> Row | None:
+        """The main check with the worst verdict, and among those the one nearest to its bound; None without numbers."""
+        order: tuple[Verdict, ...] = ("fails", "undecided", "holds", "paper errs")
+        measured = [row for row in self.rows if row.check.main and row.values]
+        return min(measured, key=lambda row: (order.index(row.verdict), row.margin), default=None)
+
+    @property
     def summary(self) -> str:
-        """The number of checks by verdict, in words."""
-        count = Counter(row.verdict for row in self.rows)
-        parts = [f"{count['holds']} of {len(self.rows)} checks hold"]
-        parts += [f"{count['fails']} fail{'s' if count['fails'] == 1 else ''}"] if count["fails"] else []
-        parts += [f"{count['missing']} not measured"] if count["missing"] else []
-        errors = count["paper errs"]
-        parts += [f"{errors} error{'s' if errors > 1 else ''} in the paper"] if errors else []
-        return ", ".join(parts)
+        """The number of checks by verdict, in words, main ones and asides apart."""
+        rows = [row for row in self.rows if row.check.main]
+        asides = [row for row in self.rows if not row.check.main]
+        return "; ".join(filter(None, (_counted(rows, "check"), _counted(asides, "aside"))))
+
+    @property
+    def missing(self) -> tuple[Check, ...]:
+        """The main checks without a number."""
+        return tuple(row.check for row in self.rows if row.verdict == "missing" and row.check.main)
 
     @property
     def errata(self) -> tuple[str, ...]:
@@ -299,31 +358,40 @@ class Judgement:
         return tuple(dict.fromkeys(row.check.erratum for row in self.rows if row.verdict == "paper errs"))
 
 
+def _counted(rows: Sequence[Row], noun: str) -> str:
+    if not rows:
+        return ""
+    count, errors = Counter(row.verdict for row in rows), sum(row.verdict == "paper errs" for row in rows)
+    good = count["holds"] + errors
+    parts = [f"{good} of {len(rows)} {noun}{'s' * (len(rows) > 1)} hold{'s' * (len(rows) == 1)}"]
+    parts += [f"{count['fails']} fail{'s' * (count['fails'] == 1)}"] if count["fails"] else []
+    parts += [f"{count['undecided']} undecided"] if count["undecided"] else []
+    parts += [f"{count['missing']} not measured"] if count["missing"] else []
+    parts += [f"{errors} error{'s' * (errors > 1)} in the paper"] if errors else []
+    return ", ".join(parts)
+
+
 def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
     """Judge the result of a claim; None means that there is none.
 
-    A claim *fails* when a main check fails, and *holds* when every check does. In between it holds *partly*: a side
-    remark fails, a number is missing, or the paper's number is wrong. It was *not run* when no check has a number, even
-    if there is a result: all its training runs may be missing. In a quick result, checks for the full scale count as
-    'missing'.
+    The main checks decide. A claim *fails* when one of them fails, *holds* when all hold, and is *undecided* otherwise:
+    an interval straddles a bound, a number has a single value, or one is missing. It was *not run* when no check has a
+    number, even if there is a result: all its training runs may be missing. In a quick result, checks for the full
+    scale count as missing. A wrong number in the paper does not decide: the check then states the correct one.
     """
     given: Mapping[str, Any] = {} if result is None else result
     values, scale = given.get("values", {}), given.get("scale", "full")
     tested = claim.checks_at(scale)
     others = (check for check in claim.checks if check not in tested and check.scale != "quick")
-    rows = (*(_row(check, values.get(check.name)) for check in tested), *(_row(check, None) for check in others))
+    rows = (*(_row(check, values.get(check.name)) for check in tested), *(Row(check) for check in others))
     if all(row.verdict == "missing" for row in rows):
         return Judgement("not run", rows)
-    if any(row.verdict == "fails" and row.check.main for row in rows):
+    verdicts = {row.verdict for row in rows if row.check.main}
+    if "fails" in verdicts:
         return Judgement("fails", rows)
-    return Judgement("holds" if all(row.verdict == "holds" for row in rows) else "partly", rows)
+    return Judgement("holds" if verdicts <= {"holds", "paper errs"} else "undecided", rows)
 
 
 def _row(check: Check, value: Any) -> Row:
-    measured, std = (value.get("mean"), value.get("std")) if isinstance(value, Mapping) else (value, None)
-    if measured is None:
-        return Row(check, None, None, "missing")
-    measured = float(measured)  # also reads 'nan' and 'inf'
-    if not check.admits(measured):
-        return Row(check, measured, std, "fails")
-    return Row(check, measured, std, "paper errs" if check.erratum else "holds")
+    stored = value.get("values", ()) if isinstance(value, Mapping) else () if value is None else (value,)
+    return Row(check, tuple(float(number) for number in stored))  # also reads 'nan' and 'inf'

@@ -15,14 +15,18 @@ from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
-from normfree_papers.claims.claim import Claim, Judgement, Scale
+from normfree_papers.claims.claim import Claim, Judgement, Scale, Status
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
     MARKS,
+    Entry,
     cells,
     cost_of,
+    count,
     entries,
+    entry_of,
     missing_runs_of,
+    number,
     rough_duration,
 )
 from normfree_papers.claims.registry import get
@@ -31,7 +35,7 @@ from normfree_papers.claims.run_cache import StoppedError
 from normfree_papers.claims.storage import Result, result_path
 
 _SHOWN = 5  # the number of missing runs that are named
-_STYLES = {"holds": "green", "partly": "yellow", "fails": "red", "not run": "dim", "missing": "yellow"}
+_STYLES: dict[Status, str] = {"holds": "green", "fails": "red", "undecided": "yellow", "not run": "dim"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,13 @@ def run(options: Options) -> int:
             _message("stopped; the runs so far are kept; run the same command to continue")
             return 128 + stopped.signal
     if options.as_json and judged:
-        print(json.dumps([_record(*one) for one in judged], indent=1, ensure_ascii=False))
+        print(
+            json.dumps(
+                [_record(entry_of(options.out, claim, result)) for claim, result, _ in judged],
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
     for path in options.files:
         write_ledger(path, options.out, claims or None)
         _message(f"wrote {path}")
@@ -181,30 +191,35 @@ def _list(options: Options) -> None:
     """Print all claims with their status, as a table or as JSON."""
     found = entries(options.out)
     if options.as_json:
-        records = [_record(entry.claim, entry.result, entry.judgement) for entry in found]
+        records = [_record(entry) for entry in found]
         print(json.dumps(records, indent=1, ensure_ascii=False))
         return
-    rows = []
-    for entry in found:
-        checks, cost = entry.judgement.rows, entry.claim.cost
-        count = f" {sum(row.verdict == 'holds' for row in checks)}/{len(checks)}" * (entry.status != "not run")
-        status = MARKS[entry.status][0] + count + " (quick)" * entry.is_quick
-        times = f"{rough_duration(cost.quick_seconds)} / {rough_duration(cost.full_seconds)} {cost.device}"
-        rows.append((entry.claim.id, status, times, entry.claim.statement))
     columns = (
         Column("id", style="cyan"),
-        Column("holds", marked=True),
-        Column("quick / full"),
-        Column("statement"),  # last, because it is long
+        Column("verdict [95 %]", marked=True),
+        Column("n", "right"),
+        Column("precision"),
+        Column("data"),
+        Column("stale"),
+        Column("cost", "right"),
     )
     caption = (
-        "✓ holds, ◐ in part, ✗ fails, – not run, and how many of the checks hold. normfree reproduce ID shows one with "
-        "its numbers, and --list --json all of them."
+        "✓ holds, ✗ fails, ◐ undecided, – not run, with the number that decides and its 95 % confidence interval over "
+        "n seeds or draws. normfree reproduce ID shows one claim with all its numbers, and --list --json all claims."
     )
-    print_table(Table("Claims", columns, tuple(rows), caption=caption))
+    print_table(Table("Claims", columns, tuple(_line(entry) for entry in found), caption=caption))
 
 
-def _record(claim: Claim, result: Result | None, judgement: Judgement) -> Any:
+def _line(entry: Entry) -> tuple[str, ...]:
+    """A claim in the list."""
+    claim, row = entry.claim, entry.judgement.deciding
+    verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
+    cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
+    data = "quick" if entry.is_quick else "stand-in" if claim.proxy else "paper's" if entry.result else ""
+    return claim.id, verdict, "" if row is None else count(row), entry.precision, data, entry.freshness.state, cost
+
+
+def _record(entry: Entry) -> Any:
     """A claim with its judgement as data for JSON."""
     checks = [
         {
@@ -214,13 +229,29 @@ def _record(claim: Claim, result: Result | None, judgement: Judgement) -> Any:
             "low": row.check.low,
             "high": row.check.high,
             "why": row.check.why,
+            "source": row.check.source,
+            "exact": row.check.exact,
+            "binary": row.check.binary,
             "main": row.check.main,
+            "lacks": row.check.lacks,
             "measured": row.measured,
-            "std": row.std,
+            "interval": None if row.interval is None else [row.interval.low, row.interval.high],
+            "values": list(row.values),
             "verdict": row.verdict,
         }
-        for row in judgement.rows
+        for row in entry.judgement.rows
     ]
     kept = ("scale", "seeds", "command", "commit", "date", "seconds")
-    origin = {key: result[key] for key in kept} if result else None
-    return to_json_values({**claim.to_json(), "status": judgement.status, "checks": checks, "result": origin})
+    deciding = entry.judgement.deciding
+    return to_json_values(
+        {
+            **entry.claim.to_json(),
+            "status": entry.status,
+            "deciding": None if deciding is None else deciding.check.name,
+            "precision": entry.precision,
+            "stale": {"state": entry.freshness.state, "reasons": list(entry.freshness.reasons)},
+            "mutants": None if entry.mutants is None else list(entry.mutants),
+            "checks": checks,
+            "result": None if entry.result is None else {key: entry.result[key] for key in kept},
+        }
+    )

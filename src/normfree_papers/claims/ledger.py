@@ -25,6 +25,7 @@ from normfree_papers.claims.ledger_entries import (
     command_of,
     counts_of,
     entries,
+    limits_of,
     not_run_of,
     origin_of,
     rough_duration,
@@ -36,16 +37,22 @@ from normfree_papers.claims.storage import Result, panels_of, result_path, table
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
     "holds": "good",
-    "partly": "warn",
     "fails": "bad",
+    "undecided": "warn",
     "not run": "info",
 }
 _LONG = 12  # rows; longer tables are folded
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}
 _MEANING = (
-    "A claim *holds* when all its checks hold, and *fails* when a main check fails. It holds *in part* when an aside "
-    "of the paper fails, a number was not measured, or a number in the paper is wrong. A *small stand-in* is a quick "
-    "run on a CPU, and says little about the claim itself."
+    "Every number is judged by the 95 % confidence interval of its mean over the seeds or draws, shown in brackets: "
+    "by Student's t, or, for a share of yes and no, by the exact binomial limits. A check *holds* when the interval "
+    "lies in the expected range, *fails* when it lies outside, and is *undecided* when it straddles an end or when "
+    "there is one value only. An *exact* number has no randomness, and one value decides. The column *by* says where "
+    "the range comes from: a figure of the paper, a derivation, or our reading of one of its words. A claim *fails* "
+    "when a main check fails, *holds* when all main checks hold, and is *undecided* otherwise; asides are shown and do "
+    "not decide. A *stand-in* uses other data or networks than the paper, and is counted apart. A *quick run* is a "
+    "small one on a CPU, and says little about the claim itself. A claim is *stale* when a training run behind it is "
+    "not what today's code would make."
 )
 
 
@@ -89,9 +96,9 @@ def _link(text: str, path: Path, folder: Path) -> Link:
 
 
 def _results(entry: Entry, result: Result, out: Path) -> list[tuple[str, Path]]:
-    """The file of the shown result, and that of its small stand-in, if there is one."""
+    """The file of the shown result, and that of its quick run, if there is one."""
     own, quick = result_path(out, entry.claim, result["scale"]), result_path(out, entry.claim, "quick")
-    return [(own.name, own), *([("its small stand-in", quick)] if own != quick and quick.exists() else [])]
+    return [(own.name, own), *([("its quick run", quick)] if own != quick and quick.exists() else [])]
 
 
 def _runs(entry: Entry, out: Path, folder: Path) -> list[Table]:
@@ -220,6 +227,7 @@ class _Writer:
         yield f"**{escape(entry.status_text)}**: {escape(claim.statement)}"
         yield f"*The paper:* {escape(claim.paper_value)}" if claim.paper_value else "*The paper* gives no number."
         yield f"*Measured:* {escape(claim.how)}"
+        yield from (f"*{name}:* {escape(text)}" for name, text in limits_of(entry).items())
         if left := not_run_of(entry):
             yield self._remedy(entry, *left)
         if result is None:
@@ -319,6 +327,7 @@ def _section(entry: Entry, out: Path, folder: Path) -> Section:
     claim, result = entry.claim, entry.result
     title = f"{claim.id}, {claim.where}: {entry.status_text}"
     text = [claim.statement, f"The paper: {claim.paper_value}" if claim.paper_value else "", f"Measured: {claim.how}"]
+    text += [f"{name}: {words}" for name, words in limits_of(entry).items()]
     if left := not_run_of(entry):
         text.append(f"Not run: {left[0]}, about {left[1]}: {command_of(claim)}")
     if result is None:

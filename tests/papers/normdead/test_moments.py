@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import moments
@@ -17,7 +18,7 @@ def judged(claim_id: str):
     state = torch.get_rng_state()
     result = collect(claim, settings, claim.measure(settings), 1.0)
     assert torch.equal(torch.get_rng_state(), state)  # dropout drew from a copy
-    return claim, result, judge(claim, result)
+    return claim, result, judge_means(claim, result)
 
 
 def test_power_estimates_rise_to_the_largest_singular_value():

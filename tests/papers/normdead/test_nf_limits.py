@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import nf_limits
@@ -15,7 +16,7 @@ def judged(claim_id: str):
     state = torch.get_rng_state()
     result = collect(claim, settings, claim.measure(settings), 1.0)
     assert torch.equal(torch.get_rng_state(), state)  # dropout drew from a copy
-    return claim, result, judge(claim, result)
+    return claim, result, judge_means(claim, result)
 
 
 def test_expected_concatenation_follows_from_its_first_steps():
@@ -29,4 +30,4 @@ def test_claim_of_section_5_1_holds_and_fails_where_nf_suits_concatenation():
     claim, result, judgement = judged("normdead/sec5_1")
     assert judgement.status == "holds"
     result["values"]["last branch variance, concatenation"] = {"mean": 1.0, "values": [1.0]}
-    assert judge(claim, result).status == "fails"
+    assert judge_means(claim, result).status == "fails"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import nf_signal
@@ -20,7 +21,7 @@ def judged(claim_id: str):
     claim = get(claim_id)
     settings = Settings(scale="quick", seeds=(0,))
     result = collect(claim, settings, claim.measure(settings), 1.0)
-    return claim, result, judge(claim, result)
+    return claim, result, judge_means(claim, result)
 
 
 def test_output_mean_is_that_of_draws():

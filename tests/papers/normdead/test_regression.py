@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import regression
@@ -53,7 +54,7 @@ def test_condition_is_largest_over_smallest_eigenvalue():
 def test_claim_holds_but_for_the_word_covariance():
     settings = Settings(scale="quick", seeds=(0,))
     result = collect(CLAIM, settings, CLAIM.measure(settings), 1.0)
-    verdicts = {row.check.name: row.verdict for row in judge(CLAIM, result).rows}
+    verdicts = {row.check.name: row.verdict for row in judge_means(CLAIM, result).rows}
     assert [name for name, verdict in verdicts.items() if verdict == "paper errs"] == [
         "Hessian against the covariance, raw data"
     ]
@@ -64,4 +65,4 @@ def test_claim_fails_where_normalized_data_have_no_benefit():
     settings = Settings(scale="quick", seeds=(0,))
     result = collect(CLAIM, settings, CLAIM.measure(settings), 1.0)
     result["values"]["condition number, normalized over raw"] = {"mean": 1.2, "values": [1.2]}
-    assert judge(CLAIM, result).status == "fails"
+    assert judge_means(CLAIM, result).status == "fails"

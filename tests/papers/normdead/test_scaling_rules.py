@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from made_up_runs import judge_means
 from normfree import theory
 from normfree.models import build
-from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import scaling_rules
@@ -70,9 +71,9 @@ def test_scalars_are_read_from_the_blocks():
 def test_claim_holds_but_for_arpits_scale_and_fails_where_a_rule_explodes():
     settings = Settings(scale="quick", seeds=CLAIM.seeds_at("quick"))
     result = collect(CLAIM, settings, CLAIM.measure(settings), 1.0)
-    rows = judge(CLAIM, result).rows
+    rows = judge_means(CLAIM, result).rows
     assert [row.check.name for row in rows if row.verdict != "holds"] == [
         "branch over shortcut mean square times L, weight norm"
     ]
     result["values"]["mean square over 1, Shao"] = {"mean": 2.0, "values": [2.0]}
-    assert judge(CLAIM, result).status == "fails"
+    assert judge_means(CLAIM, result).status == "fails"

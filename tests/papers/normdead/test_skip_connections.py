@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from normfree_papers.claims.claim import Settings, judge
+from made_up_runs import judge_means
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.storage import collect
 from normfree_papers.normdead import skip_connections
@@ -75,12 +76,12 @@ def result(claim):
 
 def test_claim_on_kinds_holds_but_for_the_sentence_on_variance_and_fails_without_drift():
     found = result(KINDS)
-    rows = judge(KINDS, found).rows
+    rows = judge_means(KINDS, found).rows
     assert [row.check.name for row in rows if row.verdict != "holds"] == ["variance of x - ReLU(x)"]
     found["values"]["growth of the mean, sum"] = {"mean": 1.0, "values": [1.0]}
-    assert judge(KINDS, found).status == "fails"
+    assert judge_means(KINDS, found).status == "fails"
 
 
 @pytest.mark.slow
 def test_claim_on_gradients_holds():
-    assert judge(GRADIENTS, result(GRADIENTS)).status == "holds"
+    assert judge_means(GRADIENTS, result(GRADIENTS)).status == "holds"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from made_up_runs import checks_that
+from made_up_runs import checks_that, judge_means
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Settings, judge
+from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
 from normfree_papers.claims.seed_metrics import Sweep
 from normfree_papers.claims.storage import collect
@@ -122,7 +122,7 @@ def test_baseline_counts_only_with_all_rates_tried():
     measurement, judgement, _ = measured("fig2_left", lambda c: None if c.lr == 1e-5 else mlps(c))
     assert {name for name in measurement.values if name.startswith("data")} == set()
     assert measurement.values["proposed, 200 layers"] == [97.0]  # that it trains is known by now
-    assert judgement.status == "partly"
+    assert judgement.status == "undecided"
 
 
 def test_seeds_are_measured_one_by_one():
@@ -172,7 +172,7 @@ def test_plain_cnns_hold_and_fail():
     assert measurement.values["data-dependent, 100 layers"] == [pytest.approx(10.0)]  # chance
     assert measured("fig3_left", lambda c: made_up(60.0))[1].status == "fails"
     quick = measured("fig3_left", make, "quick")[1]
-    assert quick.status == "partly"  # the deep ones are not tested
+    assert quick.status == "undecided"  # the deep ones are not tested
     assert checks_that(quick, "holds") == {check.name for check in get("fig3_left").checks_at("quick")}
 
 
@@ -237,6 +237,6 @@ def test_sweep_trains_what_it_asks_for(tmp_path):
 def test_quick_sweep_of_mlps_holds(tmp_path: Path):
     claim = get("fig2_left")
     settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
-    judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
+    judgement = judge_means(claim, collect(claim, settings, claim.measure(settings), 1.0))
     tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
     assert all(row.verdict == "holds" for row in tested), tested
