@@ -7,18 +7,15 @@ of the test sentences, by sacrebleu.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-from normfree.data.text.prepared_folder import prepare_pairs
 from normfree.report import Column, Table
 from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     Numbers,
     Runs,
@@ -30,6 +27,7 @@ from normfree_papers.claims.seed_metrics import (
     train_rows,
     values_of,
 )
+from normfree_papers.claims.translation_runs import bleu, made_up_language
 
 _METHODS: dict[str, dict[str, Any]] = {
     "layer norm": {"method": "layernorm:xavier=true", "form": "post"},  # the authors' baseline
@@ -41,29 +39,10 @@ _METHODS: dict[str, dict[str, Any]] = {
     "dynamic tanh": {"method": "dyt"},
 }
 _FEW = ("layer norm", "Fixup")
-_WORDS, _LONGEST = 16, 6  # of the made-up language
-
-
-def bleu(run: Trained) -> float:
-    """BLEU of a run's test sentences; 0 for a diverged run."""
-    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
-
-
-def _made_up(folder: Path) -> str:
-    """Prepare the data of the quick scale: sentences of made-up words, to be translated into their reversal."""
-    draws, files = random.Random(0), {}
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", 2000), ("valid", 100), ("test", 100)):
-        lines = [[f"w{draws.randrange(_WORDS)}" for _ in range(draws.randint(2, _LONGEST))] for _ in range(count)]
-        files[split] = (folder / f"{split}.words", folder / f"{split}.backwards")
-        for path, step in zip(files[split], (1, -1), strict=True):
-            path.write_text("".join(" ".join(line[::step]) + "\n" for line in lines), encoding="utf-8")
-    prepare_pairs(folder / "prepared", files, size=_WORDS + 6)
-    return f"pairs:{folder / 'prepared'}"
 
 
 def _small(settings: Settings, row: str) -> TrainConfig:
-    data = _made_up((settings.data or Path(".data")) / "backwards")
+    data = made_up_language((settings.data or Path(".data")) / "backwards")
     changes = {"model": "transformer-1-1-32-64-4", "data": data, "batch_size": 1000, "epochs": 40, "lr": 5e-3}
     return recipe("translation", dropout=0.0, warmup=100, **_METHODS[row], **changes)
 

@@ -10,7 +10,7 @@ from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_cache import Trained, gpu_seconds
-from normfree_papers.fixup.translation import _made_up
+from normfree_papers.claims.translation_runs import made_up_language
 
 LAYER_NORM = "layernorm:xavier=true"
 MULTI30K, EUROPARL = "fixup/table3_multi30k", "fixup/table3_europarl"
@@ -94,10 +94,10 @@ def test_both_data_sets_of_the_table_are_compared_on_their_own() -> None:
 
 
 def test_made_up_sentences_are_prepared_once_and_backwards(tmp_path: Path) -> None:
-    name = _made_up(tmp_path)
+    name = made_up_language(tmp_path)
     data = open_prepared(name.removeprefix("pairs:"))
     before = data.digest
     words, backwards = ((tmp_path / f"test.{side}").read_text().split("\n") for side in ("words", "backwards"))
     assert [line.split()[::-1] for line in words] == [line.split() for line in backwards]
     assert data.splits == ("train", "valid", "test")
-    assert open_prepared(_made_up(tmp_path).removeprefix("pairs:")).digest == before
+    assert open_prepared(made_up_language(tmp_path).removeprefix("pairs:")).digest == before
