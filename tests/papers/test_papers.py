@@ -69,6 +69,7 @@ def test_needs_training_or_data_is_said():
         "fixup/table3": "IWSLT and WMT",
         "fixup/table3_multi30k": "Multi30k",
         "fixup/table3_europarl": "Europarl-200k",
+        "beyond/transformer_rates": "Multi30k",
         "wninit/fig2_left": "MNIST",
         "wninit/fig2_right": "MNIST",
     }

@@ -133,8 +133,8 @@ _STAYS = (
     statement="The best learning rate of a fixup_bounded Transformer is the same at 6, 24 and 96 layers.",
     paper_value="none; it would follow from ‖Δf‖ = Θ(η) at any depth, if the first update decided about training",
     how="Recipe translation on Multi30k, 128 wide, 6 epochs, at 3 rates a factor of 3 apart (3e-4 to 3e-3), with "
-    "Fixup, its bounded variant and layer norm before the sum; the loss on the validation sentences of seed 0 chooses the "
-    "rate, and BLEU on the test sentences of three seeds judges it (full); two depths and two rates on made-up "
+    "Fixup, its bounded variant and layer norm before the sum; the loss on the validation sentences of seed 0 chooses "
+    "the rate, and BLEU on the test sentences of three seeds judges it (full); two depths and two rates on made-up "
     "sentences (quick).",
     cost=Cost(quick_seconds=120, full_seconds=8500, device="gpu"),
     checks=(
