@@ -146,6 +146,9 @@ class TrainConfig:
     channels_last: bool | None = setting(None, "keep images and weights with their channels last")
     compile: bool | None = setting(None, "compile the blocks")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
+    kernels: Literal["auto", "stage", "compiled"] = setting(
+        "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
+    )
     region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
     recompute: int = setting(
         0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", _NOT_NEGATIVE
@@ -282,9 +285,10 @@ class TrainConfig:
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
-        which it was, a run may be resumed on another machine, and the result names the hardware. Settings that change
-        only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
-        setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
+        which it was, a run may be resumed on another machine, and the result names the hardware. The same holds for
+        `kernels`, which 'auto' chooses by the machine. Settings that change only the rounding (compile, graph,
+        channels_last, …) count, because a resumed run continues bit for bit. A setting at its default does not count,
+        so that adding a setting later changes no earlier fingerprint.
         """
         changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
@@ -355,51 +359,13 @@ class TrainConfig:
 
 _DEEP = 400  # residual branches
 # Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
-NOT_IN_FINGERPRINT = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT = {
+    "data_dir",
+    "device",
+    "kernels",
+    "checkpoint_minutes",
+    "checkpoint_epochs",
+    "workers",
+    "tensorboard",
+}
 _DEFAULTS = asdict(TrainConfig())
-
-
-def configuration(
-    name: str | None = None,
-    *,
-    file: str | Path | None = None,
-    changes: Iterable[str] = (),
-    resume: str | Path | None = None,
-) -> TrainConfig:
-    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
-
-    Args:
-        name: The recipe; the defaults if None.
-        file: A TOML file with some of the settings.
-        changes: Single settings of the form 'name=value'.
-        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
-        OSError: If the file cannot be read.
-    """
-    from normfree.train.recipes import recipe, recipes  # imported here because recipes are made of configurations
-
-    if resume is not None and name is None and file is None:
-        from normfree.train.run.loading import read_config  # imported here because it loads torch
-
-        chosen = read_config(resume)
-    else:
-        if name is not None and name not in recipes():
-            _refuse_model(name)
-        chosen = TrainConfig() if name is None else recipe(name)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    return chosen.with_changes(**TrainConfig.parse_changes(changes))
-
-
-def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
-    from normfree.models import is_model_name  # imported here because it loads torch
-    from normfree.models.foreign import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
