@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from normfree.methods.history import as_of
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "results"
@@ -83,7 +85,7 @@ def translation_speed() -> str:
     return f"""## Translation speed
 
 `{result["model"]}` on Multi30k, the whole step with its data; {result["padding"]:.0%} of the positions are padding.
-Fixup is that of release 0.1 (`fixup:transformer=biased,scalar_lr=0.1`); today's is not measured.
+Fixup is that of release 0.1 (`fixup:transformer=biased,scalar_lr=0.1,slow_biases=false`); today's is not measured.
 
 {table(["method", "target tokens/s", "relative"], rows)}
 
@@ -159,14 +161,18 @@ def _accuracy(value: dict[str, Any]) -> str:
 
 def converted() -> str:
     result = read("conversion/resnet18/comparison.json")
-    rows = [[p["method"], f"{p['lr']:g}", f"{100 * p['test']:.1f}"] for p in result["points"]]
+    release = ".".join(result["runs"][0]["origin"]["versions"]["normfree"].split(".")[:2])
+    methods = [as_of(p["method"], release, "torchvision:resnet18") for p in result["points"]]
+    rows = [
+        [method, f"{p['lr']:g}", f"{100 * p['test']:.1f}"] for method, p in zip(methods, result["points"], strict=True)
+    ]
     rates = " and ".join(f"{lr:g}" for lr in sorted(result["lrs"]))
     return f"""## Converted models
 
 Test accuracy of torchvision's ResNet-18 after {result["settings"]["epochs"]} epochs of CIFAR-10, in per cent: each
-method at the better of the learning rates {rates} by validation, one seed, on one H200
-([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model and method, and
-[the largest stable learning rates](models.md#learning-rates).
+method at the better of the learning rates {rates} by validation, one seed, on one H200, with the methods of release
+{release} in today's spelling ([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model and
+method, and [the largest stable learning rates](models.md#learning-rates).
 
 {table(["method", "learning rate", "test accuracy"], rows)}"""
 
@@ -184,8 +190,8 @@ def translation() -> str:
     deep = [[f"`{method}`", *(f"{bleu[method, depth]:.1f}" for depth in depths)] for method in methods]
     return f"""## Translation, German to English
 
-All Transformers of this section are those of release 0.1: `fixup:transformer=biased,scalar_lr=0.1`, layer norm before
-the sum, no weight decay. The networks of the authors of Fixup are not run yet.
+All Transformers of this section are those of release 0.1: `fixup:transformer=biased,scalar_lr=0.1,slow_biases=false`,
+layer norm before the sum, no weight decay. The networks of the authors of Fixup are not run yet.
 
 BLEU of a small model ([Multi30k](claims.md#fixup-table3-multi30k)) and of the paper's model
 ([Europarl](claims.md#fixup-table3-europarl)):

@@ -88,6 +88,7 @@ def fixup(
     multiplier: bool = True,
     zero_last: bool = True,
     zero_classifier: bool = True,
+    slow_biases: bool = True,
     transformer: str = "authors",
 ) -> Method:
     """x' = p(x + β·f(x) + δ), with learnable β (initially 1) and δ (initially 0).
@@ -101,6 +102,9 @@ def fixup(
     `scalar_lr` is the learning rate of the scalars, relative to that of the weights. `auto` is as in the authors' code:
     a tenth, but 1 in a Transformer. Use `10/L` from 1,000 layers on: the biases all move together and would change the
     output by Θ(ηL).
+
+    The biases of weight layers, which in Fixup's ResNets is the classifier's alone, learn at the scalars' rate as well,
+    as in the authors' parameter groups. With `slow_biases=false` they learn at the weights' rate, as in release 0.1.
 
     Transformers are those of the authors' code. Linear layers have no bias vectors (footnote 3). A branch has a scalar
     bias at its entry and a β; a feed-forward branch also has a scalar bias before and after the activation; no δ
@@ -137,6 +141,7 @@ def fixup(
         transformer_biases="scalars" if transformer == "authors" else "both",
         remove_branches=not branches,
         scalar_rate=ScalarRate(0.1, in_transformers=1.0) if scalar_lr == "auto" else ScalarRate.parse(scalar_lr),
+        slow_biases=slow_biases,
     )
 
 
@@ -153,7 +158,7 @@ def fixup_bounded(*, scalar_lr: str = "auto", transformer: str = "authors") -> M
     Reference: none; it completes fixup, section 3, equation 5, for bounded factors.
     """
     return replace(
-        fixup(scalar_lr=scalar_lr, transformer=transformer),
+        fixup(scalar_lr=scalar_lr, slow_biases=False, transformer=transformer),
         name="fixup_bounded",
         summary="fixup that counts an attention as two layers, because its softmax is bounded: Θ(η) for Transformers",
         paper="none",
