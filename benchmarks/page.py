@@ -171,8 +171,8 @@ def converted() -> str:
 
 Test accuracy of torchvision's ResNet-18 after {result["settings"]["epochs"]} epochs of CIFAR-10, in per cent: each
 method at the better of the learning rates {rates} by validation, one seed, on one H200, with the methods of release
-{release} in today's spelling ([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model and
-method, and [the largest stable learning rates](models.md#learning-rates).
+{release} in today's spelling ([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model
+and method, and [the largest stable learning rates](models.md#learning-rates).
 
 {table(["method", "learning rate", "test accuracy"], rows)}"""
 

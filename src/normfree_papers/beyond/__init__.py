@@ -1,1 +1,1 @@
-"""Claims of our own, on questions that the papers leave open; written down before their runs."""
+"""Claims beyond the papers: our own questions, with statements and refutations written before the runs."""

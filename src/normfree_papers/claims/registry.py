@@ -48,6 +48,8 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.nf_signal": ("sec4_2",),
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
+    "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
+    "beyond.precision": ("precision",),
     "beyond.transformer_rates": ("transformer_rates",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
