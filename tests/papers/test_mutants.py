@@ -44,7 +44,8 @@ TRIALS = {
     "fixup/thm2": Trial("biases_drawn"),
     "fixup/eq5": Trial("fixup_exponent fixup_scalar_rate"),
     "fixup/eq5_options": Trial("fixup_exponent"),
-    "fixup/thm4": Trial("fixup_exponent fixup_unscaled scalar_update_root"),
+    "fixup/thm3": Trial("update_squared"),
+    "fixup/thm4": Trial("fixup_exponent fixup_fan_in scalar_update_root"),
     "fixup/sec4_3": Trial("zeros_left_out"),
     "wninit/thm1": Trial("k_n_other_area wn_fans_swapped"),
     "wninit/thm2": Trial("wn_no_relu_gain wn_no_division"),
@@ -72,7 +73,6 @@ TRIALS = {
 }
 UNNOTICED = {  # errors that no claim before training notices; the tests of methods and layers do
     "fixup_no_multipliers": "the multipliers start at 1",
-    "fixup_fan_in": "the networks of fixup's claims before training have layers of one width",
     "nf_beta_not_squared": "the claims before training have β = 1, where β and β² are the same",
     "wn_norm_detached": "only the curvature of wninit/table2 depends on this gradient",
 }

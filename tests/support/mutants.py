@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree import theory
-from normfree.diagnostics import bounds
+from normfree.diagnostics import bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method, registry
 from normfree.methods.init_context import InitContext
@@ -238,10 +238,6 @@ MUTANTS: dict[str, Mutant] = {
         "Fixup's exponent is -1/(2m), not -1/(2m-2)",
         _instead(theory, "fixup_scale", lambda true: lambda branches, layers: branches ** (-1 / (2 * layers))),
     ),
-    "fixup_unscaled": Mutant(
-        "Fixup leaves out the factor L^(-1/(2m-2))",
-        _instead(theory, "fixup_scale", lambda true: lambda branches, layers: 1.0),
-    ),
     "scalar_update_root": Mutant(
         "the update of a scalar branch is the root of the sum of squares",
         _instead(theory, "scalar_branch_update", lambda true: lambda a, x=1.0: true(a, x) ** 0.5),
@@ -348,6 +344,10 @@ MUTANTS: dict[str, Mutant] = {
     "block_bound_by_root": Mutant(
         "the bound of fixup's Theorem 1 divides by the root of the norm",
         _instead(bounds, "_block_bound", lambda true: lambda name, norms, *rest: true(name, norms.sqrt(), *rest)),
+    ),
+    "update_squared": Mutant(
+        "an update is measured by its squared norm",
+        _instead(updates, "_norm", lambda true: lambda change: true(change) ** 2),
     ),
     "hessian_product": Mutant(
         "the Hessian-vector product counts the last parameter twice",
