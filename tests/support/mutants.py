@@ -35,7 +35,6 @@ from normfree.models.builder import BlockBuilder
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual
-from normfree.nn.scalars import ScalarMultiplier
 from normfree.nn.weight_layers import _RowGain, _SpectralNorm, _Standardized, _WeightNorm
 from normfree.plan import Branch, Layer, Position
 
@@ -292,10 +291,6 @@ MUTANTS: dict[str, Mutant] = {
     "beta_on_the_sum": Mutant(
         "β multiplies the whole sum, not the branch",
         _instead(Residual, "forward", lambda true: lambda *args: _beta_apart(true, *args, on_sum=True)),
-    ),
-    "multiplier_squared": Mutant(
-        "multipliers are squared",
-        _instead(ScalarMultiplier, "forward", lambda true: lambda scalar, x: x * scalar.value.square()),
     ),
     "hanin_constant": Mutant(
         "Hanin's factor is r for every branch, not r^l",
