@@ -5,6 +5,7 @@ Everything that is changed here for a run is restored at its end.
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -40,6 +41,18 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
             keep = config.precision != "mixed"
             stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
         yield
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's garbage collector, which searches all modules again and again while a deep network is built."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
