@@ -24,7 +24,7 @@ import gc
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,9 @@ def measure_depth(device: str, steps: int, depths: list[int]) -> list[dict[str, 
     return rows
 
 
-def measure_kernels(device: str, steps: int, rivals: str) -> list[dict[str, Any]]:
-    rows = []
+def measure_kernels(device: str, steps: int, rivals: str) -> Iterator[list[dict[str, Any]]]:
+    """The rows after each measurement; a long one that fails does not lose those before it."""
+    rows: list[dict[str, Any]] = []
     for what, model, method, batch, count, settings in (
         ("fixup, stage kernels", "resnet110", "fixup", 128, 5 * steps, {"kernels": "stage"}),
         ("nf, stage kernels", "resnet110", "nf", 128, 5 * steps, {"kernels": "stage"}),
@@ -187,16 +188,21 @@ def measure_kernels(device: str, steps: int, rivals: str) -> list[dict[str, Any]
                 "setup_seconds": found.setup_seconds,
             }
         )
-        print(rows[-1], file=sys.stderr)
-        torch._dynamo.reset()
+        yield [*rows, *_kernel_ratio(rows)]
     if rivals == "all":
         speed, setup = rival("batchnorm", 128, max(5, steps // 10), device, short=True, compiled=True)
         what = "resnet110, batchnorm, torch.compile(mode='reduce-overhead'), no data"
         rows.append({**_row(what, speed, setup), "batch": 128, "precision": "bf16 autocast"})
+        yield [*rows, *_kernel_ratio(rows)]
+
+
+def _kernel_ratio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     speeds = {row["what"]: row["images_per_second"] for row in rows}
-    best = max(speed for what, speed in speeds.items() if "batchnorm" in what)
-    ratio = speeds["resnet110, fixup, stage kernels"] / best
-    return [*rows, {"what": "fixup by stage kernels / the fastest batch norm, ResNet-110", "ratio": ratio}]
+    rivals = [speed for what, speed in speeds.items() if "batchnorm" in what]
+    if not rivals:
+        return []
+    ratio = speeds["resnet110, fixup, stage kernels"] / max(rivals)
+    return [{"what": "fixup by stage kernels / the fastest batch norm, ResNet-110", "ratio": ratio}]
 
 
 def main() -> None:
@@ -213,13 +219,19 @@ def main() -> None:
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
     elif given.what == "kernels":
-        rows = measure_kernels(given.device, given.steps, given.rivals)
+        for rows in measure_kernels(given.device, given.steps, given.rivals):
+            print(rows[-1], file=sys.stderr)
+            _store(given, rows)
     else:
         rows = measure_depth(given.device, given.steps, [int(depth) for depth in given.depths.split(",")])
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = tuple(tuple(_cell(row.get(column)) for column in columns) for row in rows)
     heads = tuple(Column(name.replace("_", " "), "left" if name == "what" else "right") for name in columns)
     print_table(Table(f"training: {given.what}", heads, cells))
+    _store(given, rows)
+
+
+def _store(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     if given.json is not None:
         origin = {"command": "python " + shlex.join(["benchmarks/training.py", *_command(sys.argv[1:])])}
         origin |= {"commit": commit(), "versions": versions(), "hardware": hardware(given.device)}

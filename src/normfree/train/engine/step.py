@@ -8,7 +8,7 @@ without the host.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,10 +122,10 @@ class TrainStep:
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
         self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
         self.average = masters.values.clone() if settings.ema else None
-        vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
+        self._vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
         if self.average is not None:
-            vectors["average"] = self.average
-        self._views = {f"{kind}.{n}": t for kind, vector in vectors.items() for n, t in masters.named(vector).items()}
+            self._vectors["average"] = self.average
+        self._views = self._named(self._vectors)
         self._has_frozen = bool(masters.frozen())
         self._host_number = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -242,6 +242,15 @@ class TrainStep:
             "loss_sum": self.loss_sum,
             "correct": self.correct,
         }
+
+    def _named(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{kind}.{n}": t for kind, vector in vectors.items() for n, t in self.masters.named(vector).items()}
+
+    def copy_of_state(self) -> dict[str, Tensor]:
+        """Copy the tensors of `state` to the host; the vectors are copied whole, which is fast at any depth."""
+        copies = self._named({kind: vector.to("cpu", copy=True) for kind, vector in self._vectors.items()})
+        rest = {name: tensor for name, tensor in self.state().items() if name not in copies}
+        return copies | {name: tensor.detach().to("cpu", copy=True) for name, tensor in rest.items()}
 
     @torch.no_grad()
     def restore_(self, state: dict[str, Tensor]) -> None:
