@@ -200,7 +200,7 @@ def _list(options: Options) -> None:
         Column("n", "right"),
         Column("precision"),
         Column("data"),
-        Column("stale"),
+        Column("runs"),
         Column("cost", "right"),
     )
     caption = (
@@ -250,7 +250,7 @@ def _record(entry: Entry) -> Any:
             "deciding": None if deciding is None else deciding.check.name,
             "precision": entry.precision,
             "stale": {"state": entry.freshness.state, "reasons": list(entry.freshness.reasons)},
-            "mutants": None if entry.mutants is None else list(entry.mutants),
+            "mutants": {"text": entry.breaks, **entry.mutants},
             "checks": checks,
             "result": None if entry.result is None else {key: entry.result[key] for key in kept},
         }
