@@ -25,6 +25,7 @@ from normfree_papers.claims.ledger_entries import (
     count,
     entries,
     entry_of,
+    limits_of,
     missing_runs_of,
     number,
     rough_duration,
@@ -163,6 +164,8 @@ def _print(claim: Claim, result: Result, judgement: Judgement, options: Options,
     console = open_console()
     console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
     print_table(Table("", CHECK_COLUMNS, tuple(cells(row) for row in judgement.rows)), console)
+    for name, text in limits_of(entry_of(options.out, claim, result)).items():
+        console.print(f"{name.lower()}: {text}", markup=False, style="dim")
     for note in result.get("notes", []):
         console.print(f"note: {note}", markup=False, style="dim")
     for erratum in judgement.errata:
@@ -205,7 +208,8 @@ def _list(options: Options) -> None:
     )
     caption = (
         "✓ holds, ✗ fails, ◐ undecided, – not run, with the number that decides and its 95 % confidence interval over "
-        "n seeds or draws. normfree reproduce ID shows one claim with all its numbers, and --list --json all claims."
+        "n seeds or draws. Data: a stand-in for the paper's, or only a quick run. Runs: whether today's code would "
+        "make them. normfree reproduce ID shows one claim with all its numbers, and --list --json all claims."
     )
     print_table(Table("Claims", columns, tuple(_line(entry) for entry in found), caption=caption))
 
@@ -215,7 +219,7 @@ def _line(entry: Entry) -> tuple[str, ...]:
     claim, row = entry.claim, entry.judgement.deciding
     verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
     cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
-    data = "quick" if entry.is_quick else "stand-in" if claim.proxy else "paper's" if entry.result else ""
+    data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.proxy))
     return claim.id, verdict, "" if row is None else count(row), entry.precision, data, entry.freshness.state, cost
 
 

@@ -57,9 +57,9 @@ def _run(out: Path, name: str, asked: str | None) -> tuple[State, str]:
     if not run.config_path.exists() or not run.result_path.exists():
         return "unknown", "no longer kept"
     config, result = run.read_config(), run.read_result()
-    wanted = canonical(asked or str(read_toml(run.config_path)["method"]))
-    if canonical(config.method) != wanted:
-        return "stale", f"made with {config.method}, not {asked or wanted}"
+    wanted = asked or str(read_toml(run.config_path)["method"])
+    if canonical(config.method) != canonical(wanted):
+        return "stale", f"made with {config.method}, not {wanted}"
     families = stale_families(config, result.get("canary") or _canary_of(out, result["commit"]))
     if families is None:
         return "unknown", "without a canary"

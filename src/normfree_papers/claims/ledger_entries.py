@@ -79,7 +79,7 @@ class Entry:
         runs = self.result.get("runs", {}) if self.result else {}
         notes = ["quick run"] if self.is_quick else []
         notes += ["stand-in"] if self.claim.proxy else []
-        notes += [self.freshness.state] if self.freshness.state in ("stale", "unknown") else []
+        notes += {"stale": ["stale"], "unknown": ["unknown whether stale"]}.get(self.freshness.state, [])
         notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
 
@@ -156,10 +156,10 @@ def _precisions(runs: Iterable[Mapping[str, Any] | None]) -> str:
     """The precisions of training runs, the most frequent first.
 
     >>> _precisions([{"config": {"precision": "mixed"}}, {"config": {"precision": "float32"}}, None])
-    'mixed, float32'
+    'mixed/float32'
     """
     found = Counter(run["config"]["precision"] for run in runs if run is not None and "config" in run)
-    return ", ".join(name for name, _ in found.most_common())
+    return "/".join(name for name, _ in found.most_common())
 
 
 # In words
@@ -217,7 +217,7 @@ def number(row: Row) -> str:
     if 1e-4 < size < 1e6:
         digits = max(0, 1 - math.floor(math.log10(half)))
         return f"{value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-    return f"{value:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+    return f"{value:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 
 def rough_duration(seconds: float) -> str:

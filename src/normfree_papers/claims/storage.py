@@ -78,8 +78,8 @@ def same_contents(result: Result, other: Result) -> bool:
     """Whether two results hold the same numbers, texts and training runs, whenever and wherever they were made."""
 
     def contents(one: Result) -> Any:
-        runs = {name: (run.get("folder"), run.get("method")) for name, run in one.get("runs", {}).items()}
-        return to_json_values([runs, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
+        folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
+        return to_json_values([folders, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
 
     return bool(contents(result) == contents(other))
 

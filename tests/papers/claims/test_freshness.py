@@ -10,7 +10,7 @@ from normfree.comparison.sweep import folder_name
 from normfree.files import write_json
 from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.canary import families_of, tolerance, todays
+from normfree.train.canary import families_of, todays, tolerance
 from normfree_papers.claims.freshness import Freshness, freshness_of
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_index import RunIndex, asked_config

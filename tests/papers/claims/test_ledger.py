@@ -78,9 +78,7 @@ def made_up(name: str = "fake", **fields: Any) -> Claim:
         how="By looking.",
         cost=Cost(quick_seconds=1, full_seconds=7200, device="gpu"),
         checks=(
-            Check(
-                name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one", source="paper"
-            ),
+            Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is 1", source="paper"),
             Check(name="two", statement="two is above 1", paper="more", low=1.0, why="it is two"),
         ),
         measure=lambda settings: None,  # type: ignore[arg-type,return-value]
@@ -367,7 +365,7 @@ def test_quick_result_is_shown_where_the_full_one_has_no_number(tmp_path: Path) 
     store(tmp_path, made_up(), "quick", runs={"small": {"folder": FOLDER}})
     keep_run(tmp_path)
     seen = Reader(text_of(tmp_path, made_up()))
-    assert seen.tables[0][1][3] == "✓ holds (quick run)"
+    assert seen.tables[0][1][3] == "✓ holds (quick run, unknown whether stale)"
     assert [row[0] for table in seen.tables for row in table if row[0] in ("small", "large")] == ["small", "large"]
     assert "normfree reproduce fixup/fake --only large --device cuda" in seen.text
     assert seen.tables[-1][1][1:3] == ["1 of 1 training runs", "2 h on one H200"]
@@ -384,7 +382,7 @@ def test_runs_are_listed_with_their_files_and_those_not_made_with_their_command(
     store(out, made_up(), values={"one": {"values": [1.0, 1.0]}}, runs=runs)
     text = text_of(out, made_up())
     seen = Reader(text)
-    assert seen.tables[0][1][3] == "◐ undecided (2 of 3 runs made)"
+    assert seen.tables[0][1][3] == "◐ undecided (unknown whether stale, 2 of 3 runs made)"
     made, left = (next(t for t in seen.tables if t[0][0] == "run" and len(t[0]) == n) for n in (9, 3))
     assert made[1] == [
         "fixup, seed 0",

@@ -314,7 +314,7 @@ def test_result_without_its_runs_is_measured_again_and_stays_when_nothing_came(m
     assert not path.exists()
     result, judgement = reproduce(CLAIM.id, Settings(runs=made(tmp_path, only=["fixup"])), tmp_path)
     assert [row.verdict for row in judgement.rows] == ["undecided", "missing"]
-    assert result["runs"]["fixup, seed 1"] == {"folder": folder_name(wanted()["fixup, seed 1"])}
+    assert result["runs"]["fixup, seed 1"] == {"folder": folder_name(wanted()["fixup, seed 1"]), "method": "fixup"}
     before = path.read_bytes()
     os.utime(path, (1, 1))
     reproduce(CLAIM.id, Settings(runs=made(tmp_path, only=())), tmp_path)
