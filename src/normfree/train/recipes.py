@@ -234,9 +234,9 @@ def wninit_wrn() -> TrainConfig:
 
 @_named("wninit, section 5.1, Figure 2; the supplement with the settings is not at hand")
 def wninit_mlp() -> TrainConfig:
-    """Weight norm MLP of 200 layers on MNIST; other depths with model=mlp-20-500."""
+    """Weight norm MLP of 200 hidden layers on MNIST; other depths with model=mlp-21-500."""
     return TrainConfig(
-        model="mlp-200-500",  # the width is chosen, as are epochs, rate, momentum and weight decay
+        model="mlp-201-500",  # the paper does not count the classifier; chosen: width, epochs, rate, momentum and decay
         method="wn",
         data="mnist",
         validation=0.1,  # the fraction in the authors' code, as is the batch size
@@ -252,8 +252,8 @@ def wninit_mlp() -> TrainConfig:
 
 @_named("wninit, section 5.1, Figure 3 left; the supplement with the settings is not at hand")
 def wninit_cnn() -> TrainConfig:
-    """Weight norm plain CNN of 100 layers on CIFAR-10; other depths with model=cnn-10-128."""
-    return wninit_mlp().with_changes(model="cnn-100-128", data="cifar10", crop=4, flip=True, epochs=10, lr=1e-2)
+    """Weight norm plain CNN of 100 convolutions on CIFAR-10; other depths with model=cnn-11-128."""
+    return wninit_mlp().with_changes(model="cnn-101-128", data="cifar10", crop=4, flip=True, epochs=10, lr=1e-2)
 
 
 @_named("wninit, section 5.1, Figure 3 right; the rate was tuned and is not given")

@@ -3,22 +3,25 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from made_up_runs import MadeUpRuns, checks_that, measure
+from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Judgement, Measurement
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_cache import Trained, gpu_seconds
-from normfree_papers.fixup import training
+from normfree_papers.fixup import rules, training
 
-TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4")
+TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/sec3")
+SEEDS = (0, 1, 2)
 # What one run is made to end with: test accuracy, None for a diverged one; "gone" for one that was not made.
 Ends = Callable[[str, TrainConfig], float | str | None]
 
 
 def measured(
-    claim_id: str, ends: Ends, scale: str = "full", seeds: tuple[int, ...] = (0,)
+    claim_id: str, ends: Ends, scale: str = "full", seeds: tuple[int, ...] = SEEDS
 ) -> tuple[Measurement, Judgement, MadeUpRuns]:
     def make(name: str, config: TrainConfig) -> Trained | None:
         end = ends(name, config)
@@ -37,7 +40,7 @@ def depth_as_printed(name: str, config: TrainConfig) -> float | None:
     """What the text of section 4.1 says."""
     if "LSUV" in name or "√½" in name:
         return 0.4 if config.model in ("wrn-10-1", "wrn-100-1") else None
-    return 0.35 if "Fixup" in name else 0.4
+    return 0.38 if "Fixup" in name else 0.4
 
 
 def table1_as_printed(name: str, config: TrainConfig) -> float | None:
@@ -55,7 +58,15 @@ def table4_as_printed(name: str, config: TrainConfig) -> float:
     return 1 - (2.3 if "Fixup" in name else 2.5) / 100
 
 
+def rules_as_written(name: str, config: TrainConfig) -> float | None:
+    """What section 3 says: only without rule 2 a deep network fails, and all rules together are best."""
+    if "without rule 2" in name:
+        return None
+    return 0.9 if config.method == "fixup" else 0.8
+
+
 PRINTED = {
+    "fixup/sec3": rules_as_written,
     "fixup/fig3": depth_as_printed,
     "fixup/table1": table1_as_printed,
     "fixup/fig4": fig4_as_printed,
@@ -72,7 +83,6 @@ def test_paper_s_own_numbers_hold(claim_id, scale):
     result, judgement, _ = measured(claim_id, PRINTED[claim_id], scale)
     asked = get(claim_id).checks_at(scale)
     assert all(row.verdict == "holds" for row in judgement.rows if row.check in asked), judgement.rows
-    assert judgement.status == ("holds" if len(asked) == len(judgement.rows) else "undecided")
     assert result.panels
 
 
@@ -93,7 +103,7 @@ def test_any_single_run_is_enough_to_come_back(claim_id, scale):
     for only in list(asked)[::3]:
         result, _, _ = measured(claim_id, lambda name, config, only=only: 0.5 if name == only else "gone", scale)
         assert result.values
-        assert not any(" - " in name for name in result.values)  # a difference needs two
+        assert not any(" - " in name or " over " in name for name in result.values)  # they need two runs
 
 
 @pytest.mark.parametrize("claim_id", TRAINED)
@@ -111,7 +121,7 @@ def test_quick_runs_are_small_and_need_no_download(claim_id):
 
 @pytest.mark.parametrize("claim_id", TRAINED)
 def test_full_cost_is_that_of_its_runs(claim_id):
-    asked = measured(claim_id, lambda name, config: "gone")[2].asked
+    asked = measured(claim_id, lambda name, config: "gone", seeds=get(claim_id).seeds_at("full"))[2].asked
     assert get(claim_id).cost.full_seconds == pytest.approx(sum(map(gpu_seconds, asked.values())), rel=0.02)
 
 
@@ -133,12 +143,13 @@ def test_seeds_are_paired_in_a_difference():
 
 def test_depths_and_rates_are_the_paper_s():
     asked = measured("fixup/fig3", lambda name, config: "gone")[2].asked
-    assert len(asked) == 4 * 4 + 2
+    assert len(asked) == (4 * 4 + 2) * len(SEEDS)
     for name, config in asked.items():
         depth = int(name.split(" layers")[0].rpartition(" ")[2].replace(",", ""))
         assert config.model == f"wrn-{depth}-1"
         assert (config.lr, config.epochs, config.weight_decay) == (0.1, 1, 5e-4)
         assert config.batch_size == (64 if depth == 10_000 else 128)
+    asked = {name: config for name, config in asked.items() if config.seed == 0}
     assert asked["Fixup, 100 layers, seed 0"] == recipe("depth_test")
     assert asked["Fixup with scalars at 10/L, 10,000 layers, seed 0"] == recipe("depth_test_10000")
     at_1000 = recipe("depth_test", model="wrn-1000-1", method="fixup:scalar_lr=10/L")
@@ -152,8 +163,8 @@ def test_fixup_dead_at_10000_layers_fails_whatever_the_other_rate_does():
 
     result, judgement, _ = measured("fixup/fig3", ends)
     assert judgement.status == "fails"
-    assert result.values["accuracy, Fixup, 10,000 layers"] == pytest.approx([10.0])  # a diverged run is chance
-    assert result.values["Fixup - batch norm, 10,000 layers"] == pytest.approx([-30.0])
+    assert result.values["accuracy, Fixup, 10,000 layers"] == pytest.approx([10.0] * 3)  # a diverged run is chance
+    assert result.values["errors over batch norm's, Fixup, 10,000 layers"] == pytest.approx([90 / 60] * 3)
     found = checks_that(judgement, "holds")
     assert "accuracy, Fixup with scalars at 10/L, 10,000 layers" in found
     assert "accuracy, Fixup, 1,000 layers" in found
@@ -163,7 +174,19 @@ def test_our_rate_of_the_scalars_is_an_aside():
     def ends(name: str, config: TrainConfig) -> float | None:
         return None if "10/L" in name else depth_as_printed(name, config)
 
-    assert measured("fixup/fig3", ends)[1].status == "holds"
+    judgement = measured("fixup/fig3", ends)[1]
+    assert {name for name in checks_that(judgement, "fails") if "10/L" not in name} == set()
+    assert judgement.status == "holds"
+
+
+@pytest.mark.parametrize(("accuracy", "verdict"), [(0.35, "holds"), (0.34, "fails")])
+def test_match_is_less_than_the_gap_of_table_1(accuracy, verdict):
+    """Batch norm at 40 %: 9.5 % more errors are 65.7 %."""
+
+    def ends(name: str, config: TrainConfig) -> float | None:
+        return accuracy if name.startswith("Fixup, 100 layers") else depth_as_printed(name, config)
+
+    assert "errors over batch norm's, Fixup, 100 layers" in checks_that(measured("fixup/fig3", ends)[1], verdict)
 
 
 @pytest.mark.parametrize("method", ["LSUV", "√½ scaling"])
@@ -180,10 +203,10 @@ def test_baseline_that_trains_1000_layers_fails(method):
 
 def test_errors_of_table_1_are_those_of_the_runs():
     result, _, fake = measured("fixup/table1", table1_as_printed)
-    assert result.values["test error, Fixup"] == pytest.approx([7.24])
-    assert result.values["Fixup - batch norm"] == pytest.approx([7.24 - 6.61])
-    assert result.values["Xavier - Fixup"] == pytest.approx([7.78 - 7.24])
-    assert result.values["accuracy, Xavier, rate 0.01"] == pytest.approx([10.0])
+    assert result.values["test error, Fixup"] == pytest.approx([7.24] * 3)
+    assert result.values["Fixup - batch norm"] == pytest.approx([7.24 - 6.61] * 3)
+    assert result.values["Xavier - Fixup"] == pytest.approx([7.78 - 7.24] * 3)
+    assert result.values["accuracy, Xavier, rate 0.01"] == pytest.approx([10.0] * 3)
     assert fake.asked["Fixup, seed 0"] == recipe("fixup_cifar")
     assert fake.asked["Xavier, rate 0.01, seed 0"].lr == pytest.approx(0.1 * recipe("fixup_cifar").lr)
     panel, printed = result.panels[0], {"Fixup": 7.24, "batch norm": 6.61, "Xavier, small rate": 7.78}
@@ -193,20 +216,23 @@ def test_errors_of_table_1_are_those_of_the_runs():
 
 
 @pytest.mark.parametrize(("error", "status"), [(7.7, "holds"), (7.8, "fails"), (6.7, "fails")])
-def test_fixup_s_error_is_held_against_the_printed_one(error, status):
+def test_fixup_s_error_is_judged_by_the_printed_one(error, status):
     def ends(name: str, config: TrainConfig) -> float | None:
         if "Xavier, small" in name:
             return 1 - 0.0778
         return 1 - error / 100 if name.startswith("Fixup") else table1_as_printed(name, config)
 
-    assert measured("fixup/table1", ends)[1].status == status
+    assert "test error, Fixup" in checks_that(measured("fixup/table1", ends)[1], status)
 
 
 def test_xavier_s_chosen_rate_cannot_fail_the_table():
     def ends(name: str, config: TrainConfig) -> float | None:
         return 0.1 if "Xavier" in name else table1_as_printed(name, config)
 
-    assert measured("fixup/table1", ends)[1].status == "holds"
+    judgement = measured("fixup/table1", ends)[1]
+    failed = checks_that(judgement, "fails")
+    assert failed == {"test error, Xavier, small rate", "Xavier - Fixup"}  # one that does not train is no comparison
+    assert judgement.status == "holds"
 
 
 # Figure 4
@@ -214,7 +240,7 @@ def test_xavier_s_chosen_rate_cannot_fail_the_table():
 
 def test_ablations_are_three_epochs_at_a_constant_rate():
     asked = measured("fixup/fig4", lambda name, config: "gone")[2].asked
-    assert [config.method for config in asked.values()] == list(training._ABLATIONS.values())
+    assert [config.method for config in asked.values() if config.seed == 0] == list(training._ABLATIONS.values())
     for config in asked.values():
         steps = 391
         assert (config.model, config.epochs, config.batch_size) == ("resnet110", 3, 128)
@@ -237,6 +263,35 @@ def test_large_scale_that_trains_fails_figure_4():
     assert failed == {"training accuracy, 10 × scale, no bias"}
 
 
+# The three rules
+
+
+def test_unscaled_weights_are_he_s():
+    """`without_rule_2` undoes the factor: the weights are those of He fan-out, whatever the depth."""
+    for depth in (22, 58):
+        model = build(f"wrn-{depth}-1", rules.without_rule_2(depth), generator=torch.Generator().manual_seed(0))
+        for branch in model.plan.branches[1:]:
+            w = model.get_submodule(branch.layers[0].name).weight.detach()
+            assert float(w.square().mean()) * 9 * w.shape[0] / 2 == pytest.approx(1.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("row", "end", "failed"),
+    [
+        ("rule 2 alone, deep", None, "accuracy, rule 2 alone"),
+        ("rules 1 and 3 without rule 2", 0.5, "accuracy, rules 1 and 3 without rule 2"),
+        ("rule 2 alone, early", 0.95, "Fixup - rule 2 alone"),
+        ("no multipliers", 0.95, "test error, no multipliers - Fixup"),
+        ("no zeros", 0.95, "test error, no zeros - Fixup"),
+    ],
+)
+def test_every_rule_can_fail(row, end, failed):
+    def ends(name: str, config: TrainConfig) -> float | None:
+        return end if name.startswith(row) else rules_as_written(name, config)
+
+    assert checks_that(measured("fixup/sec3", ends)[1], "fails") == {failed}
+
+
 # ImageNet, and the recipes
 
 
@@ -252,16 +307,16 @@ def test_imagenet_is_judged_by_what_is_printed():
                 {"status": "finished", "test": {"accuracy": 1 - error(row) / 100}}, [{"train_accuracy": train}]
             )
 
-        return measure(claim, make, scale="full", seeds=(0,))
+        return measure(claim, make, scale="full", seeds=SEEDS)
 
     measurement, judgement, runs = ends_at(lambda row: printed[f"test error, {row}"], 0.8)
     assert {row.verdict for row in judgement.rows if row.check.scale == "full"} == {"holds"}
-    assert measurement.values["ResNet-50, Fixup + mixup - group norm + mixup"] == pytest.approx([0.1])
-    assert measurement.values["ResNet-50, training error, batch norm - Fixup"] == pytest.approx([5.0])
+    assert measurement.values["ResNet-50, Fixup + mixup - group norm + mixup"] == pytest.approx([0.1] * 3)
+    assert measurement.values["ResNet-50, training error, batch norm - Fixup"] == pytest.approx([5.0] * 3)
     assert {(c.epochs, c.data) for c in runs.asked.values()} == {(n, "folder:.data/imagenet") for n in (100, 200)}
     coefficients = {config.method: config.mixup for config in runs.asked.values() if config.mixup}
     assert coefficients == {"batchnorm": 0.2, "groupnorm": 0.1, "fixup": 0.7}
-    _, judgement, _ = ends_at(lambda row: 24.0, 0.75)
+    _, judgement, _ = ends_at(lambda row: 24.0, 0.7)
     overfits, deep = "ResNet-50, training error, batch norm - Fixup", "test error, ResNet-101, Fixup + mixup"
     assert {overfits, deep} <= checks_that(judgement, "fails")
 

@@ -13,7 +13,7 @@ from normfree_papers.claims.seed_metrics import Sweep
 from normfree_papers.claims.storage import collect
 from wninit_runs import DIVERGED, Made, asked_for, depth_of, get, made_up, measured, nothing
 
-NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1")
+NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1", "sec3")
 
 
 # The runs that are asked for
@@ -39,7 +39,7 @@ def test_both_halves_of_figure_2_are_of_the_same_runs():
     assert asked[0] == asked[1]
     configs = asked[0].values()
     assert {config.data for config in configs} == {"mnist"}
-    assert {20, 200} <= {depth_of(config) for config in configs}  # the depths that the text names
+    assert {21, 201} <= {depth_of(config) for config in configs}  # the depths that the text names, and the classifier
     assert 1e-5 in {config.lr for config in configs}  # and the rate
     assert {config.method for config in configs} == {"wn", "wn_data"}
     one = asked[0]["proposed, 200 layers, lr 0.001, seed 0"]
@@ -76,7 +76,7 @@ def test_no_run_gives_no_number_and_no_picture(name, scale):
 
 def mlps(config: TrainConfig) -> Trained:
     """What the paper says: the proposed trains at all depths, the data-dependent one to 20, at smaller rates."""
-    if config.lr > 0.01 or (config.method == "wn_data" and (depth_of(config) > 20 or config.lr > 0.001)):
+    if config.lr > 0.01 or (config.method == "wn_data" and (depth_of(config) > 21 or config.lr > 0.001)):
         return DIVERGED
     return made_up(97.0 if config.lr >= 0.001 else 30.0)
 
@@ -93,13 +93,13 @@ def test_figure_2_holds_for_what_the_paper_says():
 
 def test_figure_2_fails_where_the_data_dependent_one_trains_deeper():
     def make(config: TrainConfig) -> Trained:
-        return made_up(97.0) if config.method == "wn_data" and depth_of(config) == 50 else mlps(config)
+        return made_up(97.0) if config.method == "wn_data" and depth_of(config) == 51 else mlps(config)
 
     assert checks_that(measured("fig2_left", make)[1], "fails") == {"data-dependent, 50 layers"}
 
 
 def test_figure_2_fails_where_the_proposed_one_does_not_train_200_layers():
-    _, judgement, _ = measured("fig2_left", lambda c: made_up(60.0) if depth_of(c) == 200 else mlps(c))
+    _, judgement, _ = measured("fig2_left", lambda c: made_up(60.0) if depth_of(c) == 201 else mlps(c))
     assert checks_that(judgement, "fails") == {"proposed, 200 layers", "data-dependent, 200 layers"}
     assert judgement.status == "fails"
 
@@ -144,11 +144,13 @@ def test_share_of_settings_is_counted():
 
 def test_share_is_missing_with_a_run_and_fails_when_equal():
     def without_one(config: TrainConfig) -> Trained | None:
-        return None if (config.method, depth_of(config), config.lr) == ("wn", 10, 0.1) else mlps(config)
+        return None if (config.method, depth_of(config), config.lr) == ("wn", 11, 0.1) else mlps(config)
 
     assert "share, proposed" not in measured("fig2_right", without_one)[0].values
-    _, judgement, _ = measured("fig2_right", lambda c: made_up(90.0))
+    _, judgement, _ = measured("fig2_right", lambda c: made_up(90.0 if c.method == "wn_data" else 40.0))
     assert checks_that(judgement, "fails") == {row.check.name for row in judgement.rows}
+    _, judgement, _ = measured("fig2_right", lambda c: DIVERGED)
+    assert "share, proposed" in checks_that(judgement, "fails")
 
 
 def test_larger_rates_count_from_ten_times_on():
@@ -164,7 +166,7 @@ def test_larger_rates_count_from_ten_times_on():
 
 def test_plain_cnns_hold_and_fail():
     def make(config: TrainConfig) -> Trained:
-        deep = config.method == "wn_data" and depth_of(config) > 10
+        deep = config.method == "wn_data" and depth_of(config) > 11
         return DIVERGED if deep or config.lr == 0.1 else made_up(60.0)
 
     measurement, judgement, _ = measured("fig3_left", make)
@@ -187,7 +189,8 @@ def test_wide_resnets_hold_for_what_the_paper_says():
     assert judgement.status == "holds"
     assert values["PyTorch default, share of depths that train"] == [0.0]
     assert values["proposed - data-dependent, 10000 layers"] == [pytest.approx(10.0)]
-    assert values["proposed - stage-wise Hanin, mean over depths"] == [pytest.approx(2.0)]
+    assert values["errors over stage-wise Hanin's, mean over depths"] == [pytest.approx(62 / 64)]
+    assert values["proposed, most errors over fewest"] == [1.0]
     assert values["depths with a rate ten times Hanin's"] == [1.0]
 
 
@@ -196,7 +199,7 @@ def test_wide_resnets_fail_one_by_one():
         return made_up(26.0) if (config.method, depth_of(config)) == ("wn", 10_000) else wide(config)
 
     assert checks_that(measured("fig3_right", worse)[1], "fails") == {
-        "proposed, most - least over depths", "proposed - data-dependent, 10000 layers",
+        "proposed, most errors over fewest", "proposed - data-dependent, 10000 layers",
     }  # fmt: skip
 
     def default_trains(config: TrainConfig) -> Trained:
@@ -217,6 +220,25 @@ def test_wide_resnets_without_the_deepest_leave_out_what_needs_it():
     assert checks_that(judgement, "holds") == {"proposed, 100 layers", "proposed, 1000 layers"}
     assert not checks_that(judgement, "fails")
     assert measurement.panels[0].curves[0].x == (100, 1000)
+
+
+# The choices of section 3
+
+
+def choices(config: TrainConfig) -> Trained:
+    return made_up(60.0 if config.method == "wn" else 55.0)
+
+
+def test_choices_hold_where_the_proposed_is_superior_and_fail_one_by_one():
+    assert measured("sec3", choices)[1].status == "holds"
+    for method, other in (
+        ("wn:g=backward", "g for the backward pass"),
+        ("wn:g=mean", "geometric mean of both g"),
+        ("wn:directions=gaussian", "Gaussian directions"),
+    ):
+        judgement = measured("sec3", lambda c, m=method: made_up(61.0) if c.method == m else choices(c))[1]
+        assert checks_that(judgement, "fails") == {f"proposed - {other}"}
+    assert "proposed" in checks_that(measured("sec3", lambda c: DIVERGED)[1], "fails")
 
 
 # Real runs

@@ -21,6 +21,7 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explain_os_errors, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
+from normfree.train.canary import record_of
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.distributed import join_processes
@@ -124,7 +125,6 @@ class Trainer:
         self.signal: int | None = None
         self._log: EventLog | None = None
         self._throughput = Throughput(setup.inputs.per_step)
-        # The state of the run
         self.done = 0  # steps
         self.validation: Score | None = None
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
@@ -257,8 +257,6 @@ class Trainer:
                 self._save()
         return None
 
-    # Scores
-
     def _score(self, batches: EvalBatches | None) -> Score | None:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
         if batches is None:
@@ -383,7 +381,8 @@ class Trainer:
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status != "finished":
-            self.folder.write_result(result.to_json(), str(self.setup.device))
+            device = self.setup.device
+            self.folder.write_result({**result.to_json(), "canary": record_of(self.config, device)}, str(device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()

@@ -1,0 +1,327 @@
+"""The claims of `wninit` on norms over depth, in networks whose width changes from layer to layer.
+
+Reference: Arpit, Campos, Bengio 2019, sections 3 and 4. The library discovers the layers of these networks and sets
+their directions and lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from normfree import discover, theory
+from normfree.methods import initialize_
+from normfree.nn.weight_layers import WeightNormLinear
+from normfree.report import Column, Table
+from normfree.report.panels import Curve, Panel
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.fits import geometric_means, straight_line
+from normfree_papers.claims.registry import claim
+
+_INPUTS = 64
+_SEEDS = 10
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norms of activations over the input's and of gradients over the last one's, layer by layer, and their widths."""
+
+    activations: list[float]
+    gradients: list[float]
+    widths: tuple[int, ...]
+
+
+class Block(nn.Module):
+    """h + W₂ ReLU(W₁ h)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.first = WeightNormLinear(width, inner, bias=False)
+        self.last = WeightNormLinear(inner, width, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Add the branch to the stream."""
+        out: Tensor = h + self.last(torch.relu(self.first(h)))
+        return out
+
+
+def feed_forward(widths: Sequence[int]) -> nn.Sequential:
+    """Layers of these widths, each with a ReLU, and a classifier."""
+    layers = [layer for n, m in pairwise(widths) for layer in (WeightNormLinear(n, m, bias=False), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 2))
+
+
+def residual(widths: Sequence[int]) -> nn.Sequential:
+    """Residual blocks and a classifier: the stream has the first width, the branches have the others."""
+    width, *inner = widths
+    return nn.Sequential(*(Block(width, size) for size in inner), nn.Linear(width, 2))
+
+
+def initialized(model: nn.Sequential, method: str, inputs: int, g: torch.Generator) -> nn.Sequential:
+    """The model as the library initializes it by a method."""
+    initialize_(model, method, discover(model, torch.zeros(2, inputs)), generator=g)
+    return model.requires_grad_(False)
+
+
+def with_unit_lengths(model: nn.Sequential) -> nn.Sequential:
+    """Set g = 1 in every layer."""
+    for module in model.modules():
+        if isinstance(module, WeightNormLinear):
+            module.gain.fill_(1.0)
+    return model
+
+
+def _size(values: Tensor) -> float:
+    """Root mean square of the norms of a batch."""
+    return float(values.detach().square().sum(1).mean().sqrt())
+
+
+def measure_norms(model: nn.Sequential, x: Tensor, g: torch.Generator) -> Norms:
+    """Norms of the outputs of all ReLUs or blocks, and of gradients at all pre-activations or block outputs."""
+    hidden, states, h = [], [], x.detach().requires_grad_()
+    for module in list(model)[:-1]:
+        h = module(h)
+        if not isinstance(module, nn.ReLU):
+            states.append(h)
+        if not isinstance(module, WeightNormLinear):
+            hidden.append(h)
+    noise = torch.randn(states[-1].shape, generator=g).to(x)
+    gradients = [_size(gradient) for gradient in torch.autograd.grad(states[-1], states, noise)]
+    widths = (x.shape[1], *(state.shape[1] for state in states))
+    return Norms([_size(v) / _size(x) for v in hidden], [v / gradients[-1] for v in gradients], widths)
+
+
+def width_slopes(norms: Norms) -> tuple[float, float]:
+    """Slopes of the logarithms of a layer's factors in that of its ratio of widths: of activations and of gradients.
+
+    Activations: ‖h_l‖/‖h_{l-1}‖ over n_l/n_{l-1}. Gradients: ‖δ_l‖/‖δ_{l+1}‖ over n_l/n_{l+1}.
+    """
+    forward = [math.log(b / a) for a, b in pairwise([1.0, *norms.activations])]
+    backward = [math.log(a / b) for a, b in pairwise(norms.gradients)]
+    growth = [math.log(b / a) for a, b in pairwise(norms.widths)]
+    return straight_line(growth, forward)[0], straight_line([-v for v in growth[1:]], backward)[0]
+
+
+# Figure 1
+
+_WIDTHS = {"150 to 250": (150, 250), "950 to 1050": (950, 1050)}
+_LAYERS, _BLOCKS = 20, 40
+_KINDS: dict[str, tuple[int, Callable[[Sequence[int]], nn.Sequential]]] = {
+    "feed-forward": (_LAYERS, feed_forward),
+    "residual": (_BLOCKS, residual),
+}
+
+
+def _slack(width: int) -> float:
+    """How far the mean norm after 20 layers may lie from 1: the bias of a root, and three standard errors.
+
+    With orthogonal rows of m outputs a ReLU keeps a random half of the squared norm, whose relative variance is 3/m.
+    """
+    variance = 3 * _LAYERS / width
+    return round(variance / 8 + 3 * math.sqrt(variance) / 2 / math.sqrt(_SEEDS), 2)
+
+
+def _fig1_checks() -> tuple[Check, ...]:
+    checks = []
+    for name, ends in _WIDTHS.items():
+        width = sum(ends) // 2
+        scale: Scale | None = None if name == "150 to 250" else "full"
+        for what in ("activations", "gradients"):
+            passed = int(what == "gradients")  # gradients at the first layer's output pass one layer less
+            halved = -math.log10(2) * (_LAYERS - passed) / 2
+            edge = theory.weightnorm_norm_ratio(_BLOCKS) / (1 + 1 / _BLOCKS) ** (passed / 2)
+            grown = math.log10(1.5) * (_BLOCKS - passed) / 2
+            ideal = "" if what == "activations" else ", but for √(n_1/n_20), which g = √(2n/m) adds"
+            checks += [
+                expect(
+                    f"{what}, feed-forward, {name}, proposed",
+                    paper="neither explodes nor vanishes",
+                    low=1 - _slack(width),
+                    high=1 + _slack(width),
+                    scale=scale,
+                ).says(
+                    f"the norm of {what} over 20 layers of width {name} is kept by the proposed lengths{ideal}",
+                    why=f"3/m in the relative variance of a square, m = {width}, over 20 layers: the bias of its root "
+                    "and three standard errors of 10 seeds, if all inputs were alike",
+                    source="derived",
+                ),
+                expect(
+                    f"log10 {what}, feed-forward, {name}, g = 1",
+                    paper="vanishing",
+                    low=halved - 0.2,
+                    high=halved + 0.2,
+                    scale=scale,
+                ).says(
+                    f"g = 1 lets the {what} vanish",
+                    why=f"½ per layer in the square over {_LAYERS - passed} layers is {halved:.2f}; 0.2 for the bias, "
+                    "three standard errors and √(n_20/n_0)",
+                    source="derived",
+                ),
+                expect(
+                    f"{what}, residual, {name}, proposed",
+                    paper="√2 to √e",
+                    low=edge * 0.97,
+                    high=edge * 1.03,
+                    scale=scale,
+                ).says(
+                    f"over 40 blocks the {what} change by a factor between √2 and √e",
+                    why=f"1 + 1/B per block in the square, B = 40, {_BLOCKS - passed} blocks: {edge:.3f}; ⟨h, F⟩ adds "
+                    "4/n to the variance of a square, which leaves 0.3 % (inputs independent) to 2.2 % (all alike)",
+                    source="derived",
+                ),
+                expect(
+                    f"log10 {what}, residual, {name}, g = 1",
+                    paper="exploding",
+                    low=grown - 0.15,
+                    high=grown + 0.15,
+                    scale=scale,
+                ).says(
+                    f"g = 1 lets the {what} explode",
+                    why=f"1 + ½ per block in the square over {_BLOCKS - passed} blocks is {grown:.2f}; ⟨h, F⟩ leaves "
+                    "0.03 with 10 seeds if all inputs were alike, and a bias of 0.02",
+                    source="derived",
+                ),
+            ]
+    for what, slope in (("activations", 0.0), ("gradients", 0.5)):
+        checks.append(
+            expect(f"slope in the width, {what}", paper="of any width", low=slope - 0.15, high=slope + 0.15).says(
+                f"the factor of a layer for {what}, as a power of its ratio of widths",
+                why=f"g = √(2n/m) makes it {slope:g}; a layer's 6 % over ratios that vary by 20 % leave 0.07 a seed; g "
+                "with n and m swapped gives 1 and -0.5, g = √2 gives 0.5 and 0",
+                source="derived",
+            )
+        )
+    return tuple(checks)
+
+
+@claim(
+    id="wninit/fig1",
+    where="Figure 1",
+    statement="The proposed lengths keep norms of activations and gradients through 20 layers and 40 residual blocks "
+    "of any width, where g = 1 lets them vanish or explode.",
+    paper_value="four panels: flat, and between √2 and √e in residual networks; g = 1 vanishes or explodes",
+    how="Networks on N(0, 1) inputs that the library initializes by method wn, the width of every layer drawn from "
+    "U(150, 250) or U(950, 1050), random gradient at the end.",
+    cost=Cost(quick_seconds=12, full_seconds=110),
+    seeds=_SEEDS,
+    quick_seeds=_SEEDS,
+    departures=("the supplement with the settings was not available; in residual networks each branch has a width",),
+    version=2,
+    checks=_fig1_checks(),
+)
+def fig1(settings: Settings) -> Measurement:
+    """Norms over layers of changing width. Reference: wninit, Figure 1; sections 3 and 4.
+
+    Differs: the supplement with the details was not available. In a residual network one width is drawn for the stream
+    and one for each branch, since the sum needs equal widths.
+    """
+    chosen = {name: ends for name, ends in _WIDTHS.items() if not settings.quick or name == "150 to 250"}
+    found: dict[tuple[str, str, str], list[Norms]] = {}
+    total, done = len(_KINDS) * len(chosen) * len(settings.seeds), 0
+    for kind, (depth, network) in _KINDS.items():
+        for width, (low, high) in chosen.items():
+            for seed in settings.seeds:
+                settings.progress(done, total, f"{kind}, width {width}, seed {seed}")
+                done += 1
+                g = torch.Generator().manual_seed(seed)
+                widths = torch.randint(low, high + 1, (depth + 1,), generator=g).tolist()
+                model = initialized(network(widths), "wn", widths[0], g).to(settings.device)
+                x = torch.randn(_INPUTS, widths[0], generator=g).to(settings.device)
+                found.setdefault((kind, width, "proposed"), []).append(measure_norms(model, x, g))
+                found.setdefault((kind, width, "g = 1"), []).append(measure_norms(with_unit_lengths(model), x, g))
+    values: dict[str, list[float]] = {}
+    curves: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {}
+    for (kind, width, name), seeds in found.items():
+        for what in ("activations", "gradients"):
+            series = [getattr(norms, what) for norms in seeds]
+            ends = [s[-1] if what == "activations" else s[0] for s in series]
+            if (kind, what, name) == ("feed-forward", "gradients", "proposed"):
+                ends = [end * math.sqrt(s.widths[-1] / s.widths[1]) for end, s in zip(ends, seeds, strict=True)]
+            key = f"{what}, {kind}, {width}, {name}"
+            values[key if name == "proposed" else f"log10 {key}"] = (
+                ends if name == "proposed" else [math.log10(end) for end in ends]
+            )
+            curves.setdefault((kind, what), {})[f"{name}, width {width}"] = geometric_means(series)
+    slopes = [width_slopes(norms) for norms in found["feed-forward", "150 to 250", "proposed"]]
+    for what, column in zip(("activations", "gradients"), zip(*slopes, strict=True), strict=True):
+        values[f"slope in the width, {what}"] = list(column)
+    panels = tuple(
+        Panel(
+            f"{kind}: norm of the {what}",
+            tuple(Curve(name, curve) for name, curve in named.items()),
+            "over the input's" if what == "activations" else "over the last one's",
+            x_label="layer" if kind == "feed-forward" else "residual block",
+        )
+        for (kind, what), named in curves.items()
+    )
+    return Measurement(values=values, panels=panels, notes=(f"geometric means over {len(settings.seeds)} seeds",))
+
+
+# Section 3: lengths for the forward and for the backward pass
+
+_GROWING = (128, 1024)  # the first and the last width
+_LENGTHS = {"forward": (0.0, 0.5), "mean": (0.25, 0.25), "backward": (0.5, 0.0)}
+
+
+@claim(
+    id="wninit/sec3_lengths",
+    where="Section 3, implementation details",
+    statement="The lengths that keep activations, √(2n/m), and those that keep gradients, √2, differ where the width "
+    "changes; each lets the other change as the square root of the ratio of widths.",
+    paper_value="'there is a discrepancy between the initialization required by the forward and backward pass'; g = "
+    "√(2n/m) by Theorem 1, g = √2 by Theorem 2",
+    how="MLPs of 20 layers that grow from 128 to 1,024 units, initialized by wn with g=forward, g=backward and their "
+    "geometric mean; the exponents of the norms' factors in the ratio of widths.",
+    cost=Cost(quick_seconds=12, full_seconds=12),
+    seeds=_SEEDS,
+    quick_seeds=_SEEDS,
+    checks=tuple(
+        expect(f"exponent of {what}, {lengths}", paper=exponent, low=exponent - 0.12, high=exponent + 0.12).says(
+            f"with lengths for the {lengths} pass, {what} change as this power of the ratio of widths"
+            if lengths != "mean"
+            else f"with the geometric mean of both lengths, {what} change as this power of the ratio of widths",
+            why="a layer multiplies the squares by g²m/(2n) and g²/2; 3/m in the variance of each leaves 0.11 a seed, "
+            "0.12 are three standard errors of 10",
+            source="derived",
+        )
+        for lengths, both in _LENGTHS.items()
+        for what, exponent in zip(("activations", "gradients"), both, strict=True)
+    ),
+)
+def sec3_lengths(settings: Settings) -> Measurement:
+    """Norms with lengths for either pass. Reference: wninit, section 3, Theorems 1 and 2, implementation details."""
+    first, last = _GROWING
+    widths = [round(first * (last / first) ** (layer / _LAYERS)) for layer in range(_LAYERS + 1)]
+    found: dict[str, list[Norms]] = {name: [] for name in _LENGTHS}
+    for name, seed in settings.each_seed_of(_LENGTHS):
+        g = torch.Generator().manual_seed(seed)
+        model = initialized(feed_forward(widths), f"wn:g={name}", widths[0], g).to(settings.device)
+        x = torch.randn(_INPUTS, widths[0], generator=g).to(settings.device)
+        found[name].append(measure_norms(model, x, g))
+    values: dict[str, list[float]] = {}
+    for name, seeds in found.items():
+        values[f"exponent of activations, {name}"] = [
+            math.log(s.activations[-1]) / math.log(s.widths[-1] / s.widths[0]) for s in seeds
+        ]
+        values[f"exponent of gradients, {name}"] = [
+            math.log(s.gradients[0]) / math.log(s.widths[1] / s.widths[-1]) for s in seeds
+        ]
+    rows = tuple((name, f"{sum(v) / len(v):.3f}") for name, v in values.items())
+    return Measurement(
+        values=values,
+        panels=tuple(
+            Panel(
+                f"norm of the {what}",
+                tuple(Curve(n, geometric_means(getattr(s, what) for s in seeds)) for n, seeds in found.items()),
+                "over the input's" if what == "activations" else "over the last one's",
+                x_label="layer",
+            )
+            for what in ("activations", "gradients")
+        ),
+        tables=(Table("Exponents in the ratio of widths", (Column("number"), Column("measured")), rows),),
+    )

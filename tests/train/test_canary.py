@@ -1,0 +1,140 @@
+"""The canary: today's figures are the committed ones, and a change of the code changes those of its families only."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import normfree as nf
+from normfree import theory
+from normfree.data.counter_rng import epoch_order
+from normfree.data.images import image_batches
+from normfree.data.images.augment import Augmentation, AugmentParams, augment, cutout, normalize
+from normfree.methods import fixup, names
+from normfree.methods.init_context import InitContext
+from normfree.methods.method import ScalarRate
+from normfree.plan import Layer
+from normfree.train import TrainConfig, canary
+
+PLACE, WITHIN = "cpu float32", canary.tolerance("cpu float32")
+TEXT, SETTINGS = "transformer-1-1-16-32-2", tuple(family for family in canary.all_families() if " " not in family)
+WATCHED = ("fixup resnet8", "he_in resnet8", "wn mlp-3-16", f"fixup {TEXT}", f"layernorm {TEXT}", "crop", "cutout")
+
+
+def changed(families: tuple[str, ...] = WATCHED) -> set[str]:
+    """Return the families that the code, as it is patched now, computes otherwise than committed."""
+    return set(canary.differing(canary.canary(families=families), canary.todays(PLACE, families), WITHIN))
+
+
+def test_every_method_and_setting_is_committed() -> None:
+    committed = canary.committed_record()[PLACE]["figures"]
+    assert set(canary.all_families()) <= set(committed)
+    assert {family.split()[0] for family in committed if " " in family} >= set(names())
+
+
+def test_todays_figures_are_the_committed_ones() -> None:
+    once: dict[str, str] = {}  # a method on its first model, and on a Transformer
+    for family in canary.all_families():
+        method, _, model = family.partition(" ")
+        if model and "spectralnorm" not in method:
+            once.setdefault(f"{method} {TEXT if model == TEXT else ''}", family)
+    assert not changed((*once.values(), "spectralnorm mlp-3-16", *SETTINGS))
+
+
+@pytest.mark.slow
+def test_all_figures_of_today_are_the_committed_ones() -> None:
+    assert not changed(tuple(canary.committed_record()[PLACE]["figures"]))
+
+
+def test_fan_in_for_fan_out_changes_fixup_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fan_in_(ctx: InitContext, layer: Layer, factor: float = 1.0) -> None:
+        ctx.set_(layer, ctx.normal(layer, 2 / ctx.fans(layer)[0]).mul_(factor))
+
+    monkeypatch.setattr(fixup, "_he_fan_out_", fan_in_)
+    assert changed() == {"fixup resnet8", f"fixup {TEXT}"}
+
+
+def test_another_exponent_changes_fixup_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "fixup_scale", lambda branches, layers: branches ** (-0.45))
+    assert changed() == {"fixup resnet8", f"fixup {TEXT}"}
+
+
+def test_another_rate_of_scalars_changes_the_methods_with_slow_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = ScalarRate.factor
+    monkeypatch.setattr(ScalarRate, "factor", lambda self, branches: 1.01 * factor(self, branches))
+    assert changed() == {"fixup resnet8", f"fixup {TEXT}"}
+
+
+def test_cutout_before_the_normalization_changes_cutout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_order(
+        images: Tensor, params: AugmentParams, settings: Augmentation, mean: Tensor, std: Tensor, rows: Tensor
+    ) -> Tensor:
+        x = augment(images, params, settings, rows)
+        return normalize(cutout(x, params, settings.cutout) if settings.cutout else x, mean, std)
+
+    monkeypatch.setattr(image_batches, "augment_and_normalize", other_order)
+    assert changed() == {"cutout"}
+
+
+def test_another_order_of_images_changes_all_families_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reverse(seed: int, epoch: int, n: int, device: torch.device | str | None = None) -> Tensor:
+        return epoch_order(seed, epoch, n, device).flip(0)
+
+    monkeypatch.setattr(image_batches, "epoch_order", reverse)
+    assert changed() == {family for family in WATCHED if TEXT not in family}
+
+
+def test_families_of_a_run() -> None:
+    config = TrainConfig(method="fixup:scale=10,bias=false", model="resnet110", mixup=0.7, optimizer="adamw")
+    assert canary.families_of(config) == (
+        "fixup:bias=false,scale=10.0 resnet8",
+        "mixup",
+        "optimizer=adamw",
+        "schedule=cosine",
+    )
+    assert canary.families_of(replace(config, form="pre"))[0] == "fixup:bias=false,scale=10.0 resnet8 pre"
+    assert canary.families_of(TrainConfig(model="torchvision:resnet50", method="as built")) == ()
+    assert canary.families_of(TrainConfig(model="torchvision:resnet50", method="fixup")) == ()
+
+
+def test_unknown_family() -> None:
+    with pytest.raises(ValueError, match="got the family 'fixup resnet9'"):
+        canary.canary(families=["fixup resnet9"])
+
+
+def test_canary_leaves_the_random_generator_as_it_was() -> None:
+    before = torch.get_rng_state()
+    canary.canary(families=["fixup resnet8", "dropout"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_stores_its_canary_and_is_not_changed_by_it(tmp_path: Path) -> None:
+    config = TrainConfig(model="mlp-2-8", method="he_in", epochs=1, crop=1, device="cpu")
+    data = canary.generated_images()
+    stored, unstored = nf.fit(config, data=data, out=tmp_path), nf.fit(config, data=data)
+    assert stored.train_loss == unstored.train_loss
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result["canary"][PLACE]["figures"]) == {"he_in mlp-3-16", "crop", "schedule=cosine"}
+    assert result["canary"][PLACE]["tolerance"] == WITHIN
+    assert canary.stale_families(config, result["canary"]) == []
+
+
+def test_stale_families() -> None:
+    config = TrainConfig(model="mlp-20-64", method="he_in", schedule="constant", crop=4)
+    record = canary.record_of(config, torch.device("cpu"))
+    assert canary.stale_families(config, record) == []
+    record[PLACE]["figures"]["crop"][0] *= 1 + 2 * WITHIN
+    assert canary.stale_families(config, record) == ["crop"]
+    assert canary.stale_families(replace(config, flip=True), record) is None, "flip was not tried"
+    record[PLACE]["figures"]["crop"] = None
+    assert canary.stale_families(config, record) is None
+    assert canary.stale_families(config, "unknown") is None
+    assert canary.stale_families(TrainConfig(model="elsewhere:net", method="as built"), record) is None
+
+
+def test_figures_of_another_length_differ() -> None:
+    assert canary.differing({"a": [1.0]}, {"a": [1.0, 2.0]}, 0.1) == ["a"]
+    assert canary.matches({"a": [1.0, float("nan")]}, {"a": [1.05, float("nan")]}, 0.1)
