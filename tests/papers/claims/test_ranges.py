@@ -12,11 +12,11 @@ from normfree_papers.claims.storage import read_result, result_path
 
 CLAIMS = all_claims()
 RESULTS = Path(__file__).parents[3] / "results"
-UNFINISHED = ("fixup", "wninit", "robust", "normdead")  # papers whose ranges have no source yet
+UNFINISHED: tuple[str, ...] = ()  # papers whose ranges have no source yet
 
 # A reason that rests on a result of ours; "measured" alone may be how the paper's figure came about.
 OWN_RESULTS = re.compile(
-    r"earlier (measurement|run|result|value)s?|earlier ones|previous (measurement|run|result)s?"
+    r"earlier (measurement|run|result|value)s?|previous (measurement|run|result)s?"
     r"|measured (here|before|earlier|once)|(runs?|results?|measurements?) (from |of )?before|as (measured|found) here"
     r"|our (own )?(earlier |first |stored )?(measurements?|results?|runs)\b|here it (is|was)|came out (here|before)",
     re.IGNORECASE,
