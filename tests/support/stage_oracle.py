@@ -84,16 +84,32 @@ def make_case(
 
 def run_oracle(case: Case, form: str, *, rounding: bool) -> Result:
     """Output and gradients by plain PyTorch in float64."""
-    wide = case.x.dtype == torch.float32
-    value = _RoundValue.apply if rounding else lambda t: t
-    backward = _RoundGradient.apply if rounding else lambda t: t
     leaves = [None if t is None else t.detach().double().requires_grad_() for t in case[:4]]
     x0, weights, scalars, biases = leaves
     assert x0 is not None
     assert weights is not None
     assert scalars is not None
+    x = equation(x0, weights, scalars, biases, form=form, rounding=rounding, wide=case.x.dtype == torch.float32)
+    x.backward(case.gradient.double())
+    gradients = [None if t is None else t.grad for t in leaves]
+    return Result(x.detach(), *gradients)  # type: ignore[arg-type]
+
+
+def equation(
+    x: Tensor,
+    weights: Tensor,
+    scalars: Tensor,
+    biases: Tensor | None,
+    *,
+    form: str,
+    rounding: bool = False,
+    wide: bool = True,
+    **_: object,
+) -> Tensor:
+    """The stage by plain PyTorch; other arguments of the operator change nothing here."""
+    value = _RoundValue.apply if rounding else lambda t: t
+    backward = _RoundGradient.apply if rounding else lambda t: t
     low = value(weights)
-    x = x0
     for b in range(weights.shape[0]):
         s = dict(zip(SCALARS, scalars[b], strict=True))
         bias = (None, None) if biases is None else (biases[b, 0], biases[b, 1])
@@ -107,9 +123,7 @@ def run_oracle(case: Case, form: str, *, rounding: bool) -> Result:
         x = s["c"] * (t if wide else backward(t))
         x = s["exit_gain"] * F.relu(x) if form == "post" else x
         x = x if wide else value(x)
-    x.backward(case.gradient.double())
-    gradients = [None if t is None else t.grad for t in leaves]
-    return Result(x.detach(), *gradients)  # type: ignore[arg-type]
+    return x
 
 
 def distance(got: Tensor, expected: Tensor) -> float:

@@ -15,7 +15,8 @@ import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
-from normfree.train.config import TrainConfig, configuration
+from normfree.train.composition import configuration
+from normfree.train.config import TrainConfig
 from normfree.train.recipes import recipe
 from normfree.train.settings import field_types
 
@@ -67,6 +68,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "channels_last": st.none() | st.booleans(),
     "compile": st.none() | st.booleans(),
     "graph": st.none() | st.booleans(),
+    "kernels": st.sampled_from(["auto", "stage", "compiled"]),
     "region": count,
     "recompute": natural,
     "seed": st.integers(0, 2**63 - 1),

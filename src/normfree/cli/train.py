@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +97,7 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
-    from normfree.train.config import configuration
+    from normfree.train.composition import configuration
 
     chosen = configuration(recipe, file=config, changes=settings, resume=resume)
     if show:
@@ -123,7 +125,10 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> Ru
     first = _is_first_process()
     warned = not first
     try:
-        with progress(config.model, done=_steps_done(folder) if resume else 0, show=first) as update:
+        with (
+            _log_shown(first),
+            progress(config.model, done=_steps_done(folder) if resume else 0, show=first) as update,
+        ):
 
             def show_progress(s: Snapshot) -> None:
                 nonlocal warned
@@ -138,6 +143,24 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> Ru
         if first:
             raise
         raise typer.Exit(2) from None  # the first process prints the error
+
+
+@contextmanager
+def _log_shown(show: bool) -> Iterator[None]:
+    """Print the lines of the log of training on stderr: which kernels run, and why not the others."""
+    from normfree.report import open_console
+
+    log, handler = logging.getLogger("normfree.train"), logging.Handler()
+    handler.emit = lambda record: open_console(stderr=True).print(record.getMessage(), style="dim")  # type: ignore[method-assign]
+    level = log.level
+    if show:
+        log.setLevel(logging.INFO)
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _is_first_process() -> bool:

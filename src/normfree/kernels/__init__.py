@@ -1,9 +1,11 @@
 """Whole stages of norm-free residual blocks as single CUDA kernels, forward and backward.
 
-`stage` runs a stage, `why_not` says why one cannot run; docs/kernels.md describes the kernels.
+`stage` runs a stage, `prepare` compiles it ahead, `why_not` says why one cannot run; docs/kernels.md describes the
+kernels.
 """
 
 from normfree.kernels.operators import stage, why_not
+from normfree.kernels.selection import prepare
 from normfree.kernels.tiling import FORMS, NEUTRAL, SCALARS, SHAPES, Form
 
-__all__ = ["FORMS", "NEUTRAL", "SCALARS", "SHAPES", "Form", "stage", "why_not"]
+__all__ = ["FORMS", "NEUTRAL", "SCALARS", "SHAPES", "Form", "prepare", "stage", "why_not"]

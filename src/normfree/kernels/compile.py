@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,26 @@ def binary(tiling: Tiling, capability: tuple[int, int]) -> bytes:
     with suppress(OSError):  # a cache that cannot be written is no error
         write_bytes(path, code)
     return code
+
+
+_ahead: dict[tuple[Tiling, tuple[int, int]], Future[bytes]] = {}
+
+
+def compile_ahead(tiling: Tiling, capability: tuple[int, int]) -> None:
+    """Start to compile in another thread; `awaited_binary` waits for the result."""
+    if (tiling, capability) not in _ahead:
+        _ahead[tiling, capability] = _threads().submit(binary, tiling, capability)
+
+
+def awaited_binary(tiling: Tiling, capability: tuple[int, int]) -> bytes:
+    """The machine code, from a compilation that was started ahead if there is one; see `binary`."""
+    started = _ahead.pop((tiling, capability), None)
+    return binary(tiling, capability) if started is None else started.result()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="nvrtc")
 
 
 @cache

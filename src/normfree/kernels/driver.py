@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normfree.kernels.compile import binary
+from normfree.kernels.compile import awaited_binary
 from normfree.kernels.tiling import Tiling
 
 Argument = Tensor | int | None
@@ -61,7 +61,7 @@ class Kernels:
     """The kernels of one stage on one device."""
 
     def __init__(self, tiling: Tiling, device: int) -> None:
-        code = binary(tiling, torch.cuda.get_device_capability(device))
+        code = awaited_binary(tiling, torch.cuda.get_device_capability(device))
         module = ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading the stage kernels")
         self.tiling = tiling

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normfree.kernels.compile import why_no_compiler
-from normfree.kernels.driver import Kernels, kernels_for, multiprocessors, shared_memory
+from normfree.kernels.driver import Kernels, multiprocessors, shared_memory
+from normfree.kernels.selection import chosen_kernels, device_index
 from normfree.kernels.tiling import (
     PACK_THREADS,
     REDUCE_THREADS,
@@ -53,7 +54,7 @@ def why_not(
     capability = torch.cuda.get_device_capability(device)
     if capability < (9, 0):
         return f"the stage kernels need compute capability 9.0 or later, not {capability[0]}.{capability[1]}"
-    index = torch.cuda.current_device() if device is None or device.index is None else device.index
+    index = torch.cuda.current_device() if device is None else device_index(device)
     try:
         choose_tiling(
             channels, size, cast(Form, form), images=1, multiprocessors=132, shared_memory=shared_memory(index)
@@ -132,29 +133,6 @@ def _check(x: Tensor, weights: Tensor, scalars: Tensor, biases: Tensor | None, f
             )
 
 
-def _kernels(x: Tensor, form: str, neutral: int, recompute: bool) -> Kernels:
-    device = x.device.index if x.device.index is not None else torch.cuda.current_device()
-    tiling = choose_tiling(
-        x.shape[1],
-        x.shape[2],
-        cast(Form, form),
-        images=x.shape[0],
-        multiprocessors=multiprocessors(device),
-        neutral=neutral,
-        wide_stream=x.dtype == torch.float32,
-        recompute=recompute,
-        wgmma=torch.cuda.get_device_capability(device) == (9, 0),
-        shared_memory=shared_memory(device),
-    )
-    return kernels_for(tiling, device)
-
-
-def _grid(images: int, kernels: Kernels) -> int:
-    """Thread blocks of the chain, filled up to whole clusters."""
-    tiling = kernels.tiling
-    return -(-images * tiling.split // tiling.cluster) * tiling.cluster
-
-
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -175,7 +153,7 @@ def stage_forward(
     `keep` is 0 for inference, 1 to keep the stream and 2 to keep the inner activations, too.
     """
     with torch.cuda.device(x.device):
-        kernels = _kernels(x, form, neutral, keep == 1)
+        kernels = chosen_kernels(x, form, neutral, keep == 1)
         images, channels = x.shape[:2]
         blocks = weights.shape[0]
         x, weights, scalars = _channels_last(x), weights.contiguous(), scalars.contiguous()
@@ -198,7 +176,7 @@ def stage_forward(
         )
         tiling = kernels.tiling
         kernels.forward.launch(
-            (_grid(images, kernels), 1),
+            (images * tiling.split, 1),
             tiling.threads,
             tiling.chain_bytes[0],
             x,
@@ -242,7 +220,7 @@ def stage_backward(
     """Gradients of the input, weights (float32), scalars and biases; those that are not needed have no elements."""
     with torch.cuda.device(gradient.device):
         recompute = inner.shape[0] == 0
-        kernels = _kernels(gradient, form, neutral, recompute)
+        kernels = chosen_kernels(gradient, form, neutral, recompute)
         gradient, scalars = _channels_last(gradient), scalars.contiguous()
         blocks = scalars.shape[0]
         images, channels, size = gradient.shape[:3]
@@ -294,7 +272,7 @@ def _segment(
     warps = tiling.threads // 32
     sums = gradient.new_empty((blocks, images * tiling.split * warps, _SUMS), dtype=torch.float32)
     kernels.backward.launch(
-        (_grid(images, kernels), 1),
+        (images * tiling.split, 1),
         tiling.threads,
         tiling.chain_bytes[1],
         gradient,

@@ -63,8 +63,8 @@ _TILES = {
 _WGMMA_TILES = {(32, 16, 1): (1, 4), (64, 8, 1): (1, 8), (64, 16, 1): (1, 8)}
 # (channels, size): image rows that the weight gradients take at a time, where it is not the whole image
 _BANDS = {(16, 32): 16, (32, 16): 8, (32, 32): 4}
-# channels: (dx, 16 input channels) steps in a slice, slices in shared memory, thread blocks that share their loads
-_WEIGHTS = {16: (3, 4, 1), 32: (6, 4, 1), 64: (6, 4, 2), 128: (2, 6, 2)}
+# channels: (dx, 16 input channels) steps in a slice, slices in shared memory
+_WEIGHTS = {16: (3, 4), 32: (6, 4), 64: (6, 4), 128: (2, 6)}
 SHAPES = tuple(sorted({(channels, size) for channels, size, _ in _TILES}, key=lambda s: (s[0] * s[1], s[0])))
 """The (channels, image size) of stages that have kernels."""
 
@@ -73,8 +73,7 @@ SHAPES = tuple(sorted({(channels, size) for channels, size, _ in _TILES}, key=la
 class Tiling:
     """Compile-time constants of the kernels of one stage.
 
-    `split` thread blocks share an image by rows, `cluster` thread blocks share the weights that they load. `wgmma` uses
-    the tensor instructions that only Hopper GPUs have.
+    `split` thread blocks share an image by rows. `wgmma` uses the tensor instructions that only Hopper GPUs have.
     `neutral` has a bit for each scalar that is neutral and does not learn. `wide_stream` keeps the residual stream in
     float32 and `recompute` computes the inner activation again in the backward pass.
     """
@@ -86,7 +85,6 @@ class Tiling:
     wide_stream: bool = False
     recompute: bool = False
     split: int = 1
-    cluster: int = 1
     tiles: tuple[int, int] = (4, 2)
     steps: int = 3
     ring: int = 4
@@ -178,7 +176,6 @@ class Tiling:
             "NF_CHANNELS": self.channels,
             "NF_SIZE": self.size,
             "NF_SPLIT": self.split,
-            "NF_CLUSTER": self.cluster,
             "NF_TILES_M": self.tiles[0],
             "NF_TILES_N": self.tiles[1],
             "NF_RING": self.ring,
@@ -217,8 +214,7 @@ def choose_tiling(
     must_split = (channels, size, 1) not in _TILES
     split = 2 if must_split or (can_split and 2 * images <= multiprocessors) else 1
     wgmma = wgmma and (channels, size, split) in _WGMMA_TILES
-    steps, most, shared = _WEIGHTS[channels]
-    cluster = max(split, shared)
+    steps, most = _WEIGHTS[channels]
     tiling = Tiling(
         channels,
         size,
@@ -227,7 +223,6 @@ def choose_tiling(
         wide_stream=wide_stream,
         recompute=recompute,
         split=split,
-        cluster=cluster,
         tiles=(_WGMMA_TILES if wgmma else _TILES)[channels, size, split],
         steps=steps,
         ring=0,

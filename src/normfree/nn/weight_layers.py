@@ -8,7 +8,7 @@ one compiled program.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,29 @@ class _Standardized(_RowGain):
     def set_weight_(self, weight: Tensor) -> None:
         """Set the weight before standardization; mean and scale of its rows do not matter."""
         self.weight.copy_(weight)
+
+
+class _Rows:
+    """The rows of several layers of one kind, in the place of a layer."""
+
+    _weight_rows, _over_norm = _RowGain._weight_rows, _RowGain._over_norm
+
+    def __init__(self, weight: Tensor, gain: Tensor) -> None:
+        self.weight, self.gain = weight, gain
+
+
+def stacked_weight(kind: WeightKind, weight: Tensor, gain: Tensor) -> Tensor:
+    """Return the effective weights of layers with weight norm or standardization, stacked along the first axis.
+
+    Args:
+        kind: Their reparametrization.
+        weight: Their weights, (layers, outputs, …).
+        gain: Their gains, (layers, outputs, 1, …).
+    """
+    rows: Any = _Rows(weight.flatten(0, 1), gain.flatten(0, 1))
+    layer: Any = _WeightNorm if kind == "weight_norm" else _Standardized
+    out: Tensor = layer.effective_weight(rows)
+    return out.view(weight.shape)
 
 
 class _SpectralNorm(nn.Module):

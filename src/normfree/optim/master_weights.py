@@ -44,6 +44,9 @@ class MasterWeights:
     folded into it; see `normfree.nn.scalar_folding`. Parameters that need no gradient are not part of the vectors;
     see `frozen`.
 
+    Float32 parameters of one shape can be adjacent in the vectors as a stack. `stacks` holds the stacks as tensors that
+    learn in place of their parameters: a pass that reads a stack instead of hundreds of parameters costs a few kernels.
+
     A step is: backward pass, `gather_gradients_`, `unfold_gradients_`, an update of `values` by `gradient`,
     `copy_to_model_`. At the end, `release_` makes the model an ordinary one again.
 
@@ -53,6 +56,7 @@ class MasterWeights:
         channels_last: Whether four-dimensional parameters are stored in that memory format.
         originals: Unrounded values of parameters that were converted to half precision, by name. The masters start from
             them.
+        stacks: Lists of float32 parameters of one shape and one group, to be adjacent in this order.
 
     Raises:
         ValueError: If no parameter learns, or if the parameters have more than one dtype besides float32.
@@ -65,8 +69,10 @@ class MasterWeights:
         *,
         channels_last: bool = False,
         originals: Mapping[str, Tensor] | None = None,
+        stacks: Sequence[Sequence[nn.Parameter]] = (),
     ) -> None:
         originals = originals or {}
+        self._stacked = {id(p): (number, i) for number, stack in enumerate(stacks) for i, p in enumerate(stack)}
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
         if not dtypes:
@@ -91,17 +97,21 @@ class MasterWeights:
         self._channels_last = channels_last
         self._starts = [slot.start for slot in slots]
         self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
-        for view, (parameter, start, short_start) in zip(self.named(self.values).values(), slots, strict=True):
+        for view, (parameter, _, short_start) in zip(self.named(self.values).values(), slots, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
-            vector, begin = (self.values, start) if short_start is None else (self._compute, short_start)
-            parameter.data = _view(vector, begin, parameter, channels_last)
+            parameter.data = view if short_start is None else self._view(self._compute, short_start, parameter)
             parameter.grad = None
         self.gradients = self.named(self.gradient)
+        starts = {id(slot.parameter): slot.start for slot in slots}
+        places = [(starts[id(stack[0])], len(stack), stack[0].shape) for stack in stacks]
+        self.stacks = [_stack(self.values, *place).detach().requires_grad_() for place in places]
+        self._stack_gradients = [_stack(self.gradient, *place) for place in places]
         self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         streams = model.streams() if isinstance(model, BaseModel) else ()
         self._folding = ScalarFolding(model, foldable, streams, slots, self.values)
-        self._folded = {id(scalar.value) for scalar in self._folding.scalars()}
+        folded = {id(scalar.value) for scalar in self._folding.scalars()}
+        self._elsewhere = folded | {*self._stacked}  # `unfold_gradients_` or the stacks have their gradients
         self._folding.enable_()
         self.copy_to_model_()
 
@@ -110,10 +120,10 @@ class MasterWeights:
     ) -> list[ParameterSlot]:
         """Assign every parameter that learns its place in the vectors, group by group."""
 
-        def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()]]:
-            """Sort half precision first and foldable layers of one kind together."""
-            found = foldable.get(id(parameter))
-            return parameter.dtype == torch.float32, found is not None, found.kind if found else ()
+        def order(parameter: nn.Parameter) -> tuple[bool, bool, LayerKind | tuple[()], tuple[int, int]]:
+            """Sort half precision first, foldable layers of one kind together, and stacks last."""
+            found, place = foldable.get(id(parameter)), self._stacked.get(id(parameter), (-1, 0))
+            return parameter.dtype == torch.float32, found is not None, found.kind if found else (), place
 
         slots: list[ParameterSlot] = []
         end = short_end = 0
@@ -133,7 +143,15 @@ class MasterWeights:
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name."""
         starts = zip(self.parameters.items(), self._starts, strict=True)
-        return {name: _view(vector, start, like, self._channels_last) for (name, like), start in starts}
+        return {name: self._view(vector, start, like) for (name, like), start in starts}
+
+    def _view(self, vector: Tensor, start: int, like: nn.Parameter) -> Tensor:
+        """View the part of `vector` that begins at `start` in the shape of `like`; stacks have no memory format."""
+        flat = vector[start : start + like.numel()]
+        if self._channels_last and like.dim() == 4 and id(like) not in self._stacked:
+            n, c, h, w = like.shape
+            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+        return flat.view(like.shape)
 
     @torch.no_grad()
     def gather_gradients_(self, *, add: bool = False) -> None:
@@ -147,10 +165,16 @@ class MasterWeights:
         # One kernel moves many tensors if their dtypes and strides agree; one that differs would force a slow loop.
         alike: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
         missing = []
+        for into, stack in zip(self._stack_gradients, self.stacks, strict=True):
+            gradient, stack.grad = stack.grad, None
+            if gradient is None:
+                missing.append(into)
+            else:
+                into.add_(gradient) if add else into.copy_(gradient)
         for into, parameter in zip(self.gradients.values(), self.parameters.values(), strict=True):
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
-                if id(parameter) not in self._folded:  # `unfold_gradients_` writes theirs
+                if id(parameter) not in self._elsewhere:
                     missing.append(into)
                 continue
             key = (gradient.dtype, gradient.stride() == into.stride())
@@ -206,10 +230,7 @@ class MasterWeights:
         self._folding.enable_(False)
 
 
-def _view(vector: Tensor, start: int, like: Tensor, channels_last: bool) -> Tensor:
-    """View the part of `vector` that begins at `start` in the shape of `like`."""
-    flat = vector[start : start + like.numel()]
-    if channels_last and like.dim() == 4:
-        n, c, h, w = like.shape
-        return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-    return flat.view(like.shape)
+def _stack(vector: Tensor, start: int, count: int, shape: torch.Size) -> Tensor:
+    """View `count` adjacent parameters of one shape as (count, *shape); the first begins at `start`."""
+    size = padded_size(shape.numel())
+    return vector[start : start + count * size].view(count, size)[:, : shape.numel()].view(count, *shape)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from normfree.provenance import RELEASE
 from normfree.train.settings import (
     Range,
     coerce,
     explained_toml,
     field_types,
     parse_changes,
+    read_toml,
     require_in_range,
     require_known,
     setting,
@@ -140,6 +141,9 @@ class TrainConfig:
     channels_last: bool | None = setting(None, "keep images and weights with their channels last")
     compile: bool | None = setting(None, "compile the blocks")
     graph: bool | None = setting(None, "capture a step in one CUDA graph")
+    kernels: Literal["auto", "stage", "compiled"] = setting(
+        "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
+    )
     region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
     recompute: int = setting(
         0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", _NOT_NEGATIVE
@@ -232,31 +236,28 @@ class TrainConfig:
         return parse_changes(TrainConfig, texts)
 
     @classmethod
-    def from_toml(cls, path: str | Path, base: TrainConfig | None = None) -> TrainConfig:
+    def from_toml(cls, path: str | Path, base: TrainConfig | None = None, *, unnamed: str = RELEASE) -> TrainConfig:
         """Read a configuration from a TOML file.
 
         Args:
             path: The file; it may give only some of the settings.
             base: The configuration that provides all other settings; the defaults if None.
+            unnamed: The release whose methods are meant if the file does not name one under the key `normfree`.
 
         Returns:
-            The configuration.
+            The configuration, with a method of an earlier release in today's spelling.
 
         Raises:
             ValueError: If the text is not TOML, a setting is unknown, or a value is bad.
             OSError: If the file cannot be read.
         """
-        try:
-            with Path(path).open("rb") as file:
-                values = tomllib.load(file)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
+        values = read_toml(path)
+        release = str(values.pop("normfree", unnamed))
         for name in values:
             require_known(name, field_types(cls), where=f" in '{path}'")
         try:
-            return replace(base or cls(), **values)
+            config = replace(base or cls(), **values)
+            return config if release == RELEASE or "method" not in values else _as_of(config, release)
         except ValueError as error:
             raise ValueError(f"{error}; correct it in '{path}'") from None
 
@@ -264,21 +265,22 @@ class TrainConfig:
         """Render all settings as TOML, which `from_toml` reads back equal.
 
         Args:
-            explained: Whether to add the meaning of each setting as a comment.
+            explained: Whether to add the meaning of each setting as a comment, and to leave out the release.
 
         Returns:
             The text. A setting that is None is left out, or is a comment with `explained`.
         """
-        return explained_toml(self) if explained else to_toml(asdict(self))
+        return explained_toml(self) if explained else to_toml({"normfree": RELEASE, **asdict(self)})
 
     def fingerprint(self) -> str:
         """Return 12 hexadecimal digits that identify the settings that affect the result.
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
-        which it was, a run may be resumed on another machine, and the result names the hardware. Settings that change
-        only the rounding (compile, graph, channels_last, …) count, because a resumed run continues bit for bit. A
-        setting at its default does not count, so that adding a setting later changes no earlier fingerprint.
+        which it was, a run may be resumed on another machine, and the result names the hardware. The same holds for
+        `kernels`, which 'auto' chooses by the machine. Settings that change only the rounding (compile, graph,
+        channels_last, …) count, because a resumed run continues bit for bit. A setting at its default does not count,
+        so that adding a setting later changes no earlier fingerprint.
         """
         changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
@@ -325,12 +327,7 @@ class TrainConfig:
         )
 
     def lr_factors(self, epoch: int, steps: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-            steps: The steps per epoch.
-        """
+        """Return the factor of the learning rates in each step of an epoch, counted from 0, of `steps` steps."""
         schedule = self.lr_schedule
         return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
 
@@ -347,53 +344,21 @@ class TrainConfig:
         )
 
 
+def _as_of(config: TrainConfig, release: str) -> TrainConfig:
+    from normfree.methods.history import as_of  # imported here because it loads torch
+
+    return replace(config, method=as_of(config.method, release, config.model))
+
+
 _DEEP = 400  # residual branches
 # Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
-NOT_IN_FINGERPRINT = {"data_dir", "device", "checkpoint_minutes", "checkpoint_epochs", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT = {
+    "data_dir",
+    "device",
+    "kernels",
+    "checkpoint_minutes",
+    "checkpoint_epochs",
+    "workers",
+    "tensorboard",
+}
 _DEFAULTS = asdict(TrainConfig())
-
-
-def configuration(
-    name: str | None = None,
-    *,
-    file: str | Path | None = None,
-    changes: Iterable[str] = (),
-    resume: str | Path | None = None,
-) -> TrainConfig:
-    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
-
-    Args:
-        name: The recipe; the defaults if None.
-        file: A TOML file with some of the settings.
-        changes: Single settings of the form 'name=value'.
-        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
-        OSError: If the file cannot be read.
-    """
-    from normfree.train.recipes import recipe, recipes  # imported here because recipes are made of configurations
-
-    if resume is not None and name is None and file is None:
-        from normfree.train.run.loading import read_config  # imported here because it loads torch
-
-        chosen = read_config(resume)
-    else:
-        if name is not None and name not in recipes():
-            _refuse_model(name)
-        chosen = TrainConfig() if name is None else recipe(name)
-    if file is not None:
-        chosen = TrainConfig.from_toml(file, base=chosen)
-    return chosen.with_changes(**TrainConfig.parse_changes(changes))
-
-
-def _refuse_model(name: str) -> None:
-    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
-    from normfree.models import is_model_name  # imported here because it loads torch
-    from normfree.models.foreign import is_foreign
-
-    if is_foreign(name) or is_model_name(name):
-        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")

@@ -7,7 +7,7 @@ stage_forward(const Stream* x, const char* weights, const float* shifts, const f
               Stream* out, int blocks, int images) {
   extern __shared__ __align__(1024) char memory[];
   u32 input = shared_address(memory), inner = input + BUFFER;
-  Owner own(images);
+  Owner own;
   Border border(own.rank);
   Exchange exchange;
   Ring ring;
@@ -26,7 +26,7 @@ stage_forward(const Stream* x, const char* weights, const float* shifts, const f
     float v[4];
     load_stream(image_of(x, 0, images, own.image) + own.element(m, q, h), v);
     uint2 bits = stream.set<false>(m, q, h, v);
-    if (kept && own.active) *(uint2*)(image_of(kept, 0, images, own.image) + own.element(m, q, h)) = bits;
+    if (kept) *(uint2*)(image_of(kept, 0, images, own.image) + own.element(m, q, h)) = bits;
     exchange.put(input, own, m, q, h, entered(bits, s));
   }
   border.fill(input, neutral(BEFORE1) ? 0.f : -s[BEFORE1]);
@@ -37,7 +37,7 @@ stage_forward(const Stream* x, const char* weights, const float* shifts, const f
     start_at(sum, shift1);
     load_shift(shift2, shifts + (size_t)(2 * b + 1) * C, own);
     convolve(input, own, ring, source, sum);
-    bf16* keep = kept_inner && own.active ? image_of(kept_inner, b, images, own.image) : 0;
+    bf16* keep = kept_inner ? image_of(kept_inner, b, images, own.image) : 0;
     exchange.begin();
     EACH_OWNED {
       float z[4] = RESULT(sum);
@@ -55,7 +55,7 @@ stage_forward(const Stream* x, const char* weights, const float* shifts, const f
     if (!last) load_scalars(s, scalars + (size_t)(b + 1) * SCALARS), load_shift(shift1, shifts + (size_t)(2 * b + 2) * C, own);
     start_at_zero(sum);
     convolve(inner, own, ring, source, sum);
-    keep = kept && own.active && (RELU_OUT || !last) ? image_of(kept, b + 1, images, own.image) : 0;
+    keep = kept && (RELU_OUT || !last) ? image_of(kept, b + 1, images, own.image) : 0;
     exchange.begin();
     EACH_OWNED {
       float y[4] = RESULT(sum), v[4], add[4] = {shift2[q].x, shift2[q].y, shift2[q].z, shift2[q].w};
@@ -68,7 +68,7 @@ stage_forward(const Stream* x, const char* weights, const float* shifts, const f
       }
       uint2 bits = stream.set<RELU_OUT>(m, q, h, v);
       if (keep) *(uint2*)(keep + own.element(m, q, h)) = bits;
-      if (last && own.active) stream.store(image_of(out, 0, images, own.image) + own.element(m, q, h), m, q, h);
+      if (last) stream.store(image_of(out, 0, images, own.image) + own.element(m, q, h), m, q, h);
       exchange.put(input, own, m, q, h, entered(bits, s));
     }
     if (!neutral(BEFORE1)) border.fill(input, -s[BEFORE1]);
@@ -120,7 +120,7 @@ stage_backward(const Stream* gradient, const char* weights, const char* forward_
   extern __shared__ __align__(1024) char memory[];
   u32 outer = shared_address(memory), middle = outer + BUFFER, again = middle + BUFFER;
   u32 rest = outer + (RECOMPUTE ? 3 : 2) * BUFFER;
-  Owner own(images);
+  Owner own;
   Border border(own.rank);
   constexpr int convolutions = RECOMPUTE ? 3 : 2;  // of a block
   auto source = [=](int slice) {
@@ -153,7 +153,7 @@ stage_backward(const Stream* gradient, const char* weights, const char* forward_
     if (RELU_OUT) bits = stream.set_where(m, q, h, g, positive4(*(const uint2*)(output + own.element(m, q, h))));
     else bits = stream.set<false>(m, q, h, g);
     exchange.put(outer, own, m, q, h, bits);
-    if (own.active) *(uint2*)(image_of(gradients, 2 * blocks - 1, images, own.image) + own.element(m, q, h)) = bits;
+    *(uint2*)(image_of(gradients, 2 * blocks - 1, images, own.image) + own.element(m, q, h)) = bits;
   }
   Sums sum;
   OwnedBits saved;  // the inner activation, then the stream's value
@@ -176,7 +176,7 @@ stage_backward(const Stream* gradient, const char* weights, const char* forward_
         float z[4] = RESULT(sum);
         for (int i = 0; i < 4; i++) z[i] = times<INNER_GAIN>(z[i], s);
         saved[m][q][h] = pack4<true>(z);
-        if (own.active) *(uint2*)(image_of(kept_inner, b, images, own.image) + own.element(m, q, h)) = saved[m][q][h];
+        *(uint2*)(image_of(kept_inner, b, images, own.image) + own.element(m, q, h)) = saved[m][q][h];
       }
     } else {
       const bf16* inner = image_of(kept_inner, b, images, own.image);
@@ -199,7 +199,7 @@ stage_backward(const Stream* gradient, const char* weights, const char* forward_
       uint2 bits = pack4<false>(u), mask = positive4(saved[m][q][h]);
       bits.x &= mask.x, bits.y &= mask.y;
       exchange.put(middle, own, m, q, h, bits);
-      if (own.active) *(uint2*)(to + own.element(m, q, h)) = bits;
+      *(uint2*)(to + own.element(m, q, h)) = bits;
     }
     EACH_OWNED saved[m][q][h] = *(const uint2*)(x + own.element(m, q, h));
     exchange.end();
@@ -232,14 +232,14 @@ stage_backward(const Stream* gradient, const char* weights, const char* forward_
       uint2 bits;
       if (RELU_OUT && b) bits = stream.set_where(m, q, h, g, positive4(saved[m][q][h]));
       else bits = stream.set<false>(m, q, h, g);
-      if (b && own.active) *(uint2*)(to + own.element(m, q, h)) = bits;
-      if (!b && own.active) stream.store(image_of(input_gradient, 0, images, own.image) + own.element(m, q, h), m, q, h);
+      if (b) *(uint2*)(to + own.element(m, q, h)) = bits;
+      if (!b) stream.store(image_of(input_gradient, 0, images, own.image) + own.element(m, q, h), m, q, h);
       exchange.put(outer, own, m, q, h, bits);
     }
     if (NEED_ANY) {
       float total = sum8(part, own.lane);
       size_t row = ((size_t)b * images * SPLIT + blockIdx.x) * WARPS + own.warp;
-      if (own.active && !(own.lane & 3)) sums[row * SUM_COUNT + (own.lane >> 2)] = total;
+      if (!(own.lane & 3)) sums[row * SUM_COUNT + (own.lane >> 2)] = total;
     }
   }
   exchange.end();

@@ -1,7 +1,8 @@
 // A 3 x 3 convolution of one image in shared memory, with its weight ring, border and neighbour exchange.
 
-// Weights flow through a ring of slices in shared memory. One thread of each block refills it; the blocks of a cluster
-// load a part each and copy it to all. A slot is free when every warp of the cluster has released it.
+// Weights flow through a ring of slices in shared memory, which one thread refills. A slot is free when every warp of the
+// thread block has read it. Thread blocks do not share their loads: another one's copy into this memory would need a
+// release of cluster scope by every warp, which costs more than the loads.
 struct Ring {
   u32 slots, full, empty;
   int slice, total;
@@ -9,11 +10,11 @@ struct Ring {
   DEVICE u32 slot(int ahead = 0) const { return slots + (slice + ahead) % RING * SLICE_BYTES; }
   DEVICE void wait(int ahead = 0) const { barrier_wait(full + (slice + ahead) % RING * 8, (slice + ahead) / RING & 1); }
 
-  // Set up the barriers; a barrier of all threads of the cluster must follow before `start`.
+  // Set up the barriers; a barrier of all threads must follow before `start`.
   DEVICE void init(u32 memory, int slices) {
     slots = memory, full = memory + RING * SLICE_BYTES, empty = full + RING * 8, slice = 0, total = slices;
     if (threadIdx.x == 0)
-      for (int i = 0; i < RING; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS * CLUSTER);
+      for (int i = 0; i < RING; i++) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, WARPS);
   }
   template <class Source> DEVICE void start(Source source) {
     if (threadIdx.x == 0)
@@ -21,24 +22,23 @@ struct Ring {
   }
   DEVICE void fetch(int number, const char* from) {
     u32 to = slots + number % RING * SLICE_BYTES, barrier = full + number % RING * 8;
-    constexpr int part = SLICE_BYTES / CLUSTER;
     barrier_expect(barrier, SLICE_BYTES);
-    if (CLUSTER == 1) copy_bulk(to, from, part, barrier);
-    else copy_bulk_to_cluster(to + cluster_rank() * part, from + cluster_rank() * part, part, barrier, CLUSTER);
+    copy_bulk(to, from, SLICE_BYTES, barrier);
   }
-  // This warp is done with its slice. Thread 0 then refills the slot before it, which the other warps left a while ago.
+  // This warp is done with its slice. Thread 0 then refills the slot before it, which all warps have left: a barrier of all
+  // threads lies between two convolutions, and here between two slices of one. wgmma counts the warps instead.
   template <class Source> DEVICE void release(Source source) {
-    int lane = threadIdx.x & 31;
-    u32 barrier = empty + slice % RING * 8;
-    // A neighbour overwrites the slot without waiting for this block's loads: reads that are still under way would get
-    // the next weights. wgmma has waited for its own reads.
-    if (CLUSTER > 1 && !NF_WGMMA) finish_reads();
+#if NF_WGMMA
     __syncwarp();
-    if (CLUSTER == 1) { if (lane == 0) barrier_arrive(barrier); }
-    else if (lane < CLUSTER) barrier_arrive_peer(barrier, lane);
+    if ((threadIdx.x & 31) == 0) barrier_arrive(empty + slice % RING * 8);
+#else
+    if (SLICES > 1) __syncthreads();
+#endif
     int next = slice - 1 + RING;
     if (threadIdx.x == 0 && slice > 0 && next < total) {
+#if NF_WGMMA
       barrier_wait(empty + (slice - 1) % RING * 8, (slice - 1) / RING & 1);
+#endif
       fetch(next, source(next));
     }
     __syncwarp();
@@ -206,9 +206,9 @@ template <class T> DEVICE T* image_of(T* p, size_t number, int images, int image
 // Barriers are ready in the whole cluster after this.
 DEVICE void barriers_are_ready() {
   barrier_init_visible();
-  if (CLUSTER > 1) cluster_barrier(); else __syncthreads();
+  if (SPLIT > 1) cluster_barrier(); else __syncthreads();
 }
 // A neighbour may still signal this block's barriers, so no block leaves early.
 DEVICE void leave() {
-  if (CLUSTER > 1) cluster_barrier();
+  if (SPLIT > 1) cluster_barrier();
 }

@@ -4,7 +4,6 @@
 // A chunk is 8 channels (16 bytes). Chunks are swizzled so that 8 neighbouring pixels hit 8 different bank groups.
 constexpr int C = NF_CHANNELS, S = NF_SIZE;
 constexpr int SPLIT = NF_SPLIT;      // thread blocks that share one image by rows
-constexpr int CLUSTER = NF_CLUSTER;  // thread blocks that share the weights they load
 constexpr int TM = NF_TILES_M;       // tiles of 16 pixels that a warp owns, one below the other
 constexpr int TN = NF_TILES_N;       // tiles of 8 output channels that a warp owns
 constexpr int RING = NF_RING;        // slices of weights in shared memory
@@ -24,7 +23,6 @@ constexpr int STEPS_PER_CONV = 3 * PAIRS, SLICES = STEPS_PER_CONV / STEPS, SLICE
 constexpr int SPAN = TILE_ROWS * (TM - 1) + 3;  // input rows that a warp's output rows read
 static_assert(RING >= (NF_WGMMA ? 3 : 2), "wgmma reads a slice while the one before it is not released");
 static_assert(STEPS_PER_CONV % STEPS == 0, "slices must divide a convolution");
-static_assert(SLICE_BYTES % (16 * CLUSTER) == 0, "each thread block of a cluster copies an equal part");
 static_assert(WM * TM * 16 == ROWS * S && (ROWS / TILE_ROWS) % TM == 0, "warps must tile the image");
 
 // The scalars of one block of the residual equation, in the order of normfree.kernels.SCALARS.
@@ -52,8 +50,8 @@ typedef float Stream;
 #else
 typedef bf16 Stream;
 #endif
-#if NF_CLUSTER > 1
-#define CLUSTERED __cluster_dims__(NF_CLUSTER, 1, 1)
+#if NF_SPLIT > 1
+#define CLUSTERED __cluster_dims__(NF_SPLIT, 1, 1)
 #else
 #define CLUSTERED
 #endif
@@ -70,8 +68,7 @@ DEVICE u32 offset(int row, int column, int chunk) { return offset_in<C>(row, col
 // The pixels and channels that a thread owns in the result of a convolution: TM tiles x Q pairs x 2 halves x 4 channels.
 struct Owner {
   int warp, lane, wn, row, segment, channel, rank, image;
-  bool active;  // false for a thread block that only helps its cluster to load weights
-  DEVICE Owner(int images) {
+  DEVICE Owner() {
     warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #if NF_WGMMA  // four warps share 8 x 8 pixels, two rows each
     int place = warp / 4 / WN;
@@ -82,8 +79,6 @@ struct Owner {
 #endif
     channel = wn * TN * 8 + (lane & 3) * 4;
     rank = blockIdx.x % SPLIT, image = blockIdx.x / SPLIT;
-    active = image < images;
-    image = active ? image : images - 1;
   }
   DEVICE int row_of(int m, int h) const { return row + m * TILE_ROWS + (TILE_ROWS == 2 ? h : 0); }
   DEVICE int column_of(int h) const { return segment * TILE_WIDTH + (lane >> 2) + (TILE_ROWS == 2 ? 0 : 8 * h); }

@@ -122,11 +122,6 @@ DEVICE u32 peer_address(u32 address, int rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(address), "r"(rank));
   return v;
 }
-// Waits until this thread's shared-memory reads are in registers.
-DEVICE void finish_reads() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-DEVICE void barrier_arrive_peer(u32 barrier, int rank) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(barrier, rank)) : "memory");
-}
 // Write to another thread block of the cluster; its barrier counts the bytes, so no fence is needed.
 DEVICE void store_peer8(u32 address, int rank, uint2 v, u32 barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
@@ -136,11 +131,6 @@ DEVICE void store_peer8(u32 address, int rank, uint2 v, u32 barrier) {
 DEVICE void copy_bulk(u32 to, const void* from, int bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// The same, written to every thread block of the cluster at the same address; each one's own barrier counts.
-DEVICE void copy_bulk_to_cluster(u32 to, const void* from, int bytes, u32 barrier, int cluster) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::
-                   "r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"((unsigned short)((1 << cluster) - 1)) : "memory");
 }
 DEVICE int cluster_rank() {
   int v;

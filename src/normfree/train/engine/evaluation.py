@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from normfree.nn.model_state import eval_mode
 from normfree.train.engine.environment import Stop
 
-BatchSums = Callable[[nn.Module, Any], Tensor]
-"""Returns three float64 sums over a batch, given the model: the losses, the hits, and the number of labels."""
+BatchSums = Callable[[Any, Any], Tensor]
+"""Returns three float64 sums over a batch, given the model or its forward function.
+
+They are the losses, the hits, and the number of labels.
+"""
 
 
 class Score(NamedTuple):
@@ -28,7 +31,7 @@ class Score(NamedTuple):
     accuracy: float
 
 
-def image_sums(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def image_sums(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
     """Return the summed cross-entropy, the hits and the number of images of a batch."""
     images, labels = batch
     logits = model(images).float()
@@ -61,6 +64,7 @@ def score(
     batches: Iterable[Any],
     sums_of: BatchSums = image_sums,
     *,
+    forward: Callable[..., Tensor] | None = None,
     reduce: Callable[[Tensor], None] | None = None,
 ) -> Score:
     """Score a model in evaluation mode; the mode of every module is restored.
@@ -69,6 +73,7 @@ def score(
         model: The model.
         batches: The batches; each label is counted once.
         sums_of: The sums over one batch.
+        forward: The function to call in place of the model, if any.
         reduce: Averages a tensor over all processes in place, if each process has a part of the batches.
 
     Returns:
@@ -77,7 +82,7 @@ def score(
     sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
     with eval_mode(model):
         for batch in batches:
-            sums += sums_of(model, batch)
+            sums += sums_of(model if forward is None else forward, batch)
     if reduce is not None:
         reduce(sums)
     loss, hits, labels = sums.tolist()

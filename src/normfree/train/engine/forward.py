@@ -1,4 +1,4 @@
-"""The forward pass in training: precision, compiled regions, and segments that the backward pass computes again.
+"""The forward pass in training: precision, stages that run by kernels, compiled regions, and recomputed segments.
 
 Blocks are compiled instead of the network. Blocks of the same shape share one compiled program, so 10,000 layers
 compile as fast as ten.
@@ -6,9 +6,10 @@ compile as fast as ten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from normfree.models import Network
 from normfree.models.base import BaseModel
 from normfree.nn.residual import Residual, lower_precision_, set_precision_
 from normfree.nn.weight_layers import weight_kind
+from normfree.train.engine.stages import Stage
 
 Region = tuple[nn.Module, ...]
 Forward = Callable[..., Tensor]
@@ -66,7 +68,14 @@ def _lower_rest_(model: nn.Module, dtype: torch.dtype) -> None:
                 parameter.data = parameter.data.to(dtype)
 
 
-def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, recompute: int = 0) -> Forward:
+def forward_of(
+    model: nn.Module,
+    *,
+    compile: bool = False,
+    region: int = 1,
+    recompute: int = 0,
+    stages: Mapping[nn.Module, Stage] | None = None,
+) -> Forward:
     """Return the function that training calls in place of the model.
 
     The layers of a Transformer are compiled one by one for any length; `uncompile_` undoes it. A third-party model is
@@ -77,7 +86,8 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
         compile: Whether to compile it.
         region: The number of consecutive blocks in one compiled program.
         recompute: The number of regions per segment that keeps only its input, and that the backward pass computes
-            again; 0 keeps all activations.
+            again; 0 keeps all activations. A stage of kernels has its own setting.
+        stages: The stages that run by kernels, by each of their blocks.
 
     Raises:
         ValueError: If segments are asked for and the model is not a sequence of blocks.
@@ -90,24 +100,27 @@ def forward_of(model: nn.Module, *, compile: bool = False, region: int = 1, reco
                 layer.compile(dynamic=True)
             return model
         return torch.compile(model, dynamic=False, options=_OPTIONS) if compile else model
-    regions = list(_regions(model, region if compile else 1))
+    parts = list(_regions(model, region if compile else 1, stages))
     run: Callable[[Region, Tensor], Tensor] = _run
     if compile:
         run = torch.compile(_run, dynamic=False, options=_OPTIONS)
 
-    def through(segment: Sequence[Region], x: Tensor) -> Tensor:
+    def through(segment: Sequence[Region | Stage], x: Tensor) -> Tensor:
         for part in segment:
-            x = run(part, x)
+            x = part(x) if isinstance(part, Stage) else run(part, x)
         return x
 
-    segments = [(part, _changing(part)) for part in _batched(regions, recompute)] if recompute else []
+    segments = [(part, _changing(part)) for part in _batched(parts, recompute)] if recompute else []
     draws = any(getattr(module, "dropout", 0.0) for module in model.modules())  # random numbers, to be drawn again
 
     def forward(x: Tensor) -> Tensor:
         x = model.stem(x)
         if not recompute:
-            x = through(regions, x)
+            x = through(parts, x)
         for segment, buffers in segments:
+            if isinstance(segment[0], Stage):
+                x = through(segment, x)
+                continue
             again = partial(_twice, buffers)
             x = checkpoint(through, segment, x, use_reentrant=False, preserve_rng_state=draws, context_fn=again)
         return model.classifier(model.head(x))  # type: ignore[no-any-return]
@@ -132,8 +145,9 @@ def _run(blocks: Region, x: Tensor) -> Tensor:
     return x
 
 
-def _changing(regions: Sequence[Region]) -> list[Tensor]:
+def _changing(parts: Sequence[Region | Stage]) -> list[Tensor]:
     """Return the buffers that a pass in training changes: running statistics, their counts, singular vectors."""
+    regions = [part for part in parts if not isinstance(part, Stage)]
     buffers = [b for region in regions for block in region for b in block.buffers()]
     return [b for b in buffers if b.dim() > 0 or not b.is_floating_point()]
 
@@ -163,27 +177,33 @@ def _write_(buffers: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(buffers, values)
 
 
-def _regions(model: Network, size: int) -> Iterator[Region]:
-    """Yield the blocks of the body, `size` at a time.
+def _regions(model: Network, size: int, stages: Mapping[nn.Module, Stage] | None = None) -> Iterator[Region | Stage]:
+    """Yield the blocks of the body, `size` at a time, or a stage of kernels for all of its blocks.
 
     A block that changes the shape is a region of its own, so that other regions have equal shapes.
     """
-    parts = list(model.body)
-    staged = all(isinstance(part, nn.Sequential) for part in parts)
-    for stage in [list(part) for part in parts if isinstance(part, nn.Sequential)] if staged else [parts]:
-        run: list[nn.Module] = []
-        for block in stage:
-            alone = isinstance(block, Residual) and block.transition
-            if run and (alone or len(run) == size):
+    children = list(model.body)
+    staged = all(isinstance(part, nn.Sequential) for part in children)
+    for blocks in [list(part) for part in children if isinstance(part, nn.Sequential)] if staged else [children]:
+        for stage, group in groupby(blocks, key=(stages or {}).get):
+            run: list[nn.Module] = []
+            for block in group if stage is None else ():
+                alone = isinstance(block, Residual) and block.transition
+                if run and (alone or len(run) == size):
+                    yield tuple(run)
+                    run = []
+                if alone:
+                    yield (block,)
+                else:
+                    run.append(block)
+            if run:
                 yield tuple(run)
-                run = []
-            if alone:
-                yield (block,)
-            else:
-                run.append(block)
-        if run:
-            yield tuple(run)
+            if stage is not None:
+                yield stage
 
 
-def _batched(regions: Sequence[Region], size: int) -> Iterator[Sequence[Region]]:
-    return (regions[i : i + size] for i in range(0, len(regions), size))
+def _batched(parts: Sequence[Region | Stage], size: int) -> Iterator[Sequence[Region | Stage]]:
+    """Split into segments of `size` regions; a stage is a segment of its own."""
+    for alone, group in groupby(parts, key=lambda part: isinstance(part, Stage)):
+        members, length = list(group), 1 if alone else size
+        yield from (members[i : i + length] for i in range(0, len(members), length))

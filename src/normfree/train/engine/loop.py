@@ -26,7 +26,7 @@ from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.distributed import join_processes
 from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
-from normfree.train.engine.evaluation import Score, UntilSignal, score
+from normfree.train.engine.evaluation import Score, UntilSignal
 from normfree.train.engine.inputs import EvalBatches
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
@@ -263,7 +263,7 @@ class Trainer:
             return None
         read = UntilSignal(batches(), self._stop)
         with self.step.averaged():
-            found = score(self.model, read, self.inputs.sums, reduce=self.processes.average_)
+            found = self.setup.score(read)
         self.signal = self.processes.agree(read.signal) or None
         return found if self.signal is None else None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,10 +28,14 @@ from normfree.train.config import TrainConfig
 from normfree.train.data import Data, as_data, open_data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
 from normfree.train.engine.environment import torch_settings
-from normfree.train.engine.forward import apply_precision_, forward_of, uncompile_
+from normfree.train.engine.evaluation import Score, score
+from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
+from normfree.train.engine.stages import StageChoice, choose_stages
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.image_data import AS_BUILT
 from normfree.train.run.run_folder import RunFolder
+
+_log = logging.getLogger("normfree.train")
 
 
 class TrainSetup:
@@ -45,6 +50,7 @@ class TrainSetup:
         model: nn.Module,
         plan: ResidualPlan | None,
         data: Data,
+        choice: StageChoice,
         device: torch.device,
         processes: Processes,
     ) -> None:
@@ -57,6 +63,7 @@ class TrainSetup:
             layout = bool(config.channels_last)
             originals |= {name: p.detach() for name, p in model.named_parameters()}
             dtype = apply_precision_(model, config.precision)
+            _keep_precise_(model, choice, originals)
             _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
@@ -65,11 +72,19 @@ class TrainSetup:
             synchronize_(model, processes)
             self.parameters = sum(p.numel() for p in model.parameters())
             masters = MasterWeights(
-                model, parameter_groups(model, config, plan), channels_last=layout, originals=originals
+                model,
+                parameter_groups(model, config, plan),
+                channels_last=layout,
+                originals=originals,
+                stacks=[stack for stage in choice.stages for stack in stage.stacks()],
             )
             cleanup.callback(masters.release_)
             originals.clear()  # the masters have them
-            self.step = self._make_step(masters)
+            stacks = iter(masters.stacks)
+            for stage in choice.stages:
+                stage.attach_([next(stacks) for _ in stage.stacks()], compile=bool(config.compile))
+            self.step = self._make_step(masters, choice)
+            self._evaluate = self._forward_of(choice) if choice.stages else None
             self.cleanup = cleanup.pop_all()
 
     @property
@@ -77,11 +92,15 @@ class TrainSetup:
         """The number of steps per epoch."""
         return self.inputs.feed.steps
 
-    def _make_step(self, masters: MasterWeights) -> TrainStep:
+    def _forward_of(self, choice: StageChoice, **settings: Any) -> Forward:
+        stages = {block: stage for stage in choice.stages for block in stage.blocks}
+        return forward_of(self.model, stages=stages, **settings)
+
+    def _make_step(self, masters: MasterWeights, choice: StageChoice) -> TrainStep:
         config = self.config
         return TrainStep(
             self.model,
-            forward_of(self.model, compile=bool(config.compile), region=config.region, recompute=config.recompute),
+            self._forward_of(choice, compile=bool(config.compile), region=config.region, recompute=config.recompute),
             masters,
             UpdateRule(
                 name=config.optimizer,
@@ -102,8 +121,14 @@ class TrainSetup:
             ),
             loss=self.inputs.loss,
             reduce=self.processes.average_ if self.processes.world > 1 else None,
+            stages=choice.stages,
             compile=bool(config.compile),
         )
+
+    def score(self, batches: Iterable[Any]) -> Score:
+        """Score the model, with its stages by kernels if it trains so."""
+        reduce = self.processes.average_
+        return score(self.model, batches, self.inputs.sums, forward=self._evaluate, reduce=reduce)
 
     def write_files(self, folder: RunFolder) -> None:
         """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
@@ -152,8 +177,14 @@ def prepare_training(
     if config.graph and device.type != "cuda":
         remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
         raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
+    images = config.batch_size // config.accumulate // processes.world
+    choice = choose_stages(trained, config, device, images)
+    for stage in choice.stages:
+        stage.prepare(device, images)
+    _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
+    config = config.with_changes(kernels="stage" if choice.stages else "compiled")
     with torch_settings(device, config):
-        setup = TrainSetup(config, trained, plan, opened, device, processes)
+        setup = TrainSetup(config, trained, plan, opened, choice, device, processes)
         try:
             yield setup
         finally:
@@ -231,6 +262,14 @@ def _require_precision(
             f"expected a model that computes in precision '{config.precision}', but {type(model).__name__} failed: "
             f"{str(error).splitlines()[0]}; use precision=float32"
         ) from error
+
+
+def _keep_precise_(model: nn.Module, choice: StageChoice, originals: Mapping[str, Tensor]) -> None:
+    """Give the blocks that run by kernels their unrounded parameters again: the kernels round them themselves."""
+    kept = {id(parameter) for stage in choice.stages for parameter in stage.parameters()}
+    for name, parameter in model.named_parameters() if kept else ():
+        if id(parameter) in kept:
+            parameter.data = originals[name]
 
 
 def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:

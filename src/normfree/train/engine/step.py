@@ -24,6 +24,7 @@ from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import Forward
 from normfree.train.engine.inputs import Feed, Loss, OneShapeFeed, ShapedFeed
+from normfree.train.engine.stages import Stage
 
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
 
@@ -88,6 +89,7 @@ class TrainStep:
         settings: All other settings.
         loss: The loss that is minimized.
         reduce: Averages a tensor over all processes in place; None for one process.
+        stages: The stages that run by kernels, which read the fixed scalars again after a restoration.
         compile: Whether to compile the update and the construction of batches.
     """
 
@@ -102,10 +104,11 @@ class TrainStep:
         *,
         loss: Loss = image_loss,
         reduce: Callable[[Tensor], None] | None = None,
+        stages: Sequence[Stage] = (),
         compile: bool = False,
     ) -> None:
         self.model, self.masters, self.settings, self.rule = model, masters, settings, rule
-        self._forward, self._loss, self._reduce = forward, loss, reduce
+        self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
         self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=compile)
         self._update = torch.compile(rule.update_, dynamic=False) if compile else rule.update_
         self._clipped = [name for name in masters.parameters if name not in settings.unclipped]
@@ -253,6 +256,8 @@ class TrainStep:
         self.masters.gradient.zero_()  # after a divergence it may hold NaN, even in the gaps between parameters
         self.masters.copy_to_model_()
         self.masters.publish_frozen_()
+        for stage in self._stages:
+            stage.refresh_()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -277,7 +282,7 @@ class TrainStep:
 
         This starts no epoch.
         """
-        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        before = {name: t if name in self._views else t.clone() for name, t in self.state().items()}
         self._fetch()
         shapes = range(len(self.feed.shapes))
         stream = torch.cuda.Stream()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -23,9 +24,12 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
+from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
+
+_log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
@@ -127,10 +131,23 @@ class RunFolder:
             finally:
                 self._close()
 
+    def read_config(self) -> TrainConfig:
+        """Read the configuration; one that names no release is of the first."""
+        return TrainConfig.from_toml(self.config_path, unnamed=FIRST_RELEASE)
+
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
-            require_same(asdict(TrainConfig.from_toml(self.config_path)), asdict(config), self.path, free=free)
+            before = self.read_config()
+            require_same(asdict(before), asdict(config), self.path, free=free)
+            if before.kernels not in ("auto", config.kernels):
+                _log.warning(
+                    "kernels: the run in '%s' began with kernels=%s and goes on with kernels=%s, so it does not "
+                    "continue bit for bit",
+                    self.path,
+                    before.kernels,
+                    config.kernels,
+                )
         if self.status == "diverged":
             raise ValueError(
                 f"expected a run that can be resumed, but the one in '{self.path}' diverged; "
