@@ -176,8 +176,8 @@ def _print(claim: Claim, result: Result, judgement: Judgement, options: Options,
         count, time = f"{len(missing)} of {len(result['runs'])}", rough_duration(sum(missing.values()))
         console.print(f"{count} training runs are missing, {time} on one H200: {'; '.join(names)}", markup=False)
         if options.scale == "full":
-            does = "shows" if result_path(options.out, claim, "quick").exists() else "runs"
-            console.print(f"train them with --device cuda; --quick {does} a small stand-in", markup=False)
+            does = "shows" if result_path(options.out, claim, "quick").exists() else "makes"
+            console.print(f"train them with --device cuda; --quick {does} a small run", markup=False)
     ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
     ran += "" if result.get("runs") else f", {result['seconds']:g} s"
     when = f", stored {result['date'][:10]}" if is_stored else ""

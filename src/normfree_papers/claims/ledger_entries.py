@@ -216,7 +216,8 @@ def number(row: Row) -> str:
         return f"{value:.5g} [± 0]" if half == 0 else f"{value:.5g} [± {half:.1g}]"
     if 1e-4 < size < 1e6:
         digits = max(0, 1 - math.floor(math.log10(half)))
-        return f"{value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+        shown = [f"{round(x, digits) + 0.0:.{digits}f}" for x in (value, interval.low, interval.high)]  # no "-0.0"
+        return f"{shown[0]} [{shown[1]}, {shown[2]}]"
     return f"{value:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 

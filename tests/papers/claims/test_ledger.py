@@ -525,9 +525,11 @@ def test_page_of_all_results_can_be_made_and_its_links_lead_somewhere() -> None:
     assert all(claim.id in html for claim in all_claims())
     links = [unquote(link) for link in re.findall(r'href="([^"#]+)"', html)]
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
-    kept = [path for paper in PAPERS for path in (ROOT / "results" / paper).glob("*.json")]
-    assert {Path(link).name for link in links} >= {path.name for path in kept}
-    assert sum(link.endswith("config.toml") for link in links) > 50
+    shown = [entry for entry in entries(ROOT / "results") if entry.result]
+    files = {result_path(Path("../results"), entry.claim, entry.result["scale"]) for entry in shown if entry.result}
+    assert set(map(Path, links)) >= files
+    runs = {folder for entry in shown for folder in entry.folders.values()}
+    assert {Path(link).parent.name for link in links if link.endswith("config.toml")} == runs
 
 
 def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None:
