@@ -219,8 +219,9 @@ def _line(entry: Entry) -> tuple[str, ...]:
     claim, row = entry.claim, entry.judgement.deciding
     verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
     cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
+    precision = entry.precision.partition(";")[0]
     data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.proxy))
-    return claim.id, verdict, "" if row is None else count(row), entry.precision, data, entry.freshness.state, cost
+    return claim.id, verdict, "" if row is None else count(row), precision, data, entry.freshness.state, cost
 
 
 def _record(entry: Entry) -> Any:
