@@ -40,7 +40,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "robust_cifar": {**CIFAR, "lr": 0.01, "schedule": "cosine", "cosine_by": "epoch", "crop": 4, "flip": True},
     "translation_iwslt": {
         "method": "fixup", "optimizer": "adam", "betas": (0.9, 0.98), "lr": 5e-4, "schedule": "inverse_sqrt",
-        "warmup": 4000, "warmup_in": "steps", "dropout": 0.5, "label_smoothing": 0.1, "batch_size": 4000,
+        "warmup": 4000, "warmup_in": "steps", "dropout": 0.5, "inner_dropout": 0.0, "weight_decay": 1e-4,
+        "label_smoothing": 0.1, "batch_size": 4000,
     },
     "nfnet_cifar": {**CIFAR, "nesterov": True, "clip": "agc", "clip_at": 0.01, "method": "nf"},
 }  # fmt: skip
@@ -110,7 +111,7 @@ def test_recipe_says_what_it_is_and_where_it_comes_from(name: str) -> None:
         ("wninit_depth", "depth_test", {"method", "validation", "lr"}),
         ("wninit_seeds", "wninit_wrn", {"epochs", "schedule", "warmup"}),
         ("robust_cifar_batchnorm", "robust_cifar", {"method"}),
-        ("translation_layernorm", "translation", {"method"}),
+        ("translation_layernorm", "translation", {"method", "form"}),
         ("translation_iwslt", "translation", {"model", "data", "dropout", "epochs", "lr", "warmup"}),
     ],
 )
