@@ -81,6 +81,7 @@ _BASE: dict[str, Any] = {
     "weight_decay": 0.02,
     "schedule": "constant",
     "seed": 1,
+    "kernels": "compiled",  # so that the figures do not depend on the choice of kernels
 }
 _SIZES: dict[str, dict[str, Any]] = {  # of the batches of text
     "transformer-": {"batch_size": 56},
