@@ -17,7 +17,7 @@ graphs, which a canary does without, nor on the depth, width and bottlenecks of 
 
 A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
 
-    {"cpu float32": {"tolerance": 0.0003, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
+    {"cpu float32": {"tolerance": 0.001, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
 
 There are records in three files:
 
@@ -80,7 +80,7 @@ _BASE: dict[str, Any] = {
     "lr": 0.05,
     "weight_decay": 0.02,
     "schedule": "constant",
-    "seed": 1,
+    "seed": 4,
 }
 _SIZES: dict[str, dict[str, Any]] = {  # of the batches of text
     "transformer-": {"batch_size": 56},
@@ -233,7 +233,7 @@ def all_families() -> tuple[str, ...]:
 
 def tolerance(place: str) -> float:
     """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree."""
-    return 3e-4 if place == "cpu float32" else 3e-2
+    return 1e-3 if place == "cpu float32" else 3e-2
 
 
 # One small run
