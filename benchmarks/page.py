@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from normfree.methods.history import as_of
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "results"
@@ -158,14 +160,18 @@ def _accuracy(value: dict[str, Any]) -> str:
 
 def converted() -> str:
     result = read("conversion/resnet18/comparison.json")
-    rows = [[p["method"], f"{p['lr']:g}", f"{100 * p['test']:.1f}"] for p in result["points"]]
+    release = ".".join(result["runs"][0]["origin"]["versions"]["normfree"].split(".")[:2])
+    methods = [as_of(p["method"], release, "torchvision:resnet18") for p in result["points"]]
+    rows = [
+        [method, f"{p['lr']:g}", f"{100 * p['test']:.1f}"] for method, p in zip(methods, result["points"], strict=True)
+    ]
     rates = " and ".join(f"{lr:g}" for lr in sorted(result["lrs"]))
     return f"""## Converted models
 
 Test accuracy of torchvision's ResNet-18 after {result["settings"]["epochs"]} epochs of CIFAR-10, in per cent: each
-method at the better of the learning rates {rates} by validation, one seed, on one H200
-([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model and method, and
-[the largest stable learning rates](models.md#learning-rates).
+method at the better of the learning rates {rates} by validation, one seed, on one H200, with the methods of release
+{release} in today's spelling ([the runs](../results/conversion/resnet18/)). [models.md](models.md) lists every model
+and method, and [the largest stable learning rates](models.md#learning-rates).
 
 {table(["method", "learning rate", "test accuracy"], rows)}"""
 

@@ -8,14 +8,28 @@ import torch
 from safetensors.torch import load_file
 
 import normfree as nf
+from normfree.conversion.saving import read_plan
 from normfree.data.text.prepared_folder import open_prepared
+from normfree.methods.history import as_of
 from normfree.train import read_config
 from thin_resnet import thin_resnet
 
 FOLDERS = Path(__file__).parent / "fixtures" / "release-0.1"
-EXPECTED = load_file(FOLDERS / "expected.safetensors")
+EXPECTED = load_file(FOLDERS / "expected.safetensors") | load_file(FOLDERS / "expected-methods.safetensors")
+DEFINITIONS = load_file(FOLDERS / "definitions.safetensors")
 IMAGES = torch.randn(4, 1, 14, 14, generator=torch.Generator().manual_seed(0))
-RUNS = ("run-fixup", "run-nf_adam_ema", "run-batchnorm", "run-wn")
+RUNS = {  # each with its method in today's spelling
+    "run-fixup": "fixup:slow_biases=false",
+    "run-nf_adam_ema": "nf:bias=false",
+    "run-nf_he": "nf_he:bias=false",
+    "run-batchnorm": "batchnorm",
+    "run-wn": "wn",
+    "run-wn_resnet": "wn:stem_relu=true",
+    "run-wn_data": "wn_data",
+    "run-wn_hanin": "wn_hanin",
+    "run-wn_default": "wn_default:directions=he",
+    "run-lsuv": "lsuv:by=layer",
+}
 CONVERSIONS = tuple(name for name in sorted(EXPECTED) if name.startswith("converted-"))
 
 
@@ -31,6 +45,7 @@ def test_every_folder_is_tested() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_run_loads_and_scores_as_before(name: str) -> None:
+    assert read_config(FOLDERS / name).method == RUNS[name]
     assert_same(nf.load(FOLDERS / name)(IMAGES), EXPECTED[name])
     loss, accuracy = EXPECTED[f"{name}.score"].tolist()
     score = nf.evaluate(FOLDERS / name)
@@ -44,9 +59,46 @@ def test_other_weights_are_noticed() -> None:
         assert_same(nf.load(FOLDERS / "run-fixup")(IMAGES), EXPECTED["run-wn"])
 
 
+@pytest.mark.parametrize("name", sorted(DEFINITIONS))
+def test_method_of_before_computes_as_before(name: str) -> None:
+    """Logits at the start and after two steps of SGD with the method's groups, in float64."""
+    method, model = name.rsplit(" ", 1)
+    expected = DEFINITIONS[name]
+    torch.testing.assert_close(initial_and_trained(model, as_of(method, "0.1", model)), expected, rtol=1e-5, atol=1e-6)
+    if as_of(method, "0.1", model) != method:  # the control: today's definition is another
+        assert (initial_and_trained(model, method) - expected).abs().max() > 1e-3
+
+
+def initial_and_trained(model: str, method: str) -> torch.Tensor:
+    network = nf.build(model, method, example=IMAGES, generator=torch.Generator().manual_seed(1)).double()
+    x = IMAGES.double()
+    optimizer = torch.optim.SGD(nf.param_groups(network, lr=0.05, weight_decay=1e-3), momentum=0.9)
+    initial = network(x).detach()
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x), torch.arange(4)).backward()
+        optimizer.step()
+    return torch.stack([initial, network(x).detach()])
+
+
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversion_loads_as_before(name: str) -> None:
     assert_same(nf.load(FOLDERS / name, thin_resnet)(IMAGES), EXPECTED[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("converted-nf", "nf:beta=0.2,bias=false"),
+        ("converted-nf_he", "nf_he:beta=0.2,bias=false"),
+        ("converted-lsuv", "lsuv:by=layer"),
+        ("converted-wn_default", "wn_default:directions=he"),
+        ("converted-wn", "wn"),
+        ("run-converted", "fixup:bias=true,scale=1.0,branches=true,scalar_lr=0.1,slow_biases=false"),
+    ],
+)
+def test_conversion_names_its_method_in_todays_spelling(name: str, method: str) -> None:
+    assert read_plan(FOLDERS / name).changes.method == method
 
 
 def test_run_of_a_converted_model_loads_as_before() -> None:

@@ -6,7 +6,7 @@ Every public name loads on first use, so importing the package does not import t
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Public name → the module that defines it; this table is the whole public face.
 _PUBLIC = {

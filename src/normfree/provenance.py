@@ -11,6 +11,9 @@ from typing import Any
 
 from normfree import __version__
 
+RELEASE = ".".join(__version__.split(".")[:2])
+"""The release that defines today's methods; stored runs and conversions name theirs under the key 'normfree'."""
+
 
 def commit() -> str:
     """The commit of the package's source, with '+dirty' if it was changed since, or 'none' outside a repository.

@@ -164,14 +164,18 @@ class Group(nn.Module):
         return x + self.blocks(x)
 
 
-@pytest.mark.parametrize("method", ["fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv", "he_in", "sqrt_half"])
+SUMS = ("sqrt_half", "lsuv")  # they scale the sum itself
+BRANCHES = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer", "he_in")
+
+
+@pytest.mark.parametrize("method", [*BRANCHES, *SUMS])
 def test_sum_of_whole_blocks_is_noted_and_measured(method: str) -> None:
     """No method has a layer to scale there, so the signal doubles, and a note says so."""
     model, plan = normfree.convert(network(8, Group), method, X)
     assert plan.changes is not None
     assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
     verdict = normfree.diagnose(model, X, plan=plan).verdict
-    if method != "sqrt_half":  # which scales the sum itself
+    if method not in SUMS:
         assert verdict.forward.status == "exploding"
     if method in ("fixup", "skipinit", "rezero"):  # whose blocks put out what they read
         assert verdict.forward.worst in {str(i) for i in range(1, 9)}
@@ -297,7 +301,7 @@ def test_scalars_of_another_method_are_refused(plan: str, method: str, message: 
 def test_attention_is_refused_by_methods_that_measure_layers() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4))
     with pytest.raises(ValueError, match=r"'lsuv' measures .* got MultiheadAttention at '1.self_attn'; use a method"):
-        convert(model, "lsuv", torch.randn(2, 5, 8))
+        convert(model, "lsuv:by=layer", torch.randn(2, 5, 8))
 
 
 @pytest.mark.parametrize("method", ["lsuv", "wn_data"])

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normfree import convert
 from normfree.graph import discover
 from normfree.methods import initialize_
 from normfree.models import Network, build
+from thin_resnet import thin_resnet
 
 MODELS = {
     "resnet14": (16, 3, 16, 16),
@@ -40,10 +42,62 @@ def output_variances(model: Network, x: Tensor) -> list[float]:
     return seen
 
 
+BLOCKS = [name for name in MODELS if not name.startswith(("mlp", "dense", "highway"))]
+
+
+def block_variances(model: Network, x: Tensor) -> list[float]:
+    """Variance of the output of every residual block, in float64."""
+    seen: list[float] = []
+    model = model.double()
+    for branch in model.plan.branches:
+        model.get_submodule(branch.name).register_forward_hook(
+            lambda _m, _args, out: seen.append(out.var(unbiased=False).item())
+        )
+    with torch.no_grad():
+        model(x.double())
+    return seen
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_lsuv_gives_every_block_unit_variance_on_the_batch(name):
+    x = batch(name)
+    variances = block_variances(build(name, "lsuv", example=x, generator=seeded(0), dtype=torch.float64), x)
+    assert variances == pytest.approx([1.0] * len(variances), rel=1e-12)
+    for other in ("lsuv:by=layer", "sqrt_half"):  # the controls
+        others = block_variances(build(name, other, example=x, generator=seeded(0), dtype=torch.float64), x)
+        assert len(others) == len(variances)
+        assert max(abs(v - 1) for v in others) > 0.3
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_lsuv_by_block_leaves_the_weights_orthogonal(name):
+    model = build(name, "lsuv", example=batch(name), generator=seeded(0))
+    for layer in model.plan.hidden():
+        w = model.get_submodule(layer.name).weight.detach().double().flatten(1)
+        gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        torch.testing.assert_close(gram, torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_converted_lsuv_gives_every_block_unit_variance():
+    x = torch.randn(8, 1, 14, 14, generator=seeded(1))
+    model, plan = convert(thin_resnet(), "lsuv", x, generator=seeded(0))
+    seen: list[float] = []
+    for branch in plan.branches:
+        model.get_submodule(branch.place).register_forward_hook(
+            lambda _m, _args, out: seen.append(out.double().var(unbiased=False).item())
+        )
+    model.eval()(x)
+    assert seen == pytest.approx([1.0, 1.0], rel=1e-4)
+    initialize_(model, "lsuv", plan, example=3 * x, generator=seeded(2))  # a second batch, a second scale
+    model(x)
+    assert seen[-2:] == pytest.approx([1 / 9, 1 / 9], rel=1e-4)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_lsuv_gives_every_layer_unit_variance_on_the_batch(name):
     x = batch(name)
-    variances = output_variances(build(name, "lsuv", example=x, generator=seeded(0)), x)
+    spec = "lsuv:by=layer" if name in BLOCKS else "lsuv"  # without residual blocks, layers are all there is
+    variances = output_variances(build(name, spec, example=x, generator=seeded(0)), x)
     assert variances == pytest.approx([1.0] * len(variances), rel=1e-3)
     other = output_variances(build(name, "he_in", example=x, generator=seeded(0)), x)
     assert len(other) == len(variances)
@@ -59,7 +113,7 @@ def test_lsuv_weights_stay_orthogonal_up_to_one_factor():
 
 
 def test_lsuv_pass_is_one_for_the_whole_network():
-    model = build("wrn-16-1", "he_in", generator=seeded(0))
+    model = build("wrn-16-1", "sqrt_half", generator=seeded(0))
     calls: list[int] = []
     model.classifier.register_forward_hook(lambda _m, _args, _out: calls.append(1))
     initialize_(model, "lsuv", example=batch("wrn-16-1"), generator=seeded(0))

@@ -102,7 +102,7 @@ def test_fan_modes_give_different_weights_where_they_differ() -> None:
     assert abs((2 / 24) ** 0.5 / (2 / 32) ** 0.5 - 1) > bounds
 
 
-@pytest.mark.parametrize("method", ["he_in", "he_out", "xavier", "fixup", "lsuv"])
+@pytest.mark.parametrize("method", ["he_in", "he_out", "xavier", "fixup", "lsuv:by=layer"])
 def test_foreign_model_learns_after_initialization(method: str) -> None:
     model, plan = foreign()
     initialize_(model, method, plan, example=images(), generator=seeded())
@@ -118,7 +118,7 @@ def test_foreign_model_learns_after_initialization(method: str) -> None:
 
 def test_lsuv_sets_the_variance_of_every_layer_of_a_foreign_model() -> None:
     model, plan = foreign()
-    initialize_(model, "lsuv", plan, example=images(), generator=seeded())
+    initialize_(model, "lsuv:by=layer", plan, example=images(), generator=seeded())
     deviations: dict[str, float] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -130,6 +130,12 @@ def test_lsuv_sets_the_variance_of_every_layer_of_a_foreign_model() -> None:
     deviations.clear()
     model(2 * images())  # control: another batch, another variance
     assert deviations["inlet"] == pytest.approx(2.0, rel=1e-4)
+
+
+def test_lsuv_by_block_asks_a_foreign_model_for_a_factor_of_each_sum() -> None:
+    model, plan = foreign()
+    expected = rf"'lsuv' expects a factor of the sum in '{plan.branches[0].place}', got none; .*'lsuv:by=layer'"
+    refuse(expected, model, "lsuv", plan, images())
 
 
 def test_one_seed_gives_a_foreign_model_the_same_weights() -> None:
@@ -470,13 +476,13 @@ def test_calibration_restores_modes_and_hooks() -> None:
 
     with pytest.raises(RuntimeError, match="stop"):
         calibrate_(InitContext(model, plan, seeded(), images()), fail)
-    initialize_(model, "lsuv", plan, example=images(), generator=seeded())
+    initialize_(model, "lsuv:by=layer", plan, example=images(), generator=seeded())
     assert modes == [m.training for m in model.modules()]
     assert not any(m._forward_hooks for m in model.modules())
 
 
 def test_gradients_are_not_recorded() -> None:
     model, plan = foreign()
-    initialize_(model, "lsuv", plan, example=images(), generator=seeded())
+    initialize_(model, "lsuv:by=layer", plan, example=images(), generator=seeded())
     assert all(p.is_leaf and p.requires_grad and p.grad is None for p in model.parameters())
     assert torch.is_grad_enabled()

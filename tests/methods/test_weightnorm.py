@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree import discover
-from normfree.methods import initialize_
+from normfree.methods import get, initialize_
 from normfree.methods.init_context import InitContext
 from normfree.models import Network, build
 from normfree.nn.weight_layers import WeightNormConv2d, WeightNormLinear
@@ -36,7 +36,7 @@ def expected_gamma(model: Network, name: str) -> float:
     if "shortcut" in name:
         return 1.0
     if name.startswith("stem"):
-        return 2.0 if model.name == "resnet20" else 1.0  # of these, only the CIFAR ResNet has a ReLU after its stem
+        return 2.0 if model.name == "resnet20" else 1.0  # the authors' code, in which no ReLU follows either
     stage, block = model.body[int(name.split(".")[1])], model.body.get_submodule(".".join(name.split(".")[1:3]))
     convolutions = [m for m in block.branch if isinstance(m, nn.Conv2d)]
     return 1 / len(stage) if model.get_submodule(name) is convolutions[-1] else 2.0
@@ -277,8 +277,30 @@ def test_wn_hanin_fades_the_branches_of_every_stage_anew():
 
 
 @pytest.mark.parametrize("name", ["wrn-16-2", "mlp-6-200"])
-def test_wn_default_has_the_effective_weight_of_he(name):
-    model = build(name, "wn_default", generator=seeded(0))
+def test_wn_default_wraps_orthogonal_weights_as_they_are(name):
+    def orthogonal(module: nn.Module) -> bool:
+        w = module.effective_weight().detach().double().flatten(1)
+        gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        return torch.allclose(gram, torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5)
+
+    layers = hidden_layers(build(name, "wn_default", generator=seeded(0)))
+    assert all(orthogonal(module) for _, module in layers)
+    for _, module in layers:
+        torch.testing.assert_close(module.gain.flatten(), module.weight.flatten(1).norm(dim=1))
+    he = hidden_layers(build(name, "wn_default:directions=he", generator=seeded(0)))
+    assert not any(orthogonal(module) for _, module in he)  # the control
+
+
+def test_wn_default_refuses_unknown_directions():
+    with pytest.raises(
+        ValueError, match=r"unknown option 'directions' of method 'wn_default' 'hee'; did you mean 'he'"
+    ):
+        get("wn_default:directions=hee")
+
+
+@pytest.mark.parametrize("name", ["wrn-16-2", "mlp-6-200"])
+def test_wn_default_around_he_has_the_effective_weight_of_he(name):
+    model = build(name, "wn_default:directions=he", generator=seeded(0))
     for _, module in hidden_layers(model):
         effective = module.effective_weight().detach()
         torch.testing.assert_close(effective.flatten(1).norm(dim=1), module.gain.detach().flatten())

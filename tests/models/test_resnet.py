@@ -44,7 +44,7 @@ class Reference:
 
     def conv(self, name: str, x: Tensor, stride: int = 1) -> Tensor:
         weight = self.w[f"{name}.weight"]
-        return F.conv2d(x, weight, None, stride, weight.shape[-1] // 2)
+        return F.conv2d(x, weight, self.w.get(f"{name}.bias"), stride, weight.shape[-1] // 2)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         if f"{name}.weight" not in self.w:
@@ -70,7 +70,7 @@ class Reference:
         return self.add(f"{block}.entry.bias2", self.add(f"{block}.entry.bias1", x).relu())
 
     def branch(self, block: str, x: Tensor, form: Form, stride: int, strided: int) -> Tensor:
-        convs = sum(name.startswith(f"{block}.branch.conv") for name in self.w)
+        convs = sum(name.startswith(f"{block}.branch.conv") and name.endswith("weight") for name in self.w)
         norms = convs if form != "pre" else convs - 1
         for i in range(1, convs + 1):
             if i > 1:

@@ -42,10 +42,17 @@ def test_scalars_of_fixup_learn_at_their_own_rate(spec: str, factor: float) -> N
     model = meta("resnet8", spec)
     groups = by_name(model)
     scalars = {id(m.value) for m in model.modules() if isinstance(m, ScalarBias | ScalarMultiplier)}
-    assert held(groups["scalars"]) == scalars
+    assert held(groups["scalars"]) == {*scalars, id(model.classifier.bias)}
     assert groups["scalars"]["lr"] == pytest.approx(LR * factor)
     assert groups["weights"]["lr"] == LR
     assert len(model.plan.branches) == 3
+
+
+def test_biases_of_fixup_learn_at_the_full_rate_on_demand() -> None:
+    model = meta("resnet8", "fixup:slow_biases=false")
+    groups = by_name(model)
+    assert id(model.classifier.bias) in held(groups["weights"])
+    assert all(p.dim() == 0 for p in groups["scalars"]["params"])
 
 
 def test_rate_over_branches_falls_with_depth() -> None:
@@ -92,7 +99,7 @@ def test_weight_layers_named_like_scalars_are_weights() -> None:
     model = Misnamed()
     plan = normfree.discover(model, torch.zeros(2, 4))
     groups = by_name(model, method="fixup", plan=plan)
-    assert held(groups["scalars"]) == {id(model.plain.value)}
+    assert held(groups["scalars"]) == {id(model.plain.value), id(model.classifier.bias)}
     # Control: sorting by a substring of the name takes three weight layers for scalars and misses the one that is.
     by_substring = {n for n, _ in model.named_parameters() if "bias" in n or "scale" in n}
     assert by_substring == {"stem_bias.weight", "scale.weight", "bias_multiplier.weight", "classifier.bias"}

@@ -41,6 +41,7 @@ def test_ledger_holds_the_claims_of_the_papers():
         *("normdead/eq1", "normdead/eq3", "normdead/sec2_3", "normdead/sec2_3_moments"),
         *("normdead/sec3_2", "normdead/sec3_2_gradients", "normdead/sec4_1", "normdead/fig4", "normdead/fig5"),
         *("normdead/sec4_2", "normdead/sec5_1", "normdead/sec5_2"),
+        *("beyond/scalar_rate", "beyond/scalar_rate_law", "beyond/precision"),
     ]
 
 

@@ -42,8 +42,14 @@ def measure(claim: Claim, make: Make, **fields: Any) -> tuple[Measurement, Judge
 
 
 def judge_means(claim: Claim, result: Mapping[str, Any]) -> Judgement:
-    """The judgement as if the means were known without error: every mean is measured twice and has no spread."""
-    values = {name: {"values": [value["mean"]] * 2} for name, value in result["values"].items()}
+    """The judgement as if the means were known without error: every mean is measured twice and has no spread.
+
+    The answers to a yes or no question stay as they are.
+    """
+    binary = {check.name for check in claim.checks if check.binary}
+    values = {
+        name: value if name in binary else {"values": [value["mean"]] * 2} for name, value in result["values"].items()
+    }
     return judge(claim, {**result, "values": values})
 
 

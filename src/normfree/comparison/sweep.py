@@ -143,6 +143,8 @@ def _train_missing(
     tasks: Sequence[RunTask], depths: dict[str, int], jobs: int, progress: ProgressCallback | None
 ) -> tuple[list[ComparedRun], int | None]:
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
+    for task in tasks:
+        _require_same_method(task)
     found = {task: ended_result(task.folder) for task in tasks}
     runs = [_record(task, depths, result) for task, result in found.items() if result]
     missing = [task for task, result in found.items() if not result]
@@ -159,6 +161,19 @@ def _train_missing(
     show()
     signal = train_runs(missing, add, jobs=jobs, on_report=lambda reports: show(summarize_reports(reports, names)))
     return runs, signal
+
+
+def _require_same_method(task: RunTask) -> None:
+    """Raise if the folder of a run holds one by another method: the name may have meant another in its release."""
+    run = RunFolder(task.folder)
+    if not run.config_path.exists():
+        return
+    found = run.read_config().method
+    if found != task.config.method:
+        raise ValueError(
+            f"expected a run of '{task.config.method}' in '{task.folder}', got one of '{found}' by an earlier release; "
+            "choose another folder, or name that method"
+        )
 
 
 def _record(task: RunTask, depths: dict[str, int], result: dict[str, Any]) -> ComparedRun:

@@ -28,10 +28,11 @@ from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
+from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models.foreign import create_model
 from normfree.models.weight_files import load_weights
 from normfree.plan import ResidualPlan
-from normfree.provenance import commit, versions
+from normfree.provenance import RELEASE, commit, versions
 
 WEIGHTS, PLAN, EXAMPLE, LINES, REPORT = (
     "weights.safetensors",
@@ -120,7 +121,7 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     """
     folder = Path(folder)
     record = _read_record(folder)
-    plan = plan_from_json(record["plan"])
+    plan = _plan(record)
     tensors = _read_tensors(folder / WEIGHTS)
     example = read_example(folder)
     if factory is None and record["source"] is None:
@@ -194,7 +195,14 @@ def describe(plan: ResidualPlan, *, source: str | None = None) -> dict[str, Any]
         raise ValueError(_NO_CHANGES)
     method = plan.changes.method if isinstance(plan.changes, Changes) else FOLD
     origin = {"commit": commit(), "versions": versions()}
-    return {"format": _FORMAT, "source": source, "method": method, **origin, "plan": plan.to_json()}
+    return {
+        "format": _FORMAT,
+        "normfree": RELEASE,
+        "source": source,
+        "method": method,
+        **origin,
+        "plan": plan.to_json(),
+    }
 
 
 def read_plan(folder: str | Path) -> ResidualPlan:
@@ -203,7 +211,7 @@ def read_plan(folder: str | Path) -> ResidualPlan:
     Raises:
         ValueError: If it is missing or damaged.
     """
-    return plan_from_json(_read_record(Path(folder))["plan"])
+    return _plan(_read_record(Path(folder)))
 
 
 def read_example(folder: str | Path) -> Example:
@@ -351,6 +359,15 @@ def _read_record(folder: Path) -> dict[str, Any]:
     if not expected:
         raise ValueError(f"expected the plan of a converted model, but '{path}' is damaged or of another version")
     return {"model": "model", **record}
+
+
+def _plan(record: dict[str, Any]) -> ResidualPlan:
+    """The plan of a record, with the method in today's spelling if an earlier release wrote it."""
+    plan = plan_from_json(record["plan"])
+    if not isinstance(plan.changes, Changes):
+        return plan
+    method = as_of(plan.changes.method, record.get("normfree", FIRST_RELEASE))
+    return replace(plan, changes=replace(plan.changes, method=method))
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

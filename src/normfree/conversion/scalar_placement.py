@@ -25,7 +25,7 @@ from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, uns
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan
 
-_WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv'"
+_WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv:by=layer'"
 
 _IN_WORDS: dict[ScalarName, str] = {
     "alpha": "multiplier α",
@@ -141,7 +141,7 @@ class _Placement:
         elif a is not None:
             factor = a
         whole = (1.0 if c is None else c) * factor
-        if whole != 1.0:
+        if whole != 1.0 or rule.c.written:
             self._place_at_block(branch, "beta", Law(whole))
         if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
             for layer in branch.ends:

@@ -73,6 +73,7 @@ def fixup(
     multiplier: bool = True,
     zero_last: bool = True,
     zero_classifier: bool = True,
+    slow_biases: bool = True,
 ) -> Method:
     """x' = p(x + β·f(x) + δ), with learnable β (initially 1) and δ (initially 0).
 
@@ -84,6 +85,9 @@ def fixup(
     others (the first option after equation 5). Rule 2 alone is all three with `bias=false`.
     `scalar_lr` is the learning rate of the scalars, relative to that of the weights: a tenth in the authors' code. Use
     `10/L` from 1,000 layers on: the biases all move together and would change the output by Θ(ηL).
+
+    The biases of weight layers, which in Fixup's ResNets is the classifier's alone, learn at the scalars' rate as well,
+    as in the authors' parameter groups. With `slow_biases=false` they learn at the weights' rate, as in release 0.1.
 
     An attention counts as four layers, as in the authors' code; see `fixup_bounded`. A classifier tied to the
     embeddings is not zero, so such a network starts above the loss of a uniform guess.
@@ -108,6 +112,7 @@ def fixup(
         scalar_biases=bias,
         remove_branches=not branches,
         scalar_rate=ScalarRate.parse(scalar_lr),
+        slow_biases=slow_biases,
     )
 
 
@@ -122,7 +127,7 @@ def fixup_bounded(*, scalar_lr: str = "0.1") -> Method:
     Reference: none; it completes fixup, section 3, equation 5, for bounded factors.
     """
     return replace(
-        fixup(scalar_lr=scalar_lr),
+        fixup(scalar_lr=scalar_lr, slow_biases=False),
         name="fixup_bounded",
         summary="fixup that counts an attention as two layers, because its softmax is bounded: Θ(η) for Transformers",
         paper="none",

@@ -138,10 +138,12 @@ class Method:
         activation: The activation function.
         dropout: The probability of alpha dropout, with SELU only.
         layer_bias: Whether weight layers have biases.
+        stem_relu: Whether a ReLU follows the stem in blocks of the form "linear", where the model has one there.
         scalar_biases: Whether a learnable scalar bias precedes every weight layer and activation.
         remove_branches: Whether blocks consist of their shortcuts alone.
         needs_example: Whether the initializer needs a batch of data.
         scalar_rate: The learning rate of the scalars, relative to that of the weights.
+        slow_biases: Whether the biases of weight layers learn at the scalars' rate.
         decay: Whether weight decay applies to all parameters or to weights only.
         options: The options that the method was made with.
     """
@@ -166,10 +168,12 @@ class Method:
     activation: ActivationName = "relu"
     dropout: float = 0.0
     layer_bias: bool = False
+    stem_relu: bool = True
     scalar_biases: bool = False
     remove_branches: bool = False
     needs_example: bool = False
     scalar_rate: ScalarRate = field(default_factory=ScalarRate)
+    slow_biases: bool = False
     decay: Literal["all", "weights"] = "all"
     options: Mapping[str, object] = field(default_factory=dict, hash=False)
 

@@ -33,8 +33,11 @@ def _standardized_(ctx: InitContext) -> None:
 
 
 @register
-def nf(*, beta: float = 0.2) -> Method:
+def nf(*, beta: float = 0.2, bias: bool = True) -> Method:
     """x' = x + β·f(α·x), α = 1/√E[Var[x]], with centred and scaled weight standardization.
+
+    Every layer has a bias, initially 0, which takes the place of batch norm's shift (section 5.2). `bias=false` leaves
+    the biases out, as release 0.1 did; the classifier keeps its own.
 
     `beta=1` gives the plots of the survey; 0.2 is Brock's choice for training. The survey and Brock swap the names α
     and β: here β multiplies the branch's output and α its input.
@@ -49,26 +52,27 @@ def nf(*, beta: float = 0.2) -> Method:
         paper="normdead",
         reference="normdead, section 4.2",
         h="pre-activated at transitions",
-        weights="centred, scaled weight standardization; fan-in",
+        weights=f"centred, scaled weight standardization; fan-in{', biases 0' if bias else ''}",
         rule=Rule(alpha=Law(InverseStd(beta), text="1/√E[Var]"), beta=Law(beta, text=f"{beta:g}")),
         initializer=_standardized_,
         form="pre",
         forms=("pre",),
         shortcut="conv",
         weight="standardized",
+        layer_bias=bias,
         decay="weights",
     )
 
 
 @register
-def nf_he(*, beta: float = 0.2) -> Method:
-    """`nf` with plain He weights, the left plot of Figure 5. Reference: normdead, Figure 5, left."""
+def nf_he(*, beta: float = 0.2, bias: bool = True) -> Method:
+    """`nf` with plain He weights, the left plot of Figure 5. Reference: normdead, Figure 5, left, and appendix A.3."""
     return replace(
-        nf(beta=beta),
+        nf(beta=beta, bias=bias),
         name="nf_he",
         summary="nf with plain He weights: the mean drifts and the branches' variance is not kept",
         reference="normdead, Figure 5, left",
-        weights="plain; He fan-in",
+        weights=f"plain; He fan-in{', biases 0' if bias else ''}",
         initializer=he_fan_in_,
         weight="plain",
     )

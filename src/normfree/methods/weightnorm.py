@@ -12,7 +12,8 @@ from normfree.methods.data_driven import calibrate_
 from normfree.methods.init_context import InitContext
 from normfree.methods.method import Law, Method, Rule
 from normfree.methods.registry import register
-from normfree.plan import Branch
+from normfree.nn.normalizers import OmittedActivation
+from normfree.plan import Branch, Layer
 from normfree.theory.errors import unknown_name
 
 Directions = Literal["orthogonal", "gaussian"]
@@ -28,8 +29,10 @@ def _set_lengths_(
 ) -> None:
     """Draw directions, and set g = √(γ·(fan_in/fan_out)^power) with γ = 2 before a ReLU, else 1.
 
-    The last layer of a branch gets `last_gain`.
+    The last layer of a branch gets `last_gain`. The stem of a ResNet has γ = 2 even without its ReLU: so it is in the
+    authors' code, though not in their text.
     """
+    bare = {layer for layer in ctx.plan.stem if isinstance(_next_module(ctx, layer), OmittedActivation)}
     ends = {layer: branch for branch in ctx.plan.branches for layer in branch.ends}
     for layer, module in ctx.each(ctx.plan.hidden()):
         fan_in, fan_out = ctx.fans(layer)
@@ -37,9 +40,15 @@ def _set_lengths_(
         if layer in ends:
             length = last_gain(ends[layer], fan_in, fan_out)
         else:
-            length = ((2.0 if layer.activated_out else 1.0) * (fan_in / fan_out) ** power) ** 0.5
+            gamma = 2.0 if layer.activated_out or layer in bare else 1.0
+            length = (gamma * (fan_in / fan_out) ** power) ** 0.5
         module.gain.fill_(length)  # type: ignore[operator]  # a weight-norm layer, checked by `initialize_`
     ctx.default_classifier_()
+
+
+def _next_module(ctx: InitContext, layer: Layer) -> torch.nn.Module | None:
+    """Return the activation beside a layer, by the name that normfree's networks give it."""
+    return ctx.modules.get(f"{layer.name.rpartition('.')[0]}.act")
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,21 @@ def _wn_hanin_(ctx: InitContext) -> None:
     _set_lengths_(ctx, geometric)
 
 
-def _wn_default_(ctx: InitContext) -> None:
-    """Standard He initialization, N(0, 2/fan_in) in every layer; g is their norm."""
+def _orthogonal_weights_(ctx: InitContext) -> None:
+    """Orthogonal weights as drawn; g is the norm of their rows."""
+    for layer in ctx.plan.hidden():
+        ctx.set_(layer, ctx.orthogonal(layer))
+    ctx.default_classifier_()
+
+
+def _he_weights_(ctx: InitContext) -> None:
+    """He's weights, N(0, 2/fan_in), in every layer; g is the norm of their rows."""
     for layer in ctx.plan.hidden():
         ctx.set_(layer, ctx.normal(layer, 2.0 / ctx.fans(layer)[0]))
     ctx.default_classifier_()
+
+
+_WEIGHTS = {"orthogonal": _orthogonal_weights_, "he": _he_weights_}
 
 
 def _wn_data_(ctx: InitContext) -> None:
@@ -92,8 +111,11 @@ def _wn_data_(ctx: InitContext) -> None:
 
 
 @register
-def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward") -> Method:
+def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward", stem_relu: bool = False) -> Method:
     """W = g·v/‖v‖, v orthogonal, g = √(γ·fan_in/fan_out), γ = 1/B_k at the end of a branch in stage k.
+
+    No ReLU follows the stem of a ResNet, as in the authors' code. `stem_relu=true` adds one, as in release 0.1. Wide
+    ResNets and MLPs do not depend on it.
 
     The other choices of the paper's section 3 are options: `directions=gaussian`; `g=backward`, which is √γ and keeps
     gradients instead of activations; and `g=mean`, the geometric mean of both lengths.
@@ -117,28 +139,38 @@ def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward") -> Meth
         shortcut="conv",
         weight="weight_norm",
         layer_bias=True,
+        stem_relu=stem_relu,
     )
 
 
 @register
-def wn_default() -> Method:
-    """Weight norm around He's weights, g = ‖v‖. Reference: wninit, section 5.1, baseline 1 (PyTorch's default)."""
+def wn_default(*, directions: str = "orthogonal", stem_relu: bool = False) -> Method:
+    """Weight norm as PyTorch wraps it around existing weights: g = ‖v‖.
+
+    The weights are orthogonal, as in the runs behind the paper's Table 2. `directions=he` takes He's, N(0, 2/fan_in),
+    as release 0.1 did; the authors' code offers both.
+
+    Reference: wninit, section 5.1, baseline 1.
+    """
+    if directions not in _WEIGHTS:
+        raise unknown_name("option 'directions' of method 'wn_default'", directions, _WEIGHTS)
+    drawn = {"orthogonal": "orthogonal", "he": "He"}[directions]
     return replace(
-        wn(),
+        wn(stem_relu=stem_relu),
         name="wn_default",
-        summary="weight norm around He's weights",
+        summary="weight norm around orthogonal weights, with the lengths that they have",
         reference="wninit, section 5.1, baseline 1",
-        weights="weight norm; He v, g = ‖v‖",
+        weights=f"weight norm; {drawn} v, g = ‖v‖",
         rule=Rule(beta=Law(1.0, text="1")),
-        initializer=_wn_default_,
+        initializer=_WEIGHTS[directions],
     )
 
 
 @register
-def wn_data() -> Method:
+def wn_data(*, stem_relu: bool = False) -> Method:
     """Weight norm with g and b from one batch. Reference: wninit, section 5; Salimans & Kingma 2016, section 3."""
     return replace(
-        wn(),
+        wn(stem_relu=stem_relu),
         name="wn_data",
         summary="weight norm with lengths and biases that standardize every pre-activation on one batch",
         reference="wninit, section 5; Salimans & Kingma 2016",
@@ -150,10 +182,10 @@ def wn_data() -> Method:
 
 
 @register
-def wn_hanin() -> Method:
+def wn_hanin(*, stem_relu: bool = False) -> Method:
     """`wn` with g = 0.9^b at the end of the b-th branch of a stage. Reference: wninit, section 5.1, baseline 2."""
     return replace(
-        wn(),
+        wn(stem_relu=stem_relu),
         name="wn_hanin",
         summary="weight norm with a geometric series of branch lengths in every stage",
         reference="wninit, section 5.1, baseline 2",

@@ -18,7 +18,7 @@ from typing import Literal
 from torch import nn
 
 from normfree.methods import Form, Law, Method
-from normfree.nn.normalizers import activation, normalizer
+from normfree.nn.normalizers import OmittedActivation, activation, normalizer
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS
@@ -85,11 +85,16 @@ class BlockBuilder:
     def stem(
         self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, activated: bool = True, pool: bool = False
     ) -> nn.Module:
-        """Return the layer before the first block; in the pre-activation form, its activation is in the first block."""
+        """Return the layer before the first block.
+
+        In the pre-activation form, its activation is in the first block; in the linear form, a method may omit it.
+        """
         parts: NamedModules = [] if self.spatial else [("flatten", nn.Flatten())]
         parts += self.named_layer(inputs, outputs, kernel, stride)
         if activated and self.form != "pre":
-            parts += [*self.norm(outputs), *self.activation()]
+            omitted = self.form == "linear" and not self.method.stem_relu
+            parts += self.norm(outputs)
+            parts += [("act", OmittedActivation())] if omitted else self.activation()
         if pool:
             parts.append(("pool", nn.MaxPool2d(3, 2, 1)))
         return named_sequential(parts)

@@ -197,6 +197,10 @@ class SELU(nn.Module):
         return f"dropout={self.dropout}"
 
 
+class OmittedActivation(nn.Identity):
+    """The place of an activation that the model's design has and its method leaves out."""
+
+
 ACTIVATION_TYPES = (nn.ReLU, NormPropReLU, SELU, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.SELU)
 
 

@@ -24,8 +24,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a model by its method, for any torch optimizer.
 
-    Scalars have the method's learning rate (for Fixup a tenth of `lr`, or ∝ 1/L). Some methods do not decay gains and
-    biases. Every parameter is in exactly one group.
+    Scalars have the method's learning rate (for Fixup a tenth of `lr`, or ∝ 1/L). For Fixup the biases of weight
+    layers, such as the classifier's, belong to the scalars. Some methods do not decay gains and biases. Every parameter
+    is in exactly one group.
 
     >>> from normfree.models import build
     >>> [(g["name"], g["lr"]) for g in param_groups(build("resnet20", "fixup"), lr=0.1)]
@@ -60,7 +61,9 @@ def param_groups(
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in seen:  # a shared parameter belongs to the first group that holds it
                 seen.add(id(parameter))
-                params_by_kind[_kind(module, name, parameter)].append(parameter)
+                kind = _kind(module, name, parameter)
+                slow = chosen.slow_biases and kind == "gains and biases" and name.endswith("bias")
+                params_by_kind["scalars" if slow else kind].append(parameter)
     if chosen.decay == "all":
         params_by_kind["weights"] += params_by_kind.pop("gains and biases")
     rate = lr * chosen.scalar_rate.factor(len(plan.branches))

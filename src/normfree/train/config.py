@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from normfree.provenance import RELEASE
 from normfree.train.settings import (
     Range,
     coerce,
     explained_toml,
     field_types,
     parse_changes,
+    read_toml,
     require_in_range,
     require_known,
     setting,
@@ -235,31 +236,28 @@ class TrainConfig:
         return parse_changes(TrainConfig, texts)
 
     @classmethod
-    def from_toml(cls, path: str | Path, base: TrainConfig | None = None) -> TrainConfig:
+    def from_toml(cls, path: str | Path, base: TrainConfig | None = None, *, unnamed: str = RELEASE) -> TrainConfig:
         """Read a configuration from a TOML file.
 
         Args:
             path: The file; it may give only some of the settings.
             base: The configuration that provides all other settings; the defaults if None.
+            unnamed: The release whose methods are meant if the file does not name one under the key `normfree`.
 
         Returns:
-            The configuration.
+            The configuration, with a method of an earlier release in today's spelling.
 
         Raises:
             ValueError: If the text is not TOML, a setting is unknown, or a value is bad.
             OSError: If the file cannot be read.
         """
-        try:
-            with Path(path).open("rb") as file:
-                values = tomllib.load(file)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
+        values = read_toml(path)
+        release = str(values.pop("normfree", unnamed))
         for name in values:
             require_known(name, field_types(cls), where=f" in '{path}'")
         try:
-            return replace(base or cls(), **values)
+            config = replace(base or cls(), **values)
+            return config if release == RELEASE or "method" not in values else _as_of(config, release)
         except ValueError as error:
             raise ValueError(f"{error}; correct it in '{path}'") from None
 
@@ -267,12 +265,12 @@ class TrainConfig:
         """Render all settings as TOML, which `from_toml` reads back equal.
 
         Args:
-            explained: Whether to add the meaning of each setting as a comment.
+            explained: Whether to add the meaning of each setting as a comment, and to leave out the release.
 
         Returns:
             The text. A setting that is None is left out, or is a comment with `explained`.
         """
-        return explained_toml(self) if explained else to_toml(asdict(self))
+        return explained_toml(self) if explained else to_toml({"normfree": RELEASE, **asdict(self)})
 
     def fingerprint(self) -> str:
         """Return 12 hexadecimal digits that identify the settings that affect the result.
@@ -329,12 +327,7 @@ class TrainConfig:
         )
 
     def lr_factors(self, epoch: int, steps: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-            steps: The steps per epoch.
-        """
+        """Return the factor of the learning rates in each step of an epoch, counted from 0, of `steps` steps."""
         schedule = self.lr_schedule
         return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
 
@@ -353,6 +346,12 @@ class TrainConfig:
             mixup=self.mixup,
             randaugment=self.randaugment if self.randaugment[0] else None,
         )
+
+
+def _as_of(config: TrainConfig, release: str) -> TrainConfig:
+    from normfree.methods.history import as_of  # imported here because it loads torch
+
+    return replace(config, method=as_of(config.method, release, config.model))
 
 
 _DEEP = 400  # residual branches

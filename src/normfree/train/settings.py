@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -147,6 +149,17 @@ def _value(hint: Any, text: str) -> Any:
         except ValueError:
             return text
     return text
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file of settings; raise `FileNotFoundError`, or `ValueError` if it is not TOML."""
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

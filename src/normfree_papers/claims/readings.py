@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from normfree_papers.claims.claim import Check, expect
 from normfree_papers.claims.seed_metrics import DEAD
+
+GAP = 7.24 / 6.61
+"""The ratio of two errors in Table 1 of `fixup`, which section 4.2 calls a gap: what matches lies below."""
 
 
 def reading(word: str, meaning: str, refuted: str) -> str:
@@ -34,3 +38,21 @@ def counted_error(percent: float, images: int) -> float:
     """
     share = percent / 100
     return 200 * math.sqrt(share * (1 - share) / images)
+
+
+def printed_error(row: str, paper: float, *, main: bool = True, lacks: str = "", images: int = 10_000) -> Check:
+    """The test error of a row is the printed one, within the sampling error of a count."""
+    slack = counted_error(paper, images)
+    return expect(
+        f"test error, {row}",
+        paper=paper,
+        low=round(paper - slack, 2),
+        high=round(paper + slack, 2),
+        main=main,
+        scale="full",
+    ).says(
+        f"test error of {row}, in %",
+        why=f"no spread is printed; two standard deviations of an error counted on {images:,} images are {slack:.2f}",
+        source="paper",
+        lacks=lacks,
+    )

@@ -17,6 +17,7 @@ PAPERS = {
     "wninit": "Arpit, Campos, Bengio 2019. How to initialize your network? Weight norm and ResNets",
     "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
     "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
+    "beyond": "Beyond the papers: our own questions",
 }
 MODULES = {  # the claims of each module, in the order of the ledger
     "fixup.explosion": ("sec2", "thm1", "thm2"),
@@ -47,6 +48,8 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.nf_signal": ("sec4_2",),
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
+    "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
+    "beyond.precision": ("precision",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
 _CLAIMS: dict[str, Claim] = {}

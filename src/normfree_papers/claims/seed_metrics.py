@@ -22,6 +22,7 @@ Runs = dict[str, dict[int, Trained]]  # by row and seed; missing runs are left o
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 DEAD = 20.0  # up to twice chance counts as not trained
 EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick runs
+SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
 
 
 def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:

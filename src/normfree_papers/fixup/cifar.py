@@ -8,10 +8,11 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.readings import counted_error, does_not_train, reading, trains
+from normfree_papers.claims.readings import does_not_train, printed_error, reading, trains
 from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
+    SMALL,
     accuracy,
     by_seed,
     error,
@@ -22,7 +23,6 @@ from normfree_papers.claims.seed_metrics import (
     training_accuracy,
     values_of,
 )
-from normfree_papers.fixup.training import SMALL
 
 # Table 1: ResNet-110
 
@@ -36,24 +36,6 @@ def _resnet_rows(scale: Scale) -> dict[str, TrainConfig]:
         return {row: recipe(name, **SMALL, model="resnet20", epochs=5) for row, name in rows.items()}
     made = {row: recipe(name) for row, name in {**rows, "Xavier, small rate": "xavier_cifar"}.items()}
     return {**made, _XAVIER: recipe("xavier_cifar", lr=0.01)}
-
-
-def printed_check(row: str, paper: float, *, main: bool = True, lacks: str = "", images: int = 10_000) -> Check:
-    """The test error of a row is the printed one, within the sampling error of a count."""
-    slack = counted_error(paper, images)
-    return expect(
-        f"test error, {row}",
-        paper=paper,
-        low=round(paper - slack, 2),
-        high=round(paper + slack, 2),
-        main=main,
-        scale="full",
-    ).says(
-        f"test error of {row}, in %",
-        why=f"no spread is printed; two standard deviations of an error counted on {images:,} images are {slack:.2f}",
-        source="paper",
-        lacks=lacks,
-    )
 
 
 def _quick_check(model: str) -> Check:
@@ -72,8 +54,8 @@ def _quick_check(model: str) -> Check:
     "chosen as the paper gives none (full); ResNet-20 without Xavier, 5 epochs of the embedded images (quick).",
     cost=Cost(quick_seconds=65, full_seconds=7080, device="gpu"),
     checks=(
-        printed_check("Fixup", 7.24),
-        printed_check("batch norm", 6.61),
+        printed_error("Fixup", 7.24),
+        printed_error("batch norm", 6.61),
         expect("Fixup - batch norm", paper=0.63, low=0.0, scale="full").says(
             "Fixup's error lies above batch norm's, in points", why="the order of the table", source="paper"
         ),
@@ -82,7 +64,7 @@ def _quick_check(model: str) -> Check:
             why=does_not_train("fail"),
             source="reading",
         ),
-        printed_check("Xavier, small rate", 7.78, main=False),
+        printed_error("Xavier, small rate", 7.78, main=False),
         aside("Xavier - Fixup", paper=0.54, low=0.0, high=1.3, scale="full").says(
             "Xavier's error at a small rate lies above Fixup's, in points",
             why="the order of the table, and at most the printed gap with the sampling errors of two counts, 0.54 + "
@@ -150,8 +132,8 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     "epochs of the embedded images with a Cutout of 7 (quick).",
     cost=Cost(quick_seconds=40, full_seconds=7500, device="gpu"),
     checks=(
-        printed_check("Fixup", 2.3),
-        printed_check("batch norm", 2.5),
+        printed_error("Fixup", 2.3),
+        printed_error("batch norm", 2.5),
         expect("Fixup - batch norm", paper=-0.2, high=0.3, scale="full").says(
             "Fixup's error is not above batch norm's, in points",
             why=reading(
@@ -161,8 +143,8 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
             ),
             source="reading",
         ),
-        printed_check("Fixup on SVHN", 1.4, lacks="SVHN", images=26_032),
-        printed_check("batch norm on SVHN", 1.4, lacks="SVHN", images=26_032),
+        printed_error("Fixup on SVHN", 1.4, lacks="SVHN", images=26_032),
+        printed_error("batch norm on SVHN", 1.4, lacks="SVHN", images=26_032),
         _quick_check("WRN-16-1"),
     ),
     departures=("bf16 on a GPU", "schedule and weight decay are those of Zagoruyko & Komodakis 2016"),

@@ -16,7 +16,7 @@ from normfree.models import Network, build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import factor_per_block, geometric_means, straight_line
+from normfree_papers.claims.fits import decades, factor_per_block, geometric_means, straight_line
 from normfree_papers.claims.registry import claim
 
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
@@ -218,7 +218,7 @@ def thm1(settings: Settings) -> Measurement:
         blocks = [b for bounds in found.values() for b in bounds]
         smallest.append(min(b.ratio for b in blocks))
         deviation.append(max(b.deviation for b in blocks))
-        growth.append(math.log10(found[40][1].bound / found[16][1].bound))
+        growth.append(decades([found[16][1].bound, found[40][1].bound]))
         normed = _bounds(settings, "batchnorm", 16, seed).blocks
         control.append(max(b.deviation for b in normed[1:-1]))
     return Measurement(
@@ -291,7 +291,7 @@ def thm2(settings: Settings) -> Measurement:
         everything = [s for bounds in found.values() for s in bounds]
         smallest.append(min(s.measured / s.bound for s in everything))
         deviation.append(max(s.deviation for s in everything))
-        growth.append(math.log10(found[40][0].bound / found[16][0].bound))
+        growth.append(decades([found[16][0].bound, found[40][0].bound]))
         expectation.append(_expected_over_bound(settings, seed))
     return Measurement(
         values={

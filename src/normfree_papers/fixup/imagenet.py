@@ -8,7 +8,7 @@ from __future__ import annotations
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.readings import reading, trains
+from normfree_papers.claims.readings import printed_error, reading, trains
 from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
@@ -23,7 +23,6 @@ from normfree_papers.claims.seed_metrics import (
     training_accuracy,
     values_of,
 )
-from normfree_papers.fixup.cifar import printed_check
 
 _FIXUP, _GROUP = "Fixup + mixup", "group norm + mixup"
 _MIXED = {"batch norm + mixup": ("batchnorm", 0.2), _GROUP: ("groupnorm", 0.1), _FIXUP: ("fixup", 0.7)}  # section 4.2
@@ -62,7 +61,7 @@ def _rows(scale: Scale) -> dict[str, TrainConfig]:
 
 def _printed(row: str) -> Check:
     main = not row.endswith("Xavier")  # the paper gives no rate for Xavier
-    return printed_check(row, _TABLE2[row], main=main, images=50_000)
+    return printed_error(row, _TABLE2[row], main=main, images=50_000)
 
 
 @claim(

@@ -12,6 +12,7 @@ from normfree_papers.claims.readings import does_not_train, reading, trains
 from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
+    SMALL,
     accuracy,
     by_seed,
     error,
@@ -21,7 +22,6 @@ from normfree_papers.claims.seed_metrics import (
     training_accuracy,
     values_of,
 )
-from normfree_papers.fixup.training import SMALL
 
 _ZEROS = "zero_last=false,zero_classifier=false"
 _RULE_2 = f"fixup:bias=false,multiplier=false,{_ZEROS}"

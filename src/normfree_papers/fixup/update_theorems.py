@@ -9,10 +9,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normfree import theory
+from normfree.methods.init_context import InitContext
 from normfree.models import build
+from normfree.plan import Layer
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.fits import exponent
@@ -180,6 +182,12 @@ _LAYERS = (2, 3, 4, 5)
 _BRANCHES = (10, 100, 1000)  # of the library's networks
 
 
+def _mean_square(model: nn.Module, layer: Layer) -> float:
+    weight = model.get_submodule(layer.name).weight
+    assert isinstance(weight, Tensor)
+    return float(weight.detach().double().square().mean())
+
+
 def layer_factors(L: int, m: int, width: int, seed: int) -> list[float]:
     """The factors a_1 … a_m of the library's Fixup: root mean squares of its weights over those of He's weights.
 
@@ -187,11 +195,20 @@ def layer_factors(L: int, m: int, width: int, seed: int) -> list[float]:
     """
     generator = torch.Generator().manual_seed(seed)
     model = build(f"resmlp-{L}-{width}-{m}", "fixup", form="pre", size=1, in_channels=8, generator=generator)
-    squares = torch.zeros(m, dtype=torch.float64)
-    for branch in model.plan.branches:
-        weights = [model.get_submodule(layer.name).weight for layer in branch.layers]
-        squares += torch.tensor([float(w.detach().double().square().mean()) for w in weights])  # type: ignore[operator]
-    return (squares / L * width / 2).sqrt().tolist()
+    rows = [[_mean_square(model, layer) for layer in branch.layers] for branch in model.plan.branches]
+    return [math.sqrt(sum(column) / L * width / 2) for column in zip(*rows, strict=True)]
+
+
+def bottleneck_factor(seed: int) -> float:
+    """√L·a_1·a_2 of the library's Fixup in ResNet-50, whose layers change the width: a_i relative to He fan-out."""
+    model = build("resnet50", "fixup", generator=torch.Generator().manual_seed(seed))
+    plan = model.plan
+    fans = InitContext(model, plan).fans
+    squares = [
+        math.prod(_mean_square(model, layer) * fans(layer)[1] / 2 for layer in branch.layers[:-1])
+        for branch in plan.branches
+    ]
+    return math.sqrt(len(squares)) * sum(map(math.sqrt, squares)) / len(squares)
 
 
 def _others(factors: Sequence[float]) -> float:
@@ -230,6 +247,12 @@ def _others(factors: Sequence[float]) -> float:
                     source="derived",
                 ),
             )
+        ),
+        expect("√L times the other factors, ResNet-50", paper="Θ(1)", low=0.97, high=1.03).says(
+            "the same in ResNet-50, whose layers change the width: the factors are relative to He fan-out",
+            why="rule 2 on He's weights, fan-out as in the authors' code; 4,096 weights or more a layer leave 1 %; "
+            "fan-in would give about 0.5, since the first layer divides the width by four",
+            source="derived",
         ),
         expect("spread where the condition holds", paper="Θ(1)", high=5.001).says(
             "L·|ΔF|/η, largest over smallest of all L and m, all factors `fixup_scale` or the last one 0",
@@ -284,7 +307,9 @@ def thm4(settings: Settings) -> Measurement:
         "exponent where factors are too small": sum(exponent(depths, c) for c in small) / len(small),
         "deviation of the step from equation 17": max(off),
     }
+    widths: list[float] = []
     for seed in settings.each_seed():
+        widths.append(bottleneck_factor(seed))
         for m in _LAYERS:
             found = {L: layer_factors(L, m, 32, seed) for L in _BRANCHES[: 2 if settings.quick else 3]}
             slope = exponent(list(found), [_others(factors) for factors in found.values()])
@@ -295,7 +320,7 @@ def thm4(settings: Settings) -> Measurement:
             ):
                 values.setdefault(name, []).append(value)  # type: ignore[union-attr]
     return Measurement(
-        values=values,
+        values={**values, "√L times the other factors, ResNet-50": widths},
         panels=(
             Panel(
                 "how far a scalar branch moves",

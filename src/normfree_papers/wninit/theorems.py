@@ -23,7 +23,7 @@ from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, expect
 from normfree_papers.claims.registry import claim, register
-from normfree_papers.wninit.norms import feed_forward
+from normfree_papers.wninit.networks import feed_forward
 
 Direction = Literal["forward", "backward"]
 

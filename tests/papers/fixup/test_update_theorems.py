@@ -2,7 +2,8 @@
 
 import pytest
 
-from normfree_papers.fixup.update_theorems import layer_factors
+from normfree_papers.fixup import update_theorems
+from normfree_papers.fixup.update_theorems import bottleneck_factor, layer_factors
 
 
 @pytest.mark.parametrize(("L", "m"), [(4, 2), (16, 2), (16, 3), (81, 5)])
@@ -10,3 +11,11 @@ def test_factors_are_the_power_of_depth_and_the_last_is_zero(L, m):
     *first, last = layer_factors(L, m, 32, seed=0)
     assert last == 0
     assert first == pytest.approx([L ** (-1 / (2 * m - 2))] * (m - 1), rel=5 / (2 * L * 32**2) ** 0.5)
+
+
+def test_bottleneck_factor_tells_fan_in_from_fan_out(monkeypatch):
+    assert bottleneck_factor(seed=0) == pytest.approx(1.0, abs=0.01)
+    built = update_theorems.build("resnet50", "he_in", generator=None)
+    monkeypatch.setattr(update_theorems, "build", lambda *args, **kwargs: built)
+    # He fan-in without the factor L^(-1/4): √16 times the share of fan-in
+    assert 4 * 0.4 < bottleneck_factor(seed=0) < 4 * 0.8

@@ -38,7 +38,7 @@ from normfree.train.text.translation import Bleu
 
 
 def read_config(run: str | Path) -> TrainConfig:
-    """Read the configuration of a run.
+    """Read the configuration of a run, with the method in today's spelling if an earlier release trained it.
 
     Args:
         run: The folder of the run.
@@ -49,12 +49,13 @@ def read_config(run: str | Path) -> TrainConfig:
     Raises:
         ValueError: If the folder holds no run.
     """
-    path = RunFolder(run).config_path
+    folder = RunFolder(run)
+    path = folder.config_path
     if not path.exists():
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
     if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
         raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-    return TrainConfig.from_toml(path)
+    return folder.read_config()
 
 
 def load(

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
+from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
@@ -130,10 +131,14 @@ class RunFolder:
             finally:
                 self._close()
 
+    def read_config(self) -> TrainConfig:
+        """Read the configuration; one that names no release is of the first."""
+        return TrainConfig.from_toml(self.config_path, unnamed=FIRST_RELEASE)
+
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
-            before = TrainConfig.from_toml(self.config_path)
+            before = self.read_config()
             require_same(asdict(before), asdict(config), self.path, free=free)
             if before.kernels not in ("auto", config.kernels):
                 _log.warning(

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from normfree_papers.wninit.norms import (
+from normfree_papers.wninit.networks import (
     Norms,
     feed_forward,
     initialized,

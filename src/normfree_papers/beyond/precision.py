@@ -1,0 +1,72 @@
+"""Our own control: whether float32 gives the accuracies of the faster precisions. All errors are in per cent."""
+
+from __future__ import annotations
+
+from normfree.train import TrainConfig
+from normfree.train.recipes import recipe
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.readings import GAP, reading, trains
+from normfree_papers.claims.registry import claim
+from normfree_papers.claims.seed_metrics import (
+    DEAD,
+    SMALL,
+    by_seed,
+    combined,
+    error,
+    learning_panel,
+    train_rows,
+    values_of,
+)
+
+_WORD = reading("match", "a ratio of errors within 9.5 %, which section 4.2 of fixup calls a gap", "outside of it")
+
+
+def _networks(scale: Scale) -> dict[str, TrainConfig]:
+    if scale == "quick":
+        return {"Fixup, 10 layers": recipe("depth_test", model="wrn-10-1", **SMALL)}
+    return {
+        "Fixup, 100 layers": recipe("depth_test"),
+        "batch norm, 100 layers": recipe("depth_test", method="batchnorm"),
+        "weight norm, 100 layers": recipe("wninit_depth"),
+        "Fixup, ResNet-110": recipe("fixup_ablation"),
+        "batch norm, ResNet-110": recipe("fixup_ablation", method="batchnorm"),
+    }
+
+
+@claim(
+    id="beyond/precision",
+    where="Our control of precision",
+    statement="Training in float32 gives the test errors of bf16 and mixed precision, in which runs on a GPU are made.",
+    paper_value="none; the papers do not name a precision other than the framework's float32",
+    how="WRN-100-1 after one epoch and ResNet-110 after three, by Fixup, batch norm and weight norm, in float32 and in "
+    "the precision that a GPU takes by itself (full); 10 layers in float32 and bf16 on the embedded images (quick).",
+    cost=Cost(quick_seconds=40, full_seconds=1350, device="gpu"),
+    checks=(
+        *(
+            expect(f"errors in float32 over fast, {name}", low=1 / GAP, high=GAP, scale="full").says(
+                f"test error in float32 over that in the fast precision, {name}", why=_WORD, source="reading"
+            )
+            for name in _networks("full")
+        ),
+        expect("test error, Fixup, 10 layers, float32", high=100 - DEAD, scale="quick").says(
+            "test error of the stand-in in float32, in %: it trains", why=trains(), source="reading"
+        ),
+    ),
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def precision(settings: Settings) -> Measurement:
+    """Test errors in float32 and in the fast precision. Reference: none; a control of our own runs."""
+    fast = "bf16" if settings.quick else "auto"
+    rows = {
+        f"{name}, {kind}": config.with_changes(precision=setting)
+        for name, config in _networks(settings.scale).items()
+        for kind, setting in (("float32", "float32"), ("fast", fast))
+    }
+    runs = train_rows(settings, rows)
+    errors = {row: by_seed(seeds, error) for row, seeds in runs.items()}
+    columns = {f"test error, {row}": numbers for row, numbers in errors.items()}
+    for name in _networks(settings.scale):
+        pair = [errors[f"{name}, float32"], errors[f"{name}, fast"]]
+        columns[f"errors in float32 over fast, {name}"] = combined(pair, lambda both: both[0] / both[1])
+    return Measurement(values=values_of(columns), panels=learning_panel("training accuracy", runs))
