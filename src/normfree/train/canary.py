@@ -44,7 +44,8 @@ from normfree.data.counter_rng import below, key
 from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_pairs import TokenLines, TokenPairs
-from normfree.methods import get, names
+from normfree.methods import Method, get, names
+from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.models.special_tokens import SPECIAL
 from normfree.train.config import TrainConfig
@@ -129,9 +130,7 @@ def families_of(config: TrainConfig) -> tuple[str, ...]:
         return ()
     if small is None or not supports(small, method):
         return ()
-    defaults = get(method.name).options
-    changed = {name: value for name, value in method.options.items() if value != defaults[name]}
-    spelled = [replace(method, options=changed).spec, small, *([config.form] if config.form else [])]
+    spelled = [_spelled(method), small, *([config.form] if config.form else [])]
     tried = []
     for family in _TRIED:
         setting, _, choice = family.partition("=")
@@ -226,9 +225,21 @@ def committed_record() -> Record:
 
 
 def all_families() -> tuple[str, ...]:
-    """Return the committed families: every method on all small models that it fits, and every setting."""
-    models = dict.fromkeys(_SMALL.values())
-    return (*(f"{name} {small}" for name in names() for small in models if supports(small, name)), *_TRIED)
+    """Return the committed families: every method, and its first definition, on the small models; and every setting."""
+    found: dict[str, None] = {}
+    for name in names():
+        for small in dict.fromkeys(_SMALL.values()):
+            if supports(small, name):
+                found[f"{name} {small}"] = None
+                found[f"{_spelled(get(as_of(name, FIRST_RELEASE, small)))} {small}"] = None
+    return (*found, *_TRIED)
+
+
+def _spelled(method: Method) -> str:
+    """Return the name of a method with the options that differ from their defaults."""
+    defaults = get(method.name).options
+    changed = {name: value for name, value in method.options.items() if value != defaults[name]}
+    return replace(method, options=changed).spec
 
 
 def tolerance(place: str) -> float:
