@@ -119,6 +119,20 @@ def test_fan_out_weights_are_standardized_by_layer(method):
     assert w.flatten(1).mean(1).abs().max() > 1e-5  # the control: not by channel
 
 
+@pytest.mark.parametrize("method", ["idshort:fan=in", "convshort:fan=in"])
+def test_fan_in_is_an_option(method):
+    model = build("preact_resnet18", method, generator=seeded(0))
+    for layer in model.plan.hidden():
+        w = model.get_submodule(layer.name).weight.detach().double()
+        gain = 1 if layer.name == "stem.conv" else 2
+        assert_rows(w.flatten().unsqueeze(0), gain / w[0].numel())
+
+
+def test_unknown_fan_is_refused():
+    with pytest.raises(ValueError, match="'fan' of method 'idshort' to be in or out, got 'both'"):
+        build("preact_resnet18", "idshort:fan=both")
+
+
 @pytest.mark.parametrize("method", ["idshort_brock", "learnscalar_brock", "convshort_brock"])
 def test_brock_weights_are_standardized_by_channel(method):
     model = build("preact_resnet18", method, generator=seeded(0))

@@ -17,7 +17,12 @@ from normfree_papers.claims.storage import collect, is_whole, panels_of, read_re
 CLAIMS = all_claims()
 ALONE = [claim for claim in CLAIMS if not claim.needs_data]  # what trains has tests of its own
 FAST = 20.0  # seconds of a quick run that every test run can bear
-FAILS = {"fixup/sec4_3"}  # what does not come out as the papers have it, at the quick scale, too
+FAILS = {
+    "fixup/sec4_3",
+    "robust/fig2",
+    "robust/fig4",
+    "robust/fig5",
+}  # what does not come out as the papers have it, at the quick scale, too
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = sorted(path for paper in PAPERS for path in (RESULTS / paper).glob("*.json"))
 
@@ -39,9 +44,12 @@ def test_ledger_holds_the_claims_of_the_papers():
         *("robust/table1", "robust/fig2", "robust/fig4", "robust/fig5"),
         *("robust/fig3", "robust/fig6", "robust/fig7"),
         *("normdead/eq1", "normdead/eq3", "normdead/sec2_3", "normdead/sec2_3_moments"),
+        "normdead/sec2_3_costs",
         *("normdead/sec3_2", "normdead/sec3_2_gradients", "normdead/sec4_1", "normdead/fig4", "normdead/fig5"),
-        *("normdead/sec4_2", "normdead/sec5_1", "normdead/sec5_2"),
+        *("normdead/sec4_2", "normdead/sec4_3", "normdead/sec5_2_clipping", "normdead/sec4_3_regnet"),
+        *("normdead/sec5_1", "normdead/sec5_2"),
         *("beyond/scalar_rate", "beyond/scalar_rate_law", "beyond/precision"),
+        *("beyond/isograd", "beyond/equal_budget"),
     ]
 
 
@@ -68,6 +76,7 @@ def test_needs_training_or_data_is_said():
     assert trained == data.keys() - {"wninit/table2"}
     others = {
         "fixup/table2": "ImageNet",
+        "normdead/sec4_3_regnet": "ImageNet",
         "fixup/table3": "IWSLT and WMT",
         "fixup/table3_multi30k": "Multi30k",
         "fixup/table3_europarl": "Europarl-200k",
@@ -75,7 +84,11 @@ def test_needs_training_or_data_is_said():
         "wninit/fig2_right": "MNIST",
     }
     assert data == {**dict.fromkeys(data, "CIFAR-10"), **others}
-    assert {claim.id for claim in CLAIMS if claim.lacks} == {"fixup/table2", "fixup/table3"}
+    assert {claim.id for claim in CLAIMS if claim.lacks} == {
+        "fixup/table2",
+        "fixup/table3",
+        "normdead/sec4_3_regnet",
+    }
     assert trained == {claim.id for claim in CLAIMS if claim.cost.device == "gpu"} - {"wninit/table2"}
 
 

@@ -16,9 +16,10 @@ from normfree.plan import Position
 
 
 @dataclass(frozen=True)
-class StandardizedFanOut:
-    """Initializer: Var[W] = γ/fan_out, standardized after sampling; shortcuts take `shortcut_gain` for γ if given."""
+class StandardizedHe:
+    """Initializer: Var[W] = γ/fan, standardized after sampling; shortcuts take `shortcut_gain` for γ if given."""
 
+    fan: str = "out"
     shortcut_gain: float | None = None
 
     def __call__(self, ctx: InitContext) -> None:
@@ -27,7 +28,8 @@ class StandardizedFanOut:
             gamma = gain(layer)
             if self.shortcut_gain is not None and layer in shortcuts:
                 gamma = self.shortcut_gain
-            ctx.set_(layer, standardized(ctx.normal(layer), gamma / ctx.fans(layer)[1]))
+            fan_in, fan_out = ctx.fans(layer)
+            ctx.set_(layer, standardized(ctx.normal(layer), gamma / (fan_in if self.fan == "in" else fan_out)))
         ctx.default_classifier_()
 
 
@@ -39,9 +41,15 @@ def _brock_(ctx: InitContext) -> None:
     ctx.default_classifier_()
 
 
+def _require_fan(method: str, fan: str) -> str:
+    if fan not in ("in", "out"):
+        raise ValueError(f"expected option 'fan' of method '{method}' to be in or out, got '{fan}'")
+    return fan
+
+
 @register
-def idshort() -> Method:
-    """x' = √½ · (x + f(x)).
+def idshort(*, fan: str = "out") -> Method:
+    """x' = √½ · (x + f(x)); with the ablation `fan=in`, weights by fan-in.
 
     Reference: robust, section 3.3, setup 1, equation 5. Shape-changing blocks use ConvShort's shortcut (footnote 1).
     """
@@ -53,7 +61,7 @@ def idshort() -> Method:
         h="identity",
         weights="plain; He fan-out, standardized after sampling",
         rule=Rule(c=SQRT_HALF),
-        initializer=StandardizedFanOut(),
+        initializer=StandardizedHe(_require_fan("idshort", fan)),
         form="pre",
         shortcut="conv",
     )
@@ -80,11 +88,11 @@ def learnscalar() -> Method:
 
 
 @register
-def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
+def convshort(*, reads: str = "entry", gain: float = 2.0, fan: str = "out") -> Method:
     """x' = √½ · (W_s z + f(x)) with z the pre-activated input and a 1×1 convolution W_s in every block.
 
     With the ablation `reads=raw` the shortcut reads the raw x with the printed gain of 2, and the gradient explodes;
-    with `reads=raw,gain=1` it does not.
+    with `reads=raw,gain=1` it does not. With `fan=in` the weights are by fan-in.
 
     Reference: robust, section 3.3, setup 3.
     Differs: the paper writes h(x) = W_s x, but its printed gains hold for the pre-activated input only; with the raw
@@ -101,7 +109,7 @@ def convshort(*, reads: str = "entry", gain: float = 2.0) -> Method:
         reference="robust, section 3.3, setup 3",
         h="1×1 convolution of the pre-activated input, every block",
         weights="plain; He fan-out, standardized after sampling, the shortcut too",
-        initializer=StandardizedFanOut(shortcut_gain=gain),
+        initializer=StandardizedHe(_require_fan("convshort", fan), gain),
         shortcut="conv everywhere",
         shortcut_reads="raw" if reads == "raw" else "entry",
     )

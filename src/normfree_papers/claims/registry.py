@@ -42,14 +42,19 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "normdead.batchnorm": ("eq3",),
     "normdead.invariances": ("sec2_3",),
     "normdead.moments": ("sec2_3_moments",),
+    "normdead.costs": ("sec2_3_costs",),
     "normdead.skip_connections": ("sec3_2", "sec3_2_gradients"),
     "normdead.scaling_rules": ("sec4_1",),
     "normdead.signal_plots": ("fig4", "fig5"),
     "normdead.nf_signal": ("sec4_2",),
+    "normdead.performance": ("sec4_3", "sec5_2_clipping"),
+    "normdead.regnets": ("sec4_3_regnet",),
     "normdead.nf_limits": ("sec5_1",),
     "normdead.batchnorm_parts": ("sec5_2",),
     "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
     "beyond.precision": ("precision",),
+    "beyond.isograd": ("isograd",),
+    "beyond.equal_budget": ("equal_budget",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
 _CLAIMS: dict[str, Claim] = {}

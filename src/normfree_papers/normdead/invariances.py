@@ -157,7 +157,7 @@ _NOTICED = 0.05
 
 def _unnoticed(name: str, change: str, statement: str, *, kind: str = "vectors", paper: str = "invariant") -> Check:
     return expect(f"{name}, {change}, {kind}", paper=paper, high=ROUNDING).says(
-        statement, why="float64 without ε: rounding of sums of some hundred terms"
+        statement, why="float64 without ε: rounding of sums of some hundred terms", source="derived", exact=True
     )
 
 
@@ -165,7 +165,9 @@ def _noticed(
     name: str, change: str, statement: str, *, kind: str = "vectors", paper: str | None = None, main: bool = True
 ) -> Check:
     return expect(f"{name}, {change}, {kind}", paper=paper, low=_NOTICED, main=main).says(
-        statement, why="the changes are as large as the signal; a twentieth of it is no rounding"
+        statement,
+        why="the changes are as large as the signal; an invariant output moves by 1e-16, so a twentieth is no rounding",
+        source="derived",
     )
 
 
@@ -177,7 +179,10 @@ def _noticed(
     paper_value="no numbers; each check quotes the paper",
     how="Relative change of the output of one layer and each normalizer, of vectors and of images without a border, "
     "under nine changes of inputs and weights, in float64 without ε.",
-    cost=Cost(quick_seconds=1, full_seconds=1),
+    cost=Cost(quick_seconds=1, full_seconds=3),
+    precision="float64",
+    seeds=10,
+    quick_seeds=10,
     checks=(
         _unnoticed("layer norm", "weight shift", "layer norm does not notice one vector added to all rows"),
         _unnoticed("layer norm", "sample scale", "layer norm does not notice the scale of single samples"),
@@ -236,6 +241,8 @@ def _noticed(
         expect("cells unlike the algebra", high=0.0).says(
             "normalizers and changes, of all, for which measurement and algebra differ",
             why="a change counts as noticed above 1e-12; each cell of the table follows from one line of algebra",
+            source="derived",
+            exact=True,
         ),
     ),
 )

@@ -19,7 +19,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def judged(claim_id: str):
     claim = get(claim_id)
-    settings = Settings(scale="quick", seeds=(0,))
+    settings = Settings(scale="quick", seeds=claim.seeds_at("quick"))
     result = collect(claim, settings, claim.measure(settings), 1.0)
     return claim, result, judge_means(claim, result)
 

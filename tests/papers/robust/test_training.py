@@ -14,14 +14,15 @@ from normfree_papers.claims.claim import Judgement, Measurement, Settings, judge
 from normfree_papers.claims.registry import get
 from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
 from normfree_papers.claims.storage import collect
-from normfree_papers.robust.training import EPOCHS, FIGURES, ROWS
+from normfree_papers.robust.training import BESIDE, FIGURES, ROWS
 
 PROPOSED = {"idshort", "learnscalar", "convshort"}
 BROCK = {f"{name}_brock" for name in PROPOSED}
 FIGS = {f"robust/fig{figure.number}": figure for figure in FIGURES}
 DEEP = ("robust/fig3", "robust/fig7")
 # What the paper says of the deeper networks, and of ResNet-18; test accuracies by method
-HOLDS_DEEP = {"batchnorm_convshort": 0.92, "idshort": 0.89, "learnscalar": 0.9, "convshort": 0.93}
+BESIDE_ROWS = {"convshort:fan=in": 0.92, "isograd:shortcut=conv": 0.93}
+HOLDS_DEEP = BESIDE_ROWS | {"batchnorm_convshort": 0.92, "idshort": 0.89, "learnscalar": 0.9, "convshort": 0.93}
 HOLDS_18 = {"convshort": 0.915, "batchnorm_convshort": 0.92, "idshort": 0.9, "learnscalar": 0.9} | dict.fromkeys(
     BROCK, 0.88
 )
@@ -43,21 +44,21 @@ def measured(claim_id: str, found: Any, **fields: Any) -> tuple[Measurement, Jud
             return found(config)
         return made_up(found[config.method]) if config.method in found else None
 
-    return measure(get(claim_id), make, **fields)
+    return measure(get(claim_id), make, **{"seeds": (0, 1, 2), **fields})
 
 
 # The runs that are asked for
 
 
 @pytest.mark.parametrize("claim_id", FIGS)
-def test_full_runs_are_the_recipe_with_fewer_epochs(claim_id):
+def test_full_runs_are_the_recipe(claim_id):
     _, _, fake = measured(claim_id, {}, seeds=(0,))
     depth = {"robust/fig3": 50, "robust/fig6": 18, "robust/fig7": 101}[claim_id]
-    assert {config.method for config in fake.asked.values()} == {"batchnorm_convshort", *PROPOSED, *BROCK}
+    beside = set(BESIDE.values()) if claim_id == "robust/fig3" else set()
+    assert {config.method for config in fake.asked.values()} == {"batchnorm_convshort", *PROPOSED, *BROCK} | beside
     for config in fake.asked.values():
-        assert config == recipe(
-            "robust_cifar", model=f"preact_resnet{depth}", method=config.method, epochs=EPOCHS, seed=0
-        )
+        assert config == recipe("robust_cifar", model=f"preact_resnet{depth}", method=config.method, seed=0)
+        assert config.epochs == 200
     # section 4: "SGD with an initial learning rate of 0.01, a momentum of 0.9 and a batch size of 128", cosine
     config = next(iter(fake.asked.values()))
     assert (config.lr, config.momentum, config.batch_size, config.schedule) == (0.01, 0.9, 128, "cosine")
@@ -68,8 +69,9 @@ def test_full_runs_are_the_recipe_with_fewer_epochs(claim_id):
 @pytest.mark.parametrize("claim_id", FIGS)
 def test_every_run_has_its_own_name_and_folder(claim_id):
     _, _, fake = measured(claim_id, {}, seeds=(0, 1))
-    assert len(fake.asked) == 2 * len(ROWS) == 14
-    assert len({config.fingerprint() for config in fake.asked.values()}) == 14
+    rows = len(ROWS) + (len(BESIDE) if claim_id == "robust/fig3" else 0)
+    assert len(fake.asked) == 2 * rows
+    assert len({config.fingerprint() for config in fake.asked.values()}) == 2 * rows
 
 
 @pytest.mark.parametrize("claim_id", FIGS)
@@ -85,9 +87,9 @@ def test_stand_in_has_as_many_blocks_and_layers_a_block(claim_id):
 
 @pytest.mark.parametrize("claim_id", FIGS)
 def test_cost_is_that_of_the_runs(claim_id):
-    _, _, fake = measured(claim_id, {}, seeds=(0,))
+    _, _, fake = measured(claim_id, {}, seeds=get(claim_id).seeds_at("full"))
     planned = math.fsum(gpu_seconds(config) for config in fake.asked.values())
-    assert planned / 1.5 < get(claim_id).cost.full_seconds < planned * 1.5
+    assert get(claim_id).cost.full_seconds == pytest.approx(planned, rel=0.02)
 
 
 # Numbers and verdicts
@@ -98,11 +100,11 @@ def test_deep_figure_holds_where_brock_diverges_and_convshort_leads(claim_id):
     measurement, judgement, _ = measured(claim_id, HOLDS_DEEP | dict.fromkeys(BROCK, None))
     assert judgement.status == "holds", judgement.rows
     network = f"ResNet-{FIGS[claim_id].depth}"
-    assert measurement.values[f"test accuracy, IdShort (proposed), {network}"] == pytest.approx([89.0])
-    assert measurement.values[f"test accuracy, ConvShort (Brock), {network}"] == pytest.approx([10.0])  # chance
-    assert measurement.values["BatchNorm - ConvShort"] == pytest.approx([-1.0])
-    assert measurement.values["ConvShort - LearnScalar"] == pytest.approx([3.0])
-    assert measurement.values["rank of ConvShort"] == [1.0]
+    assert measurement.values[f"test accuracy, IdShort (proposed), {network}"] == pytest.approx([89.0] * 3)
+    assert measurement.values[f"test accuracy, ConvShort (Brock), {network}"] == pytest.approx([10.0] * 3)  # chance
+    assert measurement.values["BatchNorm - ConvShort"] == pytest.approx([-1.0] * 3)
+    assert measurement.values["ConvShort - LearnScalar"] == pytest.approx([3.0] * 3)
+    assert measurement.values["rank of ConvShort"] == [1.0] * 3
 
 
 @pytest.mark.parametrize("claim_id", DEEP)
@@ -138,20 +140,26 @@ def test_figure_fails_where_a_proposed_row_diverges(claim_id):
     assert checks_that(judgement, "fails") == {f"test accuracy, LearnScalar (proposed), {network}"}
 
 
-def test_fig3_holds_partly_where_batch_norm_stays_ahead_by_less_than_a_point():
+def test_fig3_does_not_fail_where_batch_norm_stays_ahead_by_less_than_a_point():
     rows = HOLDS_DEEP | dict.fromkeys(BROCK, None) | {"batchnorm_convshort": 0.935}
     _, judgement, _ = measured("robust/fig3", rows)
     assert judgement.status == "holds"
     assert checks_that(judgement, "fails") == {"ConvShort - BatchNorm"}
 
 
+def test_fig3_remarks_where_fan_in_does_better():
+    _, judgement, _ = measured("robust/fig3", HOLDS_DEEP | dict.fromkeys(BROCK, None) | {"convshort:fan=in": 0.935})
+    assert judgement.status != "fails"
+    assert checks_that(judgement, "fails") == {"ConvShort - ConvShort (He fan-in, the control)"}
+
+
 def test_fig6_holds_where_all_train_and_convshort_is_second():
     measurement, judgement, _ = measured("robust/fig6", HOLDS_18)
     assert judgement.status == "holds", judgement.rows
-    assert measurement.values["rank of ConvShort"] == [2.0]
+    assert measurement.values["rank of ConvShort"] == [2.0] * 3
 
 
-def test_fig6_holds_partly_where_convshort_is_the_best():
+def test_fig6_remarks_where_convshort_is_the_best():
     _, judgement, _ = measured("robust/fig6", HOLDS_18 | {"convshort": 0.95})
     assert judgement.status == "holds"
     assert checks_that(judgement, "fails") == {"rank of ConvShort"}
@@ -200,7 +208,7 @@ def test_differences_are_taken_within_a_seed():
 def test_panels_show_training_curves_and_mark_what_diverged():
     measurement, _, _ = measured("robust/fig3", HOLDS_DEEP | dict.fromkeys(BROCK, None))
     learning, tested = measurement.panels
-    assert [curve.name for curve in learning.curves] == [row for row in ROWS if "Brock" not in row]
+    assert [curve.name for curve in learning.curves] == [row for row in ROWS | BESIDE if "Brock" not in row]
     assert learning.curves[0].values == pytest.approx((46.0, 92.0))
     assert all(row in learning.note for row in ROWS if "Brock" in row)
     proposed, brock = tested.curves
@@ -208,8 +216,8 @@ def test_panels_show_training_curves_and_mark_what_diverged():
     assert proposed.values == pytest.approx((89.0, 90.0, 93.0))
     assert (proposed.crossed, brock.crossed) == ((), (0, 1, 2))
     assert [level.value for level in tested.levels] == pytest.approx([10.0, 92.0])
-    assert len(measurement.tables[0].rows) == len(ROWS)
-    assert "diverged at step 7" in measurement.tables[0].rows[-1]
+    assert len(measurement.tables[0].rows) == len(ROWS) + len(BESIDE)
+    assert "diverged at step 7, diverged at step 7" in measurement.tables[0].rows[len(ROWS) - 1][-1]
 
 
 # Real runs
@@ -234,4 +242,4 @@ def test_quick_run_holds(claim_id: str, tmp_path: Path):
     settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
     judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
     tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
-    assert all(row.verdict == "holds" for row in tested), tested
+    assert all(row.measured is not None and row.check.admits(row.measured) for row in tested), tested

@@ -1,0 +1,109 @@
+"""Our question: does `isograd`, whose gradient is flat over the whole network, train better than fan-out and fan-in?
+
+`robust` proposes fan-out to preserve the gradient. Over a whole ResNet-50 it loses more than fan-in does (robust/fig2),
+and `isograd` loses nothing. The runs are those of robust/fig3, so that both claims share them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normfree.report import Column, Table
+from normfree.train import TrainConfig
+from normfree.train.recipes import recipe
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.registry import claim
+from normfree_papers.claims.seed_metrics import (
+    DEAD,
+    EMBEDDED,
+    accuracy,
+    by_seed,
+    learning_panel,
+    mean,
+    minus,
+    train_rows,
+    values_of,
+)
+
+_FAN_OUT, _FAN_IN, _FLAT, _NORMED = "fan-out", "fan-in", "isograd", "batch norm"
+_METHODS = {
+    _FAN_OUT: "convshort",
+    _FAN_IN: "convshort:fan=in",
+    _FLAT: "isograd:shortcut=conv",
+    _NORMED: "batchnorm_convshort",
+}
+_SMALL: dict[str, Any] = {**EMBEDDED, "model": "resnet8", "form": "pre", "flip": False, "randaugment": (0, 0)}
+
+
+def _configs(scale: Scale) -> dict[str, TrainConfig]:
+    rows = {row: recipe("robust_cifar", method=method) for row, method in _METHODS.items()}
+    if scale == "full":
+        return rows
+    return {row: config.with_changes(**_SMALL, epochs=2) for row, config in rows.items()}
+
+
+def _lead(first: str, second: str) -> str:
+    return f"{first} - {second}"
+
+
+def _checks() -> tuple[Check, ...]:
+    ahead = "our reading of the word 'better': a lead above 0 points; a negative one refutes it"
+    return (
+        *(
+            expect(_lead(_FLAT, other), low=0.0, scale="full").says(
+                f"isograd trains better than {other}: points of test accuracy by which it leads",
+                why=ahead,
+                source="reading",
+            )
+            for other in (_FAN_OUT, _FAN_IN)
+        ),
+        expect(_lead(_FLAT, _NORMED), low=-1.0, scale="full").says(
+            "isograd reaches batch norm: points of test accuracy by which it leads",
+            why="our reading of the word 'reach': at most one point behind; more refutes it",
+            source="reading",
+        ),
+        aside(_lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").says(
+            "fan-out trains better than fan-in, as robust proposes: points of test accuracy by which it leads",
+            why=ahead,
+            source="reading",
+        ),
+        *(
+            expect(f"test accuracy, {row}", low=DEAD, scale="quick").says(
+                f"test accuracy of {row}, in %: it trains",
+                why="our reading of the word 'train': more than twice chance after two epochs; less refutes it",
+                source="reading",
+            )
+            for row in (_FAN_OUT, _FAN_IN, _FLAT)
+        ),
+    )
+
+
+@claim(
+    id="beyond/isograd",
+    where="Our question B",
+    statement="A ResNet-50 whose gradient is flat over the whole network trains better than with fan-out or fan-in "
+    "weights, and reaches batch norm.",
+    paper_value="none: not in a paper",
+    how="Pre-activation ResNet-50 with 1×1 convolutions in every shortcut by the recipe robust_cifar, 200 epochs, "
+    "three seeds, with fan-out, fan-in, isograd and batch norm; ResNet-8, two epochs of the embedded images (quick).",
+    cost=Cost(quick_seconds=75, full_seconds=3_700, device="gpu"),
+    checks=_checks(),
+    quick_seeds=3,
+    needs_data="CIFAR-10",
+    needs_training=True,
+)
+def isograd(settings: Settings) -> Measurement:
+    """Test accuracy of isograd beside fan-out, fan-in and batch norm, at the rate of robust's recipe."""
+    runs = train_rows(settings, _configs(settings.scale))
+    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
+    columns = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
+    for other in (_FAN_OUT, _FAN_IN, _NORMED):
+        columns[_lead(_FLAT, other)] = minus(found[_FLAT], found[other])
+    columns[_lead(_FAN_OUT, _FAN_IN)] = minus(found[_FAN_OUT], found[_FAN_IN])
+    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
+    table = Table("Test accuracy, %", (Column("weights"), Column("mean over seeds", "right")), rows)
+    return Measurement(
+        values=values_of(columns),
+        panels=learning_panel("training accuracy", runs),
+        tables=(table,) if rows else (),
+    )

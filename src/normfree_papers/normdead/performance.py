@@ -1,0 +1,239 @@
+"""The claims of `normdead` on trained NF-ResNets: on par with batch norm, and with adaptive clipping in its place.
+
+The survey quotes Brock et al., who train on ImageNet; CIFAR-10 stands in for it. All accuracies are in per cent.
+
+Reference: Hoedt, Hochreiter, Klambauer 2022, sections 4.3 and 5.2; Brock 2021a and 2021b.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normfree.report import Column, Table
+from normfree.report.panels import Panel, ReferenceLine
+from normfree.train import TrainConfig
+from normfree.train.recipes import recipe
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.registry import claim
+from normfree_papers.claims.seed_metrics import (
+    CHANCE,
+    DEAD,
+    EMBEDDED,
+    Numbers,
+    accuracy,
+    by_seed,
+    learning_panel,
+    mean,
+    minus,
+    point_curve,
+    train_rows,
+    training_accuracy,
+    values_of,
+)
+
+_BATCH_NORM, _NF, _CLIPPED = "batch norm", "NF", "NF, clipped"
+_ARMS: dict[str, dict[str, Any]] = {
+    _BATCH_NORM: {"method": "batchnorm", "clip": "none"},
+    _NF: {"method": "nf", "clip": "none"},
+    _CLIPPED: {"method": "nf", "clip": "agc"},
+}
+_SMALL: dict[str, Any] = {**EMBEDDED, "model": "resnet8", "form": "pre", "flip": False, "warmup": 0.0}
+_PROXY = "CIFAR-10 in place of ImageNet"
+
+# Section 4.3: on par
+
+_MIXUP = 0.2
+
+
+def _regularized(row: str) -> str:
+    return f"{row}, mixup"
+
+
+def _rows(scale: Scale) -> dict[str, TrainConfig]:
+    """Batch norm and NF, plain and with adaptive clipping, each without and (at full scale) with mixup."""
+    base = recipe("nfnet_cifar")
+    if scale == "quick":
+        return {row: base.with_changes(**_SMALL, epochs=3, **arm) for row, arm in _ARMS.items()}
+    plain = {row: base.with_changes(**arm) for row, arm in _ARMS.items()}
+    return plain | {_regularized(row): config.with_changes(mixup=_MIXUP) for row, config in plain.items()}
+
+
+def _lead(first: str, second: str) -> str:
+    return f"{first} - {second}"
+
+
+def _on_par() -> tuple[Check, ...]:
+    par = {"paper": "on par", "low": -1.0, "high": 1.0, "scale": "full"}
+    why = "our reading of the word 'on par': within one point of test accuracy; a larger gap refutes it"
+    better = {"paper": "outperform", "low": 0.0, "scale": "full"}
+    why_better = "our reading of the word 'outperform': above batch norm; a negative lead refutes it"
+    regular, normed = _regularized(_NF), _regularized(_BATCH_NORM)
+    return (
+        expect(_lead(regular, normed), **par).says(  # type: ignore[arg-type]
+            "test accuracy of NF less that of batch norm, both with mixup, in points", why=why, source="reading"
+        ),
+        expect(_lead(_regularized(_CLIPPED), normed), **better).says(  # type: ignore[arg-type]
+            "test accuracy of NF with adaptive clipping less that of batch norm, both with mixup, in points",
+            why=why_better,
+            source="reading",
+        ),
+        aside(_lead(_NF, _BATCH_NORM), **par).says(  # type: ignore[arg-type]
+            "the same without mixup", why=why, source="reading"
+        ),
+        aside(_lead(_CLIPPED, _BATCH_NORM), **better).says(  # type: ignore[arg-type]
+            "the same with adaptive clipping and without mixup", why=why_better, source="reading"
+        ),
+        aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").says(
+            "explicit regularization helps NF at least as much as batch norm, which regularizes by itself, in points",
+            why="our reading of the word 'replaced': NF lacks what mixup gives; a negative number refutes it",
+            source="reading",
+        ),
+        *(
+            expect(f"test accuracy, {row}", paper="on par", low=DEAD, scale="quick").says(
+                f"test accuracy of {row}, in %: it trains",
+                why="our reading of the word 'perform': more than twice chance after 3 epochs of small images; less "
+                "refutes it",
+                source="reading",
+            )
+            for row in _ARMS
+        ),
+    )
+
+
+@claim(
+    id="normdead/sec4_3",
+    where="Section 4.3",
+    statement="NF-ResNets with standard regularization perform on par with ResNets that use batch norm, and outperform "
+    "them in combination with adaptive gradient clipping.",
+    paper_value="no numbers; the survey quotes Brock et al. on ImageNet",
+    how="Pre-activation ResNet-50 on CIFAR-10 by the recipe nfnet_cifar, 200 epochs, with batch norm, NF, and NF with "
+    "adaptive clipping, each with and without mixup; ResNet-8, 3 epochs of the embedded images (quick).",
+    cost=Cost(quick_seconds=60, full_seconds=5_600, device="gpu"),
+    checks=_on_par(),
+    quick_seeds=3,
+    needs_data="CIFAR-10",
+    needs_training=True,
+    proxy=_PROXY,
+    departures=(
+        "mixup of 0.2 stands for standard regularization",
+        "one rate of 0.1 for all rows; beyond/equal_budget tunes it",
+    ),
+)
+def sec4_3(settings: Settings) -> Measurement:
+    """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
+    runs = train_rows(settings, _rows(settings.scale))
+    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
+    columns: dict[str, Numbers] = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
+    columns |= {f"training accuracy, {row}": by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
+    for row in (_NF, _CLIPPED):
+        columns[_lead(row, _BATCH_NORM)] = minus(found[row], found[_BATCH_NORM])
+    if not settings.quick:
+        normed = _regularized(_BATCH_NORM)
+        for row in (_NF, _CLIPPED):
+            columns[_lead(_regularized(row), normed)] = minus(found[_regularized(row)], found[normed])
+        gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
+        columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
+    return Measurement(
+        values=values_of(columns),
+        panels=learning_panel("training accuracy", runs),
+        tables=_table(found),
+        notes=("the order is BN → ReLU, as in Brock's baseline; training accuracy is on augmented images",),
+    )
+
+
+def _table(found: dict[str, Numbers]) -> tuple[Table, ...]:
+    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
+    return (Table("Test accuracy, %", (Column("row"), Column("mean over seeds", "right")), rows),) if rows else ()
+
+
+# Section 5.2: adaptive clipping in place of what batch norm does in the backward pass
+
+_RATES = (0.1, 0.4, 1.6, 6.4)
+_QUICK_RATES = (0.1, 1.6)
+
+
+def _rates(settings: Settings) -> tuple[float, ...]:
+    return _QUICK_RATES if settings.quick else _RATES
+
+
+def steps_that_train(accuracies: list[float], trains: float) -> float:
+    """How far up the grid of rates training goes: the place, from 1, of the largest rate that trains; 0 if none does.
+
+    >>> steps_that_train([60.0, 70.0, 10.0], trains=50.0)
+    2.0
+    """
+    return float(max((place for place, value in enumerate(accuracies, 1) if value >= trains), default=0))
+
+
+def _clipping_checks() -> tuple[Check, ...]:
+    checks = []
+    for scale in ("quick", "full"):
+        grid = "4" if scale == "full" else "16"
+        checks += [
+            expect(
+                f"steps of the rate, {_CLIPPED} - {_BATCH_NORM}", paper="effective alternative", low=0.0, scale=scale
+            ).says(
+                f"NF with clipping trains at the largest rate at which batch norm does, in steps of a factor of {grid}",
+                why="our reading of the word 'alternative': a rate as large as batch norm's; a smaller one refutes it",
+                source="reading",
+            ),
+            aside(f"steps of the rate, {_CLIPPED} - {_NF}", paper="effective", low=1.0, scale=scale).says(
+                f"clipping raises the largest rate at which NF trains, in steps of a factor of {grid}",
+                why="our reading of the word 'effective': by a step of the grid or more; less refutes it",
+                source="reading",
+            ),
+        ]
+    return tuple(checks)
+
+
+@claim(
+    id="normdead/sec5_2_clipping",
+    where="Section 5.2 (backward pass)",
+    statement="Adaptive gradient clipping is an effective alternative to what batch norm does in the backward pass: NF "
+    "with it trains at rates as large as batch norm does.",
+    paper_value="a sentence: seems to provide an effective alternative",
+    how="Pre-activation ResNet-18 on CIFAR-10, 20 epochs at batch 512 and rates of 0.1, 0.4, 1.6 and 6.4, with batch "
+    "norm, NF and NF with clipping; ResNet-8, one epoch of the embedded images at two rates (quick).",
+    cost=Cost(quick_seconds=60, full_seconds=1_800, device="gpu"),
+    checks=_clipping_checks(),
+    quick_seeds=3,
+    needs_data="CIFAR-10",
+    needs_training=True,
+    proxy=_PROXY,
+    departures=("a rate trains if the test accuracy is at least 50 % (quick: 20 %)",),
+)
+def sec5_2_clipping(settings: Settings) -> Measurement:
+    """The largest rate that trains with and without clipping. Reference: normdead, section 5.2; Brock 2021b."""
+    base = recipe("nfnet_cifar", model="preact_resnet18", epochs=20, batch_size=512, warmup=0.0)
+    if settings.quick:
+        base = base.with_changes(**_SMALL, epochs=1, batch_size=128)
+    trains = DEAD if settings.quick else 50.0
+    names = {(row, rate): f"{row}, lr {rate:g}" for row in _ARMS for rate in _rates(settings)}
+    runs = train_rows(settings, {name: base.with_changes(lr=rate, **_ARMS[row]) for (row, rate), name in names.items()})
+    steps: dict[str, Numbers] = {}
+    for row in _ARMS:
+        by_rate = [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)]
+        whole = set.intersection(*(set(numbers) for numbers in by_rate))
+        steps[row] = {seed: steps_that_train([n[seed] for n in by_rate], trains) for seed in sorted(whole)}
+    columns = {f"steps of the rate, {row}": numbers for row, numbers in steps.items()}
+    for other in (_BATCH_NORM, _NF):
+        columns[f"steps of the rate, {_CLIPPED} - {other}"] = minus(steps[_CLIPPED], steps[other])
+    curves = [
+        curve
+        for row in _ARMS
+        for curve in point_curve(
+            row, [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)], at=_rates(settings)
+        )
+    ]
+    if not curves:
+        return Measurement(values={})
+    panel = Panel(
+        "test accuracy over the learning rate",
+        tuple(curves),
+        "%",
+        "learning rate",
+        log_x=True,
+        log_y=False,
+        levels=(ReferenceLine("chance", CHANCE), ReferenceLine("trains", trains)),
+    )
+    return Measurement(values=values_of(columns), panels=(panel,))
