@@ -17,7 +17,7 @@ graphs, which a canary does without, nor on the depth, width and bottlenecks of 
 
 A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
 
-    {"cpu float32": {"tolerance": 0.001, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
+    {"cpu float32": {"tolerance": 0.01, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
 
 There are records in three files:
 
@@ -243,8 +243,14 @@ def _spelled(method: Method) -> str:
 
 
 def tolerance(place: str) -> float:
-    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree."""
-    return 1e-3 if place == "cpu float32" else 3e-2
+    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree.
+
+    It is at least five times what rounding was measured to change. In float32 on a CPU that is 2e-3: torch 2.11 and 2.13
+    give equal figures; two threads change them by 1e-6, initial weights that differ by 1e-7 by 6e-5, and instructions
+    without AVX by 2e-3, where a ReLU switches. In bf16 and mixed precision such initial weights change them by 2e-3,
+    on a CPU. Convolutions in float32 on a GPU use TF32, which rounds less than bf16.
+    """
+    return 1e-2 if place == "cpu float32" else 2e-2
 
 
 # One small run
