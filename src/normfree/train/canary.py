@@ -245,10 +245,10 @@ def _spelled(method: Method) -> str:
 def tolerance(place: str) -> float:
     """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree.
 
-    It is at least five times what rounding was measured to change. In float32 on a CPU that is 2e-3: torch 2.11 and 2.13
-    give equal figures; two threads change them by 1e-6, initial weights that differ by 1e-7 by 6e-5, and instructions
-    without AVX by 2e-3, where a ReLU switches. In bf16 and mixed precision such initial weights change them by 2e-3,
-    on a CPU. Convolutions in float32 on a GPU use TF32, which rounds less than bf16.
+    It is at least five times what rounding was measured to change. In float32 on a CPU that is 2e-3: torch 2.11 and
+    2.13 give equal figures; two threads change them by 1e-6, initial weights that differ by 1e-7 by 6e-5, and
+    instructions without AVX by 2e-3, where a ReLU switches. In bf16 and mixed precision such initial weights change
+    them by 2e-3, on a CPU. Convolutions in float32 on a GPU use TF32, which rounds less than bf16.
     """
     return 1e-2 if place == "cpu float32" else 2e-2
 
