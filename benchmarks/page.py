@@ -85,6 +85,7 @@ def translation_speed() -> str:
     return f"""## Translation speed
 
 `{result["model"]}` on Multi30k, the whole step with its data; {result["padding"]:.0%} of the positions are padding.
+Fixup is that of release 0.1 (`fixup:transformer=biased,scalar_lr=0.1,slow_biases=false`); today's is not measured.
 
 {table(["method", "target tokens/s", "relative"], rows)}
 
@@ -188,6 +189,9 @@ def translation() -> str:
     bleu = {(p["method"], p["depth"]): p["bleu"] for p in points}
     deep = [[f"`{method}`", *(f"{bleu[method, depth]:.1f}" for depth in depths)] for method in methods]
     return f"""## Translation, German to English
+
+All Transformers of this section are those of release 0.1: `fixup:transformer=biased,scalar_lr=0.1,slow_biases=false`,
+layer norm before the sum, no weight decay. The networks of the authors of Fixup are not run yet.
 
 BLEU of a small model ([Multi30k](claims.md#fixup-table3-multi30k)) and of the paper's model
 ([Europarl](claims.md#fixup-table3-europarl)):

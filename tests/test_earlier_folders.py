@@ -30,6 +30,8 @@ RUNS = {  # each with its method in today's spelling
     "run-wn_default": "wn_default:directions=he",
     "run-lsuv": "lsuv:by=layer",
 }
+TRANSFORMERS = load_file(FOLDERS / "expected-transformers.safetensors")
+TOKENS = torch.tensor([[5, 6, 7, 3]]), torch.tensor([[2, 5, 6]])
 CONVERSIONS = tuple(name for name in sorted(EXPECTED) if name.startswith("converted-"))
 
 
@@ -40,7 +42,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_every_folder_is_tested() -> None:
     others = {"run-converted", "run-stopped", "run-translation", "prepared-pairs"}
-    assert {path.name for path in FOLDERS.iterdir() if path.is_dir()} == {*RUNS, *CONVERSIONS, *others}
+    assert {path.name for path in FOLDERS.iterdir() if path.is_dir()} == {*RUNS, *TRANSFORMERS, *CONVERSIONS, *others}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -94,7 +96,7 @@ def test_conversion_loads_as_before(name: str) -> None:
         ("converted-lsuv", "lsuv:by=layer"),
         ("converted-wn_default", "wn_default:directions=he"),
         ("converted-wn", "wn"),
-        ("run-converted", "fixup:bias=true,scale=1.0,branches=true,scalar_lr=0.1,slow_biases=false"),
+        ("run-converted", "fixup:bias=true,scale=1.0,branches=true,scalar_lr=0.1,slow_biases=false,transformer=biased"),
     ],
 )
 def test_conversion_names_its_method_in_todays_spelling(name: str, method: str) -> None:
@@ -116,9 +118,27 @@ def test_stopped_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
 def test_translation_loads_as_before() -> None:
     pytest.importorskip("sacrebleu")
     run = FOLDERS / "run-translation"
-    tokens = torch.tensor([[5, 6, 7, 3]]), torch.tensor([[2, 5, 6]])
-    assert_same(nf.load(run)(*tokens), EXPECTED["run-translation"])
+    assert_same(nf.load(run)(*TOKENS), EXPECTED["run-translation"])
     assert nf.evaluate(run, data_dir=str(FOLDERS / "prepared-pairs")).loss > 0
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformer_loads_and_trains_as_before(name: str, tmp_path: Path) -> None:
+    """Training again gives the same weights, so its draws, its scalars and their learning rate are those of before."""
+    assert_same(nf.load(FOLDERS / name)(*TOKENS), TRANSFORMERS[name])
+    config = read_config(FOLDERS / name).with_changes(data=f"pairs:{FOLDERS / 'prepared-pairs'}")
+    nf.fit(config, out=tmp_path, picture=False)
+    assert_same(nf.load(tmp_path)(*TOKENS), TRANSFORMERS[name])
+
+
+@pytest.mark.parametrize("method", ["fixup", "fixup_bounded"])
+def test_transformer_of_today_is_another(method: str, tmp_path: Path) -> None:
+    """The control: today's definition of the method does not train to the weights of before."""
+    name = f"run-transformer-{method}"
+    config = read_config(FOLDERS / name).with_changes(data=f"pairs:{FOLDERS / 'prepared-pairs'}", method=method)
+    nf.fit(config, out=tmp_path, picture=False)
+    with pytest.raises(AssertionError):
+        assert_same(nf.load(tmp_path)(*TOKENS), TRANSFORMERS[name])
 
 
 def test_prepared_text_opens_as_before() -> None:

@@ -77,23 +77,28 @@ def embedding_of(model: nn.Module) -> TokenEmbedding:
 
 
 @pytest.mark.parametrize(("name", "L"), [(TRANSFORMER, 2 * N + 3 * M), (ONE_STACK[0], 8), (ONE_STACK[1], 8)])
-def test_fixup_weights_follow_the_formula(name: str, L: int) -> None:
-    model = built(name, "fixup")
+@pytest.mark.parametrize(
+    ("options", "projection", "first"),
+    [("", (2 * WIDTH) ** -0.5, (2 / (WIDTH + INNER)) ** 0.5), (":transformer=biased", WIDTH**-0.5, INNER**-0.5)],
+)
+def test_fixup_weights_follow_the_formula(name: str, L: int, options: str, projection: float, first: float) -> None:
+    """Xavier of one projection for query, key and value, as the authors'; He fan-out of each in release 0.1."""
+    model = built(name, f"fixup{options}")
     assert len(model.plan.branches) == L
     kinds = by_kind(model.plan.branches)
     for kind in ("q", "k", "v"):
-        assert_rms(model, kinds[kind], WIDTH**-0.5 * L ** (-1 / 6))
-    assert_rms(model, kinds["linear1"], INNER**-0.5 * L**-0.5)
+        assert_rms(model, kinds[kind], projection * L ** (-1 / 6))
+    assert_rms(model, kinds["linear1"], first * L**-0.5)
     assert rms(model, kinds["out"] + kinds["linear2"])[0] == 0
     assert embedding_of(model).weight.std().item() == pytest.approx(WIDTH**-0.5, rel=0.05)
     if name.startswith("encoder"):
         assert not model.classifier.weight.any()
     with pytest.raises(AssertionError):  # the control: the neighbouring exponent
-        assert_rms(model, kinds["q"], WIDTH**-0.5 * L ** (-1 / 4))
-    bounded = built(name, "fixup_bounded")
+        assert_rms(model, kinds["q"], projection * L ** (-1 / 4))
+    bounded = built(name, f"fixup_bounded{options}")
     for kind, scale in (("q", 1.0), ("k", 1.0), ("v", L**-0.5)):
-        assert_rms(bounded, kinds[kind], WIDTH**-0.5 * scale)
-    assert_rms(bounded, kinds["linear1"], INNER**-0.5 * L**-0.5)
+        assert_rms(bounded, kinds[kind], projection * scale)
+    assert_rms(bounded, kinds["linear1"], first * L**-0.5)
 
 
 @pytest.mark.parametrize("method", ["fixup", "fixup_bounded", "rezero", "skipinit"])
@@ -113,14 +118,24 @@ def test_every_branch_puts_out_zero_at_the_start(name: str, method: str) -> None
 
 
 def test_fixup_has_a_bias_before_every_layer_and_a_multiplier_a_branch() -> None:
-    model = built(TRANSFORMER, "fixup")
-    scalars = {name: p.item() for name, p in model.named_parameters() if p.dim() == 0}
+    def counted(method: str) -> tuple[int, int, int]:
+        """The scalars at 0 and at 1, and the bias vectors."""
+        parameters = list(built(TRANSFORMER, method).parameters())
+        scalars = [p.item() for p in parameters if p.dim() == 0]
+        assert set(scalars) <= {0.0, 1.0}
+        return scalars.count(0.0), scalars.count(1.0), sum(p.dim() == 1 for p in parameters)
+
     attentions, cross, feedforwards = N + M, M, N + M
-    # entry and before the output; of a cross attention the memory's, too; then β and δ, and one before the last layer
-    assert len(scalars) == 4 * attentions + 5 * cross + 4 * feedforwards + 1
-    assert sum(value == 1.0 for value in scalars.values()) == 2 * N + 3 * M
-    assert sum(value == 0.0 for value in scalars.values()) == len(scalars) - (2 * N + 3 * M)
-    assert not any(p.dim() == 0 for p in built(TRANSFORMER, "layernorm").parameters())
+    branches = attentions + cross + feedforwards
+    # one per attention, three per feed-forward branch, and one after each stack
+    biases = attentions + cross + 3 * feedforwards + 2
+    assert counted("fixup") == counted("fixup_bounded") == (biases, branches + 1, 0)
+    assert counted("fixup:bias=false") == (0, branches + 1, 0)
+    # entry and before the output; of a cross attention the memory's, too; then δ, and one before the last layer
+    biases = 3 * attentions + 4 * cross + 3 * feedforwards + 1
+    vectors = 3 * (attentions + cross) + 2 * feedforwards
+    assert counted("fixup:transformer=biased") == (biases, branches, vectors)
+    assert counted("rezero")[2] == vectors
 
 
 # T-Fixup, DeepNorm, Admin: constants.

@@ -77,10 +77,16 @@ def folded_exactly(network: nn.Module) -> int:
     return len(folding.deltas)
 
 
-@pytest.mark.parametrize("method", ["fixup", "fixup_bounded", "rezero", "skipinit"])
-def test_folded_layers_compute_the_same_function_and_gradients(method: str) -> None:
+BIASED = "fixup:transformer=biased"
+
+
+@pytest.mark.parametrize(
+    ("method", "deltas"),
+    [("fixup", 0), (BIASED, 10), ("fixup_bounded:transformer=biased", 10), ("rezero", 0), ("skipinit", 0)],
+)
+def test_folded_layers_compute_the_same_function_and_gradients(method: str, deltas: int) -> None:
     network = scattered(build("transformer-2-2-32-64-2", method, num_classes=40, dropout=0.0)).double()
-    assert folded_exactly(network) == (10 if "fixup" in method else 0)
+    assert folded_exactly(network) == deltas
 
 
 def one_entry(m: nn.Module) -> None:
@@ -139,14 +145,14 @@ CHANGES += (still_head, still_decoder, fixed_end, still_deltas)
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_shared_or_frozen_parameters_are_not_folded(change: Callable[[nn.Module], None]) -> None:
-    network = scattered(build("transformer-2-2-32-64-2", "fixup", num_classes=40, dropout=0.0)).double()
+    network = scattered(build("transformer-2-2-32-64-2", BIASED, num_classes=40, dropout=0.0)).double()
     change(network)
     assert folded_exactly(network) in ((4, 6, 10) if change in (one_beta, one_value_layer) else (0, 4, 6))
 
 
 def test_stream_with_another_reader_keeps_its_biases() -> None:
     """A δ cannot move past a norm, nor to a sum that is read without a bias."""
-    model = build("transformer-2-1-32-64-2", "fixup", num_classes=40)
+    model = build("transformer-2-1-32-64-2", BIASED, num_classes=40)
     taken = {found.bias for found in foldable_layers(model) if found.bias is not None}
     encoder, decoder = ([block.delta for block in stream.blocks] for stream in model.streams())
     carried = foldable_deltas(model, model.streams(), taken)
@@ -161,7 +167,7 @@ def test_stream_with_another_reader_keeps_its_biases() -> None:
 
 
 def test_bias_of_a_shared_layer_is_not_folded() -> None:
-    model = build("transformer-1-1-32-64-2", "fixup", num_classes=40)
+    model = build("transformer-1-1-32-64-2", BIASED, num_classes=40)
     entry = model.encoder[0].attention.entry
     assert any(found.bias is entry.bias for found in foldable_layers(model))
     model.encoder[0].attention.branch.q.weight = model.encoder[0].attention.branch.k.weight  # q can no longer

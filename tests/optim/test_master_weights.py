@@ -21,6 +21,7 @@ from normfree.train.engine.forward import apply_precision_
 
 PRECISIONS: tuple[...] = ("float32", "bf16", "mixed")
 RESIDUAL = [name for name in names() if "residual" in get(name).skips]
+BIASED = "fixup:transformer=biased"
 LEARNS_BETA = ("fixup", "skipinit", "rezero")
 every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 
@@ -434,7 +435,7 @@ def sentences() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("precision", ["bf16", "mixed"])
 def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_released(precision: str) -> None:
-    model = scattered(build("transformer-1-1-32-64-2", "fixup", num_classes=40, dropout=0.1)).eval()
+    model = scattered(build("transformer-1-1-32-64-2", BIASED, num_classes=40, dropout=0.1)).eval()
     expected = model(*sentences())
     apply_precision_(model, precision)
     masters = mastered(model)
@@ -452,7 +453,7 @@ def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_relea
 
 @pytest.mark.parametrize("name", ["encoder-2-32-64-2", "decoder-2-32-64-2"])
 def test_stream_of_an_encoder_or_decoder_alone_gives_its_biases_to_what_reads_it(name: str) -> None:
-    model = scattered(build(name, "fixup", num_classes=40, dropout=0.0)).eval()
+    model = scattered(build(name, BIASED, num_classes=40, dropout=0.0)).eval()
     tokens = sentences()[0]
     expected = model(tokens)
     apply_precision_(model, "bf16")

@@ -50,6 +50,7 @@ def test_ledger_holds_the_claims_of_the_papers():
         *("normdead/sec5_1", "normdead/sec5_2"),
         *("beyond/scalar_rate", "beyond/scalar_rate_law", "beyond/precision"),
         *("beyond/isograd", "beyond/equal_budget"),
+        "beyond/transformer_rates",
     ]
 
 
@@ -80,6 +81,7 @@ def test_needs_training_or_data_is_said():
         "fixup/table3": "IWSLT and WMT",
         "fixup/table3_multi30k": "Multi30k",
         "fixup/table3_europarl": "Europarl-200k",
+        "beyond/transformer_rates": "Multi30k",
         "wninit/fig2_left": "MNIST",
         "wninit/fig2_right": "MNIST",
     }

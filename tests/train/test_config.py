@@ -31,6 +31,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "method": texts,
     "form": st.sampled_from([None, *FORMS]),
     "dropout": below_1,
+    "inner_dropout": st.none() | below_1,
     "data": texts,
     "data_dir": texts,
     "validation": below_1,
@@ -286,7 +287,8 @@ def test_folder_may_be_a_path() -> None:
 
 
 CHANGED: dict[str, Any] = {
-    "model": "resnet26", "method": "batchnorm", "form": "pre", "dropout": 0.1, "data": "mnist", "validation": 0.2,
+    "model": "resnet26", "method": "batchnorm", "form": "pre", "dropout": 0.1, "inner_dropout": 0.2,
+    "data": "mnist", "validation": 0.2,
     "crop": 1, "flip": True, "cutout": 1, "mixup": 0.5, "randaugment": (1, 1), "epochs": 11, "batch_size": 64,
     "accumulate": 2, "eval_batch_size": 10, "block": 64, "beam": 4, "length_penalty": 0.6, "optimizer": "adam",
     "lr": 0.2, "momentum": 0.8, "nesterov": True, "betas": (0.8, 0.9),

@@ -33,14 +33,15 @@ TABLE: dict[str, dict[str, Any]] = {
         "warmup_shape": "quadratic",
     },
     "wninit_wrn": {**CIFAR, "model": "wrn-40-10", "method": "wn", "weight_decay": 5e-4, "cutout": 16, "decay": 0.2},
-    "wninit_mlp": {"model": "mlp-200-500", "method": "wn", "data": "mnist", "validation": 0.1, "batch_size": 128},
-    "wninit_cnn": {**CIFAR, "model": "cnn-100-128", "method": "wn", "validation": 0.1},
+    "wninit_mlp": {"model": "mlp-201-500", "method": "wn", "data": "mnist", "validation": 0.1, "batch_size": 128},
+    "wninit_cnn": {**CIFAR, "model": "cnn-101-128", "method": "wn", "validation": 0.1},
     "wninit_depth": {**CIFAR, "method": "wn", "epochs": 1, "validation": 0.1},
     "wninit_seeds": {**CIFAR, "model": "wrn-40-10", "method": "wn", "epochs": 3},
     "robust_cifar": {**CIFAR, "lr": 0.01, "schedule": "cosine", "cosine_by": "epoch", "crop": 4, "flip": True},
     "translation_iwslt": {
         "method": "fixup", "optimizer": "adam", "betas": (0.9, 0.98), "lr": 5e-4, "schedule": "inverse_sqrt",
-        "warmup": 4000, "warmup_in": "steps", "dropout": 0.5, "label_smoothing": 0.1, "batch_size": 4000,
+        "warmup": 4000, "warmup_in": "steps", "dropout": 0.5, "inner_dropout": 0.0, "weight_decay": 1e-4,
+        "label_smoothing": 0.1, "batch_size": 4000,
     },
     "nfnet_cifar": {**CIFAR, "nesterov": True, "clip": "agc", "clip_at": 0.01, "method": "nf"},
 }  # fmt: skip
@@ -110,7 +111,7 @@ def test_recipe_says_what_it_is_and_where_it_comes_from(name: str) -> None:
         ("wninit_depth", "depth_test", {"method", "validation", "lr"}),
         ("wninit_seeds", "wninit_wrn", {"epochs", "schedule", "warmup"}),
         ("robust_cifar_batchnorm", "robust_cifar", {"method"}),
-        ("translation_layernorm", "translation", {"method"}),
+        ("translation_layernorm", "translation", {"method", "form"}),
         ("translation_iwslt", "translation", {"model", "data", "dropout", "epochs", "lr", "warmup"}),
     ],
 )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.propagation import Loss, cross_entropy, first_tensor, plan_of, zero_classifier
 from normfree.methods import Method
 from normfree.methods.init_context import fans
+from normfree.methods.transformer_branches import is_transformer
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_
@@ -154,7 +155,9 @@ def measure_updates(
     _check_settings(rates, which, classifier)
     method = getattr(model, "method", None)
     if scalar_rate is None:
-        scalar_rate = method.scalar_rate.factor(len(plan.branches)) if isinstance(method, Method) else 1.0
+        scalar_rate = 1.0
+        if isinstance(method, Method):
+            scalar_rate = method.scalar_rate.factor(len(plan.branches), transformer=is_transformer(plan))
     copy = _copy(model, double)
     args, kwargs = call_arguments(_cast(inputs) if double else inputs)
     targets = _cast(targets) if double else targets

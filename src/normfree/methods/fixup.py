@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain
 from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
 from normfree.methods.registry import register
-from normfree.methods.transformer_branches import ATTENTION, linear_part
+from normfree.methods.transformer_branches import ATTENTION, fused_xavier, is_transformer, linear_part
 from normfree.plan import Branch, Layer
+from normfree.theory.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -18,17 +21,20 @@ class FixupInit:
 
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
     the stem, layers between stages, and bounded gates. `scale` multiplies the factor; `bounded` also treats the softmax
-    of an attention as a bounded gate. Without `zero_last` the last layer of a branch is scaled like the others; without
-    `zero_classifier` the classifier keeps torch's default.
+    of an attention as a bounded gate. `xavier` draws the branches of a Transformer by Xavier, as the authors. Without
+    `zero_last` the last layer of a branch is scaled like the others; without `zero_classifier` the classifier keeps
+    torch's default.
     """
 
     scale: float = 1.0
     bounded: bool = False
+    xavier: bool = True
     zero_last: bool = True
     zero_classifier: bool = True
 
     def __call__(self, ctx: InitContext) -> None:
         plan = ctx.plan
+        xavier = self.xavier and is_transformer(plan)
         for layer in plan.stem[:1]:
             ctx.default_(layer)
         for layer in plan.stem[1:]:
@@ -37,7 +43,7 @@ class FixupInit:
             for layer in branch.shortcut_layers:
                 _he_fan_out_(ctx, layer)
             for layer in branch.layers:
-                self._branch_layer_(ctx, branch, layer)
+                self._branch_layer_(ctx, branch, layer, xavier=xavier)
         for layer in plan.body:
             _he_fan_out_(ctx, layer)
         for layer in plan.classifier:
@@ -46,21 +52,30 @@ class FixupInit:
             else:
                 ctx.default_(layer)
 
-    def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer) -> None:
+    def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer, *, xavier: bool) -> None:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
         if self.zero_last and layer in branch.ends:
             ctx.zero_(layer)
-        elif self.bounded and branch.depth == ATTENTION:
-            weight = ctx.normal(layer, gain(layer) / ctx.fans(layer)[1])
-            linear_part(branch, layer, weight).mul_(self.scale * theory.fixup_scale(total, 2))
-            ctx.set_(layer, weight)
+        elif layer.gate:
+            _he_fan_out_(ctx, layer)
         else:
-            _he_fan_out_(ctx, layer, 1.0 if layer.gate else self.scale * theory.fixup_scale(total, branch.depth))
+            weight = fused_xavier(ctx, branch, layer) if xavier else _he_fan_out(ctx, layer)
+            bounded = self.bounded and branch.depth == ATTENTION
+            scaled = linear_part(branch, layer, weight) if bounded else weight
+            scaled.mul_(self.scale * theory.fixup_scale(total, 2 if bounded else branch.depth))
+            ctx.set_(layer, weight)
 
 
-def _he_fan_out_(ctx: InitContext, layer: Layer, factor: float = 1.0) -> None:
-    ctx.set_(layer, ctx.normal(layer, gain(layer) / ctx.fans(layer)[1]).mul_(factor))
+def _he_fan_out(ctx: InitContext, layer: Layer) -> Tensor:
+    return ctx.normal(layer, gain(layer) / ctx.fans(layer)[1])
+
+
+def _he_fan_out_(ctx: InitContext, layer: Layer) -> None:
+    ctx.set_(layer, _he_fan_out(ctx, layer))
+
+
+_TRANSFORMERS = ("authors", "biased")
 
 
 @register
@@ -69,11 +84,12 @@ def fixup(
     bias: bool = True,
     scale: float = 1.0,
     branches: bool = True,
-    scalar_lr: str = "0.1",
+    scalar_lr: str = "auto",
     multiplier: bool = True,
     zero_last: bool = True,
     zero_classifier: bool = True,
     slow_biases: bool = True,
+    transformer: str = "authors",
 ) -> Method:
     """x' = p(x + β·f(x) + δ), with learnable β (initially 1) and δ (initially 0).
 
@@ -83,57 +99,72 @@ def fixup(
     Further options leave out other parts: `multiplier=false` the multiplier of a branch, `zero_classifier=false` the
     zeros in the classifier, and `zero_last=false` those in the last layer of a branch, which is then scaled like the
     others (the first option after equation 5). Rule 2 alone is all three with `bias=false`.
-    `scalar_lr` is the learning rate of the scalars, relative to that of the weights: a tenth in the authors' code. Use
-    `10/L` from 1,000 layers on: the biases all move together and would change the output by Θ(ηL).
+    `scalar_lr` is the learning rate of the scalars, relative to that of the weights. `auto` is as in the authors' code:
+    a tenth, but 1 in a Transformer. Use `10/L` from 1,000 layers on: the biases all move together and would change the
+    output by Θ(ηL).
 
     The biases of weight layers, which in Fixup's ResNets is the classifier's alone, learn at the scalars' rate as well,
     as in the authors' parameter groups. With `slow_biases=false` they learn at the weights' rate, as in release 0.1.
 
-    An attention counts as four layers, as in the authors' code; see `fixup_bounded`. A classifier tied to the
-    embeddings is not zero, so such a network starts above the loss of a uniform guess.
+    Transformers are those of the authors' code. Linear layers have no bias vectors (footnote 3). A branch has a scalar
+    bias at its entry and a β; a feed-forward branch also has a scalar bias before and after the activation; no δ
+    follows the sum. A bias and a multiplier end the encoder that a decoder reads. An attention counts as four layers
+    (see `fixup_bounded`); query, key and value are drawn as one Xavier projection, feed-forward layers by Xavier.
+    `transformer=biased` is what release 0.1 had: a bias vector in every linear layer but the key's, a scalar bias
+    before every layer, δ after every sum, and He fan-out weights.
 
     Reference: fixup, section 3, rules 1 to 3 and equation 5; appendix C.1 for the ablations.
+    Differs: in Transformers L is the number of all branches, as in the text; the authors' code has 12 in its place in
+    the attention over the memory, at any depth. A classifier tied to the embeddings is not zero, so such a network
+    starts above the loss of a uniform guess. A converted Transformer keeps its bias vectors and gets δ.
     """
     if not scale > 0:
         raise ValueError(f"expected option 'scale' of method 'fixup' to be positive, got {scale:g}")
+    if transformer not in _TRANSFORMERS:
+        raise unknown_name("option 'transformer' of method 'fixup'", transformer, _TRANSFORMERS)
     return Method(
         name="fixup",
         summary="rescaled initialization that updates the network by Θ(η) per step at any depth",
         paper="fixup",
         reference="fixup, section 3, equation 5",
         h="identity, or of x + b at transitions",
-        weights="plain; He fan-out × L^(-1/(2m-2)), last and classifier 0, scalar biases",
+        weights="plain; He fan-out (Transformers: Xavier) × L^(-1/(2m-2)), last and classifier 0, scalar biases",
         rule=Rule(
             beta=Law(1.0, learnable=True) if branches and multiplier else ONE,
             delta=Law(0.0, learnable=True) if bias else NONE,
         ),
-        initializer=FixupInit(scale, zero_last=zero_last, zero_classifier=zero_classifier),
+        initializer=FixupInit(
+            scale, xavier=transformer == "authors", zero_last=zero_last, zero_classifier=zero_classifier
+        ),
         skips=RESIDUAL_SUMS,
         scalar_biases=bias,
+        transformer_biases="scalars" if transformer == "authors" else "both",
         remove_branches=not branches,
-        scalar_rate=ScalarRate.parse(scalar_lr),
+        scalar_rate=ScalarRate(0.1, in_transformers=1.0) if scalar_lr == "auto" else ScalarRate.parse(scalar_lr),
         slow_biases=slow_biases,
     )
 
 
 @register
-def fixup_bounded(*, scalar_lr: str = "0.1") -> Method:
+def fixup_bounded(*, scalar_lr: str = "auto", transformer: str = "authors") -> Method:
     """`fixup` with m = 2 for attention: values × L^(-1/2), queries and keys without a factor.
 
     Fixup needs the input of a branch's last layer to shrink as L^(-1/2). With m = 4, query, key and value × L^(-1/6)
     would achieve this if they were multiplied with one another. But the softmax is bounded, so the output layer sees
     the scale of the values alone, and one step changes the function by Θ(η·L^(2/3)).
 
+    The options are those of `fixup`.
+
     Reference: none; it completes fixup, section 3, equation 5, for bounded factors.
     """
     return replace(
-        fixup(scalar_lr=scalar_lr, slow_biases=False),
+        fixup(scalar_lr=scalar_lr, slow_biases=False, transformer=transformer),
         name="fixup_bounded",
         summary="fixup that counts an attention as two layers, because its softmax is bounded: Θ(η) for Transformers",
         paper="none",
         reference="ours; docs/design.md",
         h="identity",
         weights="plain; as fixup, but values × L^(-1/2), queries and keys × 1",
-        initializer=FixupInit(bounded=True),
+        initializer=FixupInit(bounded=True, xavier=transformer == "authors"),
         skips=("sequence",),
     )

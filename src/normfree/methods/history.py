@@ -22,6 +22,7 @@ class Earlier(NamedTuple):
     models: str = ".*"
 
 
+_TRANSFORMERS = r"(transformer|encoder|decoder)-.*|.*:.*|"  # and third-party models, which may be Transformers
 CHANGES: dict[str, tuple[Earlier, ...]] = {  # by the release that brought the new definition
     "0.2": (
         Earlier("nf", "bias=false"),
@@ -32,6 +33,10 @@ CHANGES: dict[str, tuple[Earlier, ...]] = {  # by the release that brought the n
         Earlier("wn_default", "stem_relu=true", r"resnet\d+"),
         Earlier("wn_default", "directions=he"),
         Earlier("fixup", "slow_biases=false"),
+        Earlier("fixup", "scalar_lr=0.1", _TRANSFORMERS),
+        Earlier("fixup", "transformer=biased", _TRANSFORMERS),
+        Earlier("fixup_bounded", "scalar_lr=0.1", _TRANSFORMERS),
+        Earlier("fixup_bounded", "transformer=biased", _TRANSFORMERS),
         Earlier("lsuv", "by=layer", r"(?!(mlp|cnn|dense|highway)-).*"),
     ),
 }

@@ -71,6 +71,10 @@ class InitContext:
         """Draw a weight with independent N(0, variance) entries, on the generator's device."""
         return self._empty(self.shape(layer)).normal_(generator=self.generator).mul_(variance**0.5)
 
+    def uniform(self, layer: Layer, variance: float) -> Tensor:
+        """Draw a weight with independent entries of a uniform distribution around 0, on the generator's device."""
+        return self._empty(self.shape(layer)).uniform_(-1, 1, generator=self.generator).mul_((3 * variance) ** 0.5)
+
     def xavier(self, layer: Layer) -> Tensor:
         """Draw a weight with independent N(0, 2/(fan_in + fan_out)) entries."""
         return self.normal(layer, 2.0 / sum(self.fans(layer)))

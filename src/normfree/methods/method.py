@@ -87,12 +87,15 @@ class Rule:
 class ScalarRate:
     """The learning rate of a method's scalars, relative to that of the weights: a number, or a number over L.
 
+    `in_transformers` replaces it in a Transformer, if it is not None.
+
     >>> ScalarRate.parse("0.1").factor(500), ScalarRate.parse("1/L").factor(500)
     (0.1, 0.002)
     """
 
     numerator: float = 1.0
     over_branches: bool = False
+    in_transformers: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> ScalarRate:
@@ -108,8 +111,10 @@ class ScalarRate:
             raise ValueError(f"expected a learning rate factor such as '0.1' or '1/L', got '{text}'")
         return rate
 
-    def factor(self, branches: int) -> float:
+    def factor(self, branches: int, *, transformer: bool = False) -> float:
         """Return the factor for a network of `branches` residual branches."""
+        if transformer and self.in_transformers is not None:
+            return self.in_transformers
         return self.numerator / max(branches, 1) if self.over_branches else self.numerator
 
 
@@ -140,6 +145,8 @@ class Method:
         layer_bias: Whether weight layers have biases.
         stem_relu: Whether a ReLU follows the stem in blocks of the form "linear", where the model has one there.
         scalar_biases: Whether a learnable scalar bias precedes every weight layer and activation.
+        transformer_biases: The biases of a Transformer's linear layers: a vector in each layer; scalars at the entry of
+            a branch and around its activation; or a vector and a scalar in each layer, and a scalar after each sum.
         remove_branches: Whether blocks consist of their shortcuts alone.
         needs_example: Whether the initializer needs a batch of data.
         scalar_rate: The learning rate of the scalars, relative to that of the weights.
@@ -170,6 +177,7 @@ class Method:
     layer_bias: bool = False
     stem_relu: bool = True
     scalar_biases: bool = False
+    transformer_biases: Literal["vectors", "scalars", "both"] = "vectors"
     remove_branches: bool = False
     needs_example: bool = False
     scalar_rate: ScalarRate = field(default_factory=ScalarRate)

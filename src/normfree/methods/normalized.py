@@ -8,6 +8,7 @@ from normfree.methods.init_context import InitContext
 from normfree.methods.method import EVERY_SKIP, WITH_SEQUENCES, Method
 from normfree.methods.plain import draw_normal_, he_fan_in_
 from normfree.methods.registry import register
+from normfree.methods.transformer_branches import fused_xavier
 
 
 def _method(name: str, summary: str, reference: str) -> Method:
@@ -51,10 +52,22 @@ def batchnorm_convshort() -> Method:
 
 
 @register
-def layernorm() -> Method:
-    """Layer normalization. Reference: normdead, section 2.3; Ba 2016."""
+def layernorm(*, xavier: bool = False) -> Method:
+    """Layer normalization. Reference: normdead, section 2.3; Ba 2016.
+
+    With `xavier=true`, the branches of a Transformer are drawn as in the baseline of fixup's Table 3: by Xavier, with
+    query, key and value as one projection. That baseline also has its norms after the sums: `form="post"`.
+    """
     summary, reference = "statistics over all features of a sample", "normdead, section 2.3; Ba 2016"
-    return replace(_method("layernorm", summary, reference), norm="layer", skips=WITH_SEQUENCES)
+    method = replace(_method("layernorm", summary, reference), norm="layer", skips=WITH_SEQUENCES)
+    return replace(method, initializer=_xavier_branches_, skips=("sequence",)) if xavier else method
+
+
+def _xavier_branches_(ctx: InitContext) -> None:
+    he_fan_in_(ctx)
+    for branch in ctx.plan.branches:
+        for layer in branch.layers:
+            ctx.set_(layer, fused_xavier(ctx, branch, layer))
 
 
 @register

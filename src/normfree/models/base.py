@@ -22,6 +22,7 @@ class ModelConfig:
     """The settings of a model besides its shape.
 
     `input_shape` is (C, H, W), (features,), or () for models of tokens. `vocabulary` is the number of tokens.
+    `inner_dropout` is the dropout between the layers of a feed-forward branch; None takes `dropout`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelConfig:
     padding_mode: Padding = "zeros"
     vocabulary: int = 0
     dropout: float = 0.0
+    inner_dropout: float | None = None
 
 
 class BaseModel(nn.Module):

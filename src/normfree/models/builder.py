@@ -159,9 +159,11 @@ class BlockBuilder:
         entry: NamedModules,
         exit: NamedModules,
         shortcut_reads_entry: bool = False,
+        with_delta: bool = True,
     ) -> Residual:
         """Return a residual sum with the method's scalars at a position."""
         rule = self.method.rule
+        delta = rule.delta.at(position) if with_delta else None
         return Residual(
             branch,
             shortcut,
@@ -171,7 +173,7 @@ class BlockBuilder:
             a=self.scalar(rule.a, position),
             alpha=self.scalar(rule.alpha, position),
             beta=self.scalar(rule.beta, position),
-            delta=None if rule.delta.at(position) is None else ScalarBias(learnable=rule.delta.learnable),
+            delta=None if delta is None else ScalarBias(learnable=rule.delta.learnable),
             shortcut_reads_entry=shortcut_reads_entry,
             transition=position.transition,
         )

@@ -31,6 +31,7 @@ def build(
     padding_mode: Padding = "zeros",
     vocabulary: int | None = None,
     dropout: float | None = None,
+    inner_dropout: float | None = None,
     example: Batch | None = None,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
@@ -55,6 +56,7 @@ def build(
         vocabulary: The number of input tokens, for sequence models. The default is `num_classes` if the model
             predicts tokens, with one matrix for input and output, else 1000.
         dropout: The dropout probability of sequence models, by default 0.1.
+        inner_dropout: That between the layers of a feed-forward branch, by default `dropout`.
         example: A batch of inputs. Data-driven methods need it; it sets `in_channels` and `size`.
         generator: The source of all draws; the default is torch's global generator.
         device: The device of the model. With `"meta"` nothing is initialized; call `to_empty` and `initialize_` later.
@@ -72,6 +74,8 @@ def build(
     classes = num_classes
     if classes is None:
         classes = VOCABULARY if family.predicts_tokens else CLASSES
+    if inner_dropout is not None and not (family.reads_tokens and 0 <= inner_dropout < 1):
+        raise ValueError(f"expected inner_dropout in [0, 1) of a sequence model, got {inner_dropout:g} for '{name}'")
     if classes < 1 or in_channels < 1:
         raise ValueError(f"expected positive num_classes and in_channels, got {classes} and {in_channels}")
     vocabulary, dropout = _token_settings(family, name, classes, vocabulary, dropout, example)
@@ -86,6 +90,7 @@ def build(
         padding_mode=padding_mode,
         vocabulary=vocabulary,
         dropout=dropout,
+        inner_dropout=inner_dropout,
     )
     with torch.device("meta"):  # no memory yet, and no draw from the global generator
         model = factory(config)

@@ -110,7 +110,7 @@ class Transformer(_SequenceModel):
             self.source_embedding = TokenEmbedding(config.vocabulary, shape.width)
         self.embedding = TokenEmbedding(config.num_classes, shape.width)
         self.encoder = nn.ModuleList(layers.encoder_layer() for _ in range(shape.encoder))
-        self.encoder_head = layers.head(bias=False)
+        self.encoder_head = layers.encoder_head()
         self.decoder = nn.ModuleList(layers.decoder_layer(cross=True) for _ in range(shape.decoder))
         self.head = layers.head()
         self._tie(self.embedding, shape.width)
@@ -242,4 +242,5 @@ class TransformerShape:
         sizes = [2 * self.encoder, (3 if self.encoder else 2) * self.decoder]
         builder = BlockBuilder(config.method, config.form, spatial=False, tokens=True)
         numbered = iter(positions([size for size in sizes if size], [False] * sum(sizes)))
-        return LayerBuilder(self.width, self.inner, self.heads, builder, config.dropout, numbered)
+        inner = config.dropout if config.inner_dropout is None else config.inner_dropout
+        return LayerBuilder(self.width, self.inner, self.heads, builder, config.dropout, inner, numbered)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normfree.models.builder import BlockBuilder, NamedModules, named_sequential
 from normfree.nn.attention import Attention, KeyValueCache
 from normfree.nn.residual import Residual
+from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Position
 
 
@@ -102,6 +103,7 @@ class LayerBuilder:
     heads: int
     blocks: BlockBuilder
     dropout: float
+    inner_dropout: float
     positions: Iterator[Position]
 
     def encoder_layer(self) -> EncoderLayer:
@@ -118,6 +120,18 @@ class LayerBuilder:
         norm = self.blocks.norm(self.width) if self.blocks.form == "pre" else []
         return named_sequential([*norm, *(self.blocks.bias() if bias else [])])
 
+    def encoder_head(self) -> nn.Sequential:
+        """Return the modules between encoder and decoder: a normalizer in the pre form, or Fixup's two scalars."""
+        if self._vectors:
+            return self.head(bias=False)
+        scale: NamedModules = [("scale", ScalarMultiplier())] if self.blocks.method.rule.beta.learnable else []
+        return named_sequential([*self.head().named_children(), *scale])
+
+    @property
+    def _vectors(self) -> bool:
+        """Whether linear layers have bias vectors."""
+        return self.blocks.method.transformer_biases != "scalars"
+
     def _attention(self, *, causal: bool = False, cross: bool = False) -> Residual:
         return self._sum(
             Attention(
@@ -126,25 +140,29 @@ class LayerBuilder:
                 causal=causal,
                 cross=cross,
                 dropout=self.dropout,
-                scalar_biases=self.blocks.method.scalar_biases,
+                bias=self._vectors,
+                scalar_biases=self._vectors and self.blocks.method.scalar_biases,
             )
         )
 
     def _feedforward(self) -> Residual:
         """Return two linear layers with an activation between them.
 
-        The first layer's bias replaces the scalar bias before the activation.
+        If the first layer has a bias vector, it replaces the scalar bias before the activation.
         """
-        first, second = nn.Linear(self.width, self.inner), nn.Linear(self.inner, self.width)
-        parts: NamedModules = [("linear", first), self.blocks.activation()[-1], *self._drop()]
-        parts += [*self.blocks.bias(), ("linear", second), *self._drop()]
+        first = nn.Linear(self.width, self.inner, bias=self._vectors)
+        second = nn.Linear(self.inner, self.width, bias=self._vectors)
+        activation = self.blocks.activation()[-1:] if self._vectors else self.blocks.activation()
+        parts: NamedModules = [("linear", first), *activation, *self._drop(self.inner_dropout)]
+        parts += [*self.blocks.bias(), ("linear", second), *self._drop(self.dropout)]
         return self._sum(named_sequential(parts))
 
-    def _drop(self) -> NamedModules:
-        return [("dropout", nn.Dropout(self.dropout))] if self.dropout else []
+    def _drop(self, probability: float) -> NamedModules:
+        return [("dropout", nn.Dropout(probability))] if probability else []
 
     def _sum(self, branch: nn.Module) -> Residual:
         norm = self.blocks.norm(self.width)
         pre = self.blocks.form != "post"
         entry = [*(norm if pre else []), *self.blocks.bias()]
-        return self.blocks.sum(branch, next(self.positions), entry=entry, exit=[] if pre else norm)
+        place = next(self.positions)
+        return self.blocks.sum(branch, place, entry=entry, exit=[] if pre else norm, with_delta=self._vectors)

@@ -62,6 +62,7 @@ class Attention(nn.Module):
         causal: Whether position t attends to positions up to t only.
         cross: Whether keys and values come from a memory.
         dropout: The dropout probability of the output.
+        bias: Whether query, value and output have bias vectors.
         scalar_biases: Whether a learnable scalar precedes the output layer and the layers that read a memory. The bias
             before the query (and, in self-attention, key and value) is at the branch's entry.
 
@@ -77,6 +78,7 @@ class Attention(nn.Module):
         causal: bool = False,
         cross: bool = False,
         dropout: float = 0.0,
+        bias: bool = True,
         scalar_biases: bool = False,
     ) -> None:
         super().__init__()
@@ -87,12 +89,12 @@ class Attention(nn.Module):
         self.heads = heads
         self.causal = causal
         self.cross = cross
-        self.q = nn.Linear(width, width)
+        self.q = nn.Linear(width, width, bias=bias)
         self.memory_bias = ScalarBias() if cross and scalar_biases else None
         self.k = nn.Linear(width, width, bias=False)
-        self.v = nn.Linear(width, width)
+        self.v = nn.Linear(width, width, bias=bias)
         self.bias = ScalarBias() if scalar_biases else nn.Identity()
-        self.out = nn.Linear(width, width)
+        self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from normfree.methods import Method, get
+from normfree.methods.transformer_branches import is_transformer
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
@@ -24,9 +25,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a model by its method, for any torch optimizer.
 
-    Scalars have the method's learning rate (for Fixup a tenth of `lr`, or ∝ 1/L). For Fixup the biases of weight
-    layers, such as the classifier's, belong to the scalars. Some methods do not decay gains and biases. Every parameter
-    is in exactly one group.
+    Scalars have the method's learning rate: for Fixup a tenth of `lr`, and `lr` in a Transformer. For Fixup the biases
+    of weight layers, such as the classifier's, belong to the scalars. Some methods do not decay gains and biases. Every
+    parameter is in exactly one group.
 
     >>> from normfree.models import build
     >>> [(g["name"], g["lr"]) for g in param_groups(build("resnet20", "fixup"), lr=0.1)]
@@ -66,7 +67,7 @@ def param_groups(
                 params_by_kind["scalars" if slow else kind].append(parameter)
     if chosen.decay == "all":
         params_by_kind["weights"] += params_by_kind.pop("gains and biases")
-    rate = lr * chosen.scalar_rate.factor(len(plan.branches))
+    rate = lr * chosen.scalar_rate.factor(len(plan.branches), transformer=is_transformer(plan))
     undecayed = 0.0 if chosen.decay == "weights" else weight_decay
     settings = {
         "weights": {"lr": lr, "weight_decay": weight_decay},

@@ -107,6 +107,7 @@ _TRIED: dict[str, dict[str, Any]] = {  # the settings of each family that tries 
     "schedule=linear": {"schedule": "linear"},
     "warmup": {"warmup": 1},
     "dropout": {"dropout": 0.2, "method": "layernorm", "model": _SMALL["transformer-"]},
+    "inner_dropout": {"inner_dropout": 0.2, "method": "layernorm", "model": _SMALL["transformer-"]},
 }
 _TRIED_ON = {"method": "he_in", "model": _SMALL["mlp-"]}
 

@@ -33,6 +33,7 @@ _POSITIVE = Range("above 0", lambda x: x > 0)
 _NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
 _AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
 _FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+_FRACTION_OR_NONE = Range("at least 0 and below 1", lambda x: x is None or 0 <= x < 1)
 _FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 _SEED = Range("at least 0 and below 2^63", lambda x: 0 <= x < 2**63)
 _BETAS = Range("at least 0 and below 1", lambda betas: all(0 <= beta < 1 for beta in betas))
@@ -74,6 +75,11 @@ class TrainConfig:
     )
     dropout: float = setting(
         0.0, "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers", _FRACTION
+    )
+    inner_dropout: float | None = setting(
+        None,
+        "dropout probability between the layers of a feed-forward branch; none for that of `dropout`",
+        _FRACTION_OR_NONE,
     )
 
     # Data

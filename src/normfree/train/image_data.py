@@ -40,7 +40,7 @@ class ImageData(ABC):
 
     kind = "images"
     unit = "images"
-    unused_settings: tuple[str, ...] = ("dropout", "block", "beam", "length_penalty")
+    unused_settings: tuple[str, ...] = ("dropout", "inner_dropout", "block", "beam", "length_penalty")
     source_files = None
     translates_test = False
     linear_accuracy: float | None = None

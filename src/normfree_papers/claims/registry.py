@@ -55,6 +55,7 @@ MODULES = {  # the claims of each module, in the order of the ledger
     "beyond.precision": ("precision",),
     "beyond.isograd": ("isograd",),
     "beyond.equal_budget": ("equal_budget",),
+    "beyond.transformer_rates": ("transformer_rates",),
 }
 _MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
 _CLAIMS: dict[str, Claim] = {}

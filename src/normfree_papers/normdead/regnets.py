@@ -52,7 +52,7 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
     how="timm's NF-RegNet-B0, a RegNetY of as many operations with batch norm, and EfficientNet-B0 on ImageNet in "
     ".data/imagenet, 100 epochs (full); NF-RegNet-B0 alone, one epoch of the embedded images (quick).",
     # Three rows and seeds, 100 epochs of 1.28 million images, at an assumed 5,000 images per second
-    cost=Cost(quick_seconds=90, full_seconds=230_000, device="gpu"),
+    cost=Cost(quick_seconds=110, full_seconds=230_000, device="gpu"),
     checks=(
         expect(f"test accuracy, {_NF}", paper="applied to RegNets", low=DEAD, scale="quick").says(
             "test accuracy of NF-RegNet-B0, in %: it trains without normalizers",

@@ -262,7 +262,7 @@ def _comparisons(values: Mapping[str, float | list[float]]) -> dict[str, list[fl
     return compared
 
 
-for _number, _depth, _quick, _full, _seeds in ((2, 50, 12, 85, 5), (4, 18, 6, 50, 10), (5, 101, 25, 110, 3)):
+for _number, _depth, _quick, _full, _seeds in ((2, 50, 28, 85, 5), (4, 18, 14, 50, 10), (5, 101, 58, 110, 3)):
     register(
         Claim(
             id=f"robust/fig{_number}",

@@ -21,7 +21,7 @@ from normfree.nn.weight_layers import WEIGHT_LAYERS, SpectralNormConv2d, WeightN
 
 PLAIN = {
     "Network", "PlainNetwork", "Residual", "Sequential", "Identity", "Conv2d", "Linear", "ReLU", "ConstantPad2d",
-    "SubsamplePad", "MaxPool2d", "AdaptiveAvgPool2d", "Flatten",
+    "SubsamplePad", "MaxPool2d", "AdaptiveAvgPool2d", "Flatten", "OmittedActivation",
 }  # fmt: skip
 METHODS = (
     "fixup", "fixup:bias=false", "skipinit", "rezero", "nf", "wn", "small_branch", "hanin", "shao",

@@ -3,7 +3,7 @@
 import pytest
 
 from normfree_papers.fixup import update_theorems
-from normfree_papers.fixup.update_theorems import bottleneck_factor, layer_factors
+from normfree_papers.fixup.update_theorems import bottleneck_factor, layer_factors, library_deviation
 
 
 @pytest.mark.parametrize(("L", "m"), [(4, 2), (16, 2), (16, 3), (81, 5)])
@@ -19,3 +19,11 @@ def test_bottleneck_factor_tells_fan_in_from_fan_out(monkeypatch):
     monkeypatch.setattr(update_theorems, "build", lambda *args, **kwargs: built)
     # He fan-in without the factor L^(-1/4): √16 times the share of fan-in
     assert 4 * 0.4 < bottleneck_factor(seed=0) < 4 * 0.8
+
+
+@pytest.mark.parametrize(("L", "m"), [(1, 2), (5, 3)])
+def test_formula_of_theorem_3_is_the_step_that_the_library_measures(L, m, monkeypatch):
+    assert library_deviation(L, m, seed=1) < 1e-5
+    true = update_theorems.measure_updates
+    monkeypatch.setattr(update_theorems, "measure_updates", lambda *a, **k: true(*a, **{**k, "which": "branches"}))
+    assert library_deviation(L, m, seed=1) > 1e-3  # without stem and classifier

@@ -100,7 +100,7 @@ def tiny(method: str = "layernorm", seed: int = 0, **options: object) -> nn.Modu
 
 
 def models() -> list[nn.Module]:
-    return [Table(drawn_row), tiny("layernorm", 3), tiny("fixup", 2), tiny("fixup", 3)]
+    return [Table(drawn_row), tiny("layernorm", 3), tiny("fixup", 1), tiny("fixup", 3)]
 
 
 def padded(sources: list[list[int]] = SOURCES, more: int = 0) -> Tensor:
@@ -228,7 +228,7 @@ def test_batched_is_single(method: str) -> None:
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_cached_is_uncached(beam: int) -> None:
-    for seed in (0, 2, 3):
+    for seed in (0, 1, 3):
         model = tiny("fixup", seed)
         expected = beam_search(Uncached(model), padded(), beam=beam, longest=10)
         assert beam_search(model, padded(), beam=beam, longest=10) == expected
@@ -302,7 +302,7 @@ def test_a_diverged_model_comes_to_an_end(decode: Callable[..., list[list[int]]]
 
 @pytest.mark.parametrize("decode", [greedy, beam_search])
 def test_an_empty_sentence_is_translated(decode: Callable[..., list[list[int]]]) -> None:
-    model = tiny("fixup", 2)
+    model = tiny("fixup", 1)
     (alone,) = decode(model, torch.tensor([[END]]))
     assert decode(model, torch.tensor([[END, PAD, PAD]])) == [alone]
     assert len(alone) <= 51

@@ -139,9 +139,10 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
 def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
     """Build the model of a run; its weights are not initialized."""
     if "vocabulary" in state:
-        settings = {"num_classes": state["vocabulary"], "dropout": config.dropout, "form": config.form}
-        made: nn.Module = build(config.model, config.method, **settings, device="meta").to_empty(device="cpu")
-        return made
+        settings = {name: getattr(config, name) for name in ("dropout", "inner_dropout", "form")}
+        words = state["vocabulary"]
+        made: nn.Module = build(config.model, config.method, num_classes=words, **settings, device="meta")
+        return made.to_empty(device="cpu")
     if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
             return build(

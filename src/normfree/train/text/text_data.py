@@ -100,6 +100,7 @@ class TextData:
             config.method,
             num_classes=self.num_classes,
             dropout=config.dropout,
+            inner_dropout=config.inner_dropout,
             form=config.form,
             example=example,
             generator=torch.Generator().manual_seed(config.seed),
