@@ -79,6 +79,37 @@ epoch is 50,000 images, without set-up.
 {source("benchmarks/training-depth.json", depth)}."""
 
 
+def stage_kernels() -> str:
+    found = read("benchmarks/training-kernels.json")
+    rows = [
+        [
+            row["what"],
+            str(row["batch"]),
+            row["precision"],
+            f"{row['images_per_second']:,.0f}",
+            f"{row['milliseconds']:.2f}",
+            f"{row['epoch_seconds']:.1f}" if "epoch_seconds" in row else "",
+            f"{row['peak_gib']:.1f}" if "peak_gib" in row else "",
+            f"{row['setup_seconds']:.0f}",
+        ]
+        for row in found["rows"]
+        if "batch" in row
+    ]
+    steps = [f"{row['steps']:,}" for row in found["rows"] if "steps" in row]
+    ratio = next(row["ratio"] for row in found["rows"] if "ratio" in row)
+    columns = ["run", "batch", "precision", "images/s", "ms per step", "s per epoch", "GiB", "s to set up"]
+    return f"""## Stage kernels
+
+Whole training steps by the [stage kernels](kernels.md), which the engine chooses where they apply, beside the compiled
+path and batch norm in one run. Data, augmentation and update are included, except in the row "no data". Fixup by the
+kernels is {ratio:.1f} times as fast as the fastest batch norm. An epoch is 50,000 images, extrapolated from
+{", ".join(steps)} measured steps, without set-up.
+
+{table(columns, rows)}
+
+{source("benchmarks/training-kernels.json", found)}."""
+
+
 def translation_speed() -> str:
     result = read("benchmarks/translation-h200.json")
     rows = [[row["method"], f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}"] for row in result["rows"]]
@@ -216,7 +247,15 @@ def page() -> str:
 Every number here is read from [results/](../results/) by `make benchmarks-page`; a test compares the page with the
 stored results. [benchmarks/](../benchmarks/) has the commands that measure, and [claims.md](claims.md) the numbers of
 the papers."""
-    sections = [training_speed(), translation_speed(), measurement_cost(), cifar(), converted(), translation()]
+    sections = [
+        training_speed(),
+        stage_kernels(),
+        translation_speed(),
+        measurement_cost(),
+        cifar(),
+        converted(),
+        translation(),
+    ]
     return "\n\n".join([head, *sections]) + "\n"
 
 

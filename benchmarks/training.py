@@ -3,6 +3,7 @@
     python benchmarks/training.py step --json results/benchmarks/training-step.json
     python benchmarks/training.py width
     python benchmarks/training.py depth
+    python benchmarks/training.py kernels
 
 `step`   images/s of ResNet-110 at batch 128. The engine's rows are whole steps: gathering, cropping and flipping the
          batch, the schedule, the update. The rivals get a fixed batch and do only forward, backward and update:
@@ -10,6 +11,8 @@
          torch.compile(mode="reduce-overhead").
 `width`  TFLOP/s of WRN-40-10 at batch 128, counting three times the operations of a forward pass.
 `depth`  time per step and peak memory of Fixup with 100, 1,000 and 10,000 layers, batch 64.
+`kernels` whole steps by the stage kernels (docs/kernels.md): ResNet-110 beside the compiled path and batch norm, then
+         1,000 layers at batch 128 and 10,000 at batch 64. The epoch of 50,000 images is extrapolated from the steps.
 
 Images are random bytes in the shape of CIFAR-10. The set-up (building, compiling, capturing) is timed separately.
 """
@@ -21,7 +24,7 @@ import gc
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +163,51 @@ def measure_depth(device: str, steps: int, depths: list[int]) -> list[dict[str, 
     return rows
 
 
+def measure_kernels(device: str, steps: int, rivals: str) -> Iterator[list[dict[str, Any]]]:
+    """The rows after each measurement; a long one that fails does not lose those before it."""
+    rows: list[dict[str, Any]] = []
+    for what, model, method, batch, count, settings in (
+        ("fixup, stage kernels", "resnet110", "fixup", 128, 5 * steps, {"kernels": "stage"}),
+        ("nf, stage kernels", "resnet110", "nf", 128, 5 * steps, {"kernels": "stage"}),
+        ("fixup, compiled", "resnet110", "fixup", 128, steps, {"kernels": "compiled"}),
+        ("batchnorm, compiled", "resnet110", "batchnorm", 128, steps, {}),
+        ("fixup, stage kernels", "wrn-1000-1", "fixup:scalar_lr=10/L", 128, steps // 2, {"kernels": "stage"}),
+        ("fixup, stage kernels", "wrn-10000-1", "fixup:scalar_lr=10/L", 64, steps // 8, {"kernels": "stage"}),
+    ):
+        found = engine(model, method, batch, count, device=device, **settings)
+        rows.append(
+            {
+                "what": f"{model}, {what}",
+                "batch": batch,
+                "images_per_second": found.throughput,
+                "milliseconds": 1e3 * batch / found.throughput,
+                "epoch_seconds": 50_000 / found.throughput,
+                "steps": count,
+                "precision": found.config.precision,
+                "peak_gib": found.peak_gib,
+                "setup_seconds": found.setup_seconds,
+            }
+        )
+        yield [*rows, *_kernel_ratio(rows)]
+    if rivals == "all":
+        speed, setup = rival("batchnorm", 128, max(5, steps // 10), device, short=True, compiled=True)
+        what = "resnet110, batchnorm, torch.compile(mode='reduce-overhead'), no data"
+        rows.append({**_row(what, speed, setup), "batch": 128, "precision": "bf16 autocast"})
+        yield [*rows, *_kernel_ratio(rows)]
+
+
+def _kernel_ratio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    speeds = {row["what"]: row["images_per_second"] for row in rows}
+    rivals = [speed for what, speed in speeds.items() if "batchnorm" in what]
+    if not rivals:
+        return []
+    ratio = speeds["resnet110, fixup, stage kernels"] / max(rivals)
+    return [{"what": "fixup by stage kernels / the fastest batch norm, ResNet-110", "ratio": ratio}]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step", "width", "depth"])
+    parser.add_argument("what", choices=["step", "width", "depth", "kernels"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rivals", choices=["all", "eager", "none"], default="all", help="eager: no compiled ones")
@@ -173,12 +218,20 @@ def main() -> None:
         rows = measure_step(given.device, given.steps, given.rivals)
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
+    elif given.what == "kernels":
+        for rows in measure_kernels(given.device, given.steps, given.rivals):
+            print(rows[-1], file=sys.stderr)
+            _store(given, rows)
     else:
         rows = measure_depth(given.device, given.steps, [int(depth) for depth in given.depths.split(",")])
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = tuple(tuple(_cell(row.get(column)) for column in columns) for row in rows)
     heads = tuple(Column(name.replace("_", " "), "left" if name == "what" else "right") for name in columns)
     print_table(Table(f"training: {given.what}", heads, cells))
+    _store(given, rows)
+
+
+def _store(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     if given.json is not None:
         origin = {"command": "python " + shlex.join(["benchmarks/training.py", *_command(sys.argv[1:])])}
         origin |= {"commit": commit(), "versions": versions(), "hardware": hardware(given.device)}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from normfree.comparison.sweep import folder_name
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
 from normfree_papers.claims.run_cache import Trained
@@ -26,6 +27,11 @@ class MadeUpRuns:
         found = {name: self.make(name, config) for name, config in wanted.items()}
         self.missing |= {name: wanted[name] for name, run in found.items() if run is None}
         return found
+
+    @property
+    def records(self) -> dict[str, dict[str, str]]:
+        made = {name: config for name, config in self.asked.items() if name not in self.missing}
+        return {name: {"folder": folder_name(config), "method": config.method} for name, config in made.items()}
 
 
 def measure(claim: Claim, make: Make, **fields: Any) -> tuple[Measurement, Judgement, MadeUpRuns]:

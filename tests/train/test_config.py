@@ -299,7 +299,7 @@ CHANGED: dict[str, Any] = {
 }  # fmt: skip
 UNCOUNTED: dict[str, Any] = {
     "data_dir": "elsewhere", "device": "cpu", "checkpoint_minutes": 1.0, "checkpoint_epochs": 5, "workers": 0,
-    "tensorboard": True,
+    "tensorboard": True, "kernels": "compiled",
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ def initialize_(
     *,
     example: Batch | None = None,
     generator: torch.Generator | None = None,
+    restore: bool = True,
 ) -> nn.Module:
     """Initialize a model by a method, in place.
 
@@ -39,6 +42,7 @@ def initialize_(
         example: A batch of inputs, for data-driven methods such as `"lsuv"`.
         generator: The source of all draws, so that one seed gives the same weights on any device. The default is
             torch's global generator.
+        restore: Whether an error leaves the model unchanged; this copies every weight first.
 
     Returns:
         The model.
@@ -58,7 +62,7 @@ def initialize_(
             )
     ctx = InitContext(model, plan, generator, example)
     _check(ctx, method)
-    with restored_on_error(model):
+    with restored_on_error(model) if restore else nullcontext():
         _write_(ctx, method)
     return model
 
@@ -91,7 +95,8 @@ def _added_scalars(plan: ResidualPlan) -> dict[str, float]:
 
 def _check_added_scalars(ctx: InitContext, method: Method) -> None:
     """Raise if a converted model has the scalars of another method, or if the plan does not list its scalars."""
-    added, parameters = _added_scalars(ctx.plan), dict(ctx.model.named_parameters())
+    added = _added_scalars(ctx.plan)
+    parameters = dict(ctx.model.named_parameters()) if added else {}
     by = "" if ctx.plan.changes is None else ctx.plan.changes.method
     if added and by != method.spec:
         raise ValueError(

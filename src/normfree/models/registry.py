@@ -94,11 +94,12 @@ def build(
     )
     with torch.device("meta"):  # no memory yet, and no draw from the global generator
         model = factory(config)
-    model.to(dtype)
+    if dtype is not None:
+        model.to(dtype)
     if str(device) == "meta":
         return model
     model.to_empty(device="cpu")
-    initialize_(model, method, example=example, generator=generator)
+    initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
     return model if device is None else model.to(device)
 
 

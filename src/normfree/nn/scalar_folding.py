@@ -116,8 +116,9 @@ def foldable_deltas(
     All δ of a stream move, or none. They move if every block begins with a bias in `folded`, the biases that are folded
     into layers, and if scalar biases read the stream's end. An attention's keys need no bias; see `_bias_readers`.
     """
-    owners = _owners(model)
     readers: dict[ScalarBias, list[ScalarBias]] = {}
+    streams = list(streams)
+    owners = _owners(model) if streams else Counter[int]()
     for stream in streams:
         deltas = [block.delta for block in stream.blocks]
         entries = [before[0] if len(before := _entry_modules(block)) == 1 else None for block in stream.blocks]

@@ -59,8 +59,8 @@ def param_groups(
     params_by_kind: dict[str, list[nn.Parameter]] = {"weights": [], "gains and biases": [], "scalars": []}
     seen: set[int] = set()
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen:  # a shared parameter belongs to the first group that holds it
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:  # a shared one belongs to the first group
                 seen.add(id(parameter))
                 kind = _kind(module, name, parameter)
                 slow = chosen.slow_biases and kind == "gains and biases" and name.endswith("bias")

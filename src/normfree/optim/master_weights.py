@@ -73,7 +73,8 @@ class MasterWeights:
     ) -> None:
         originals = originals or {}
         self._stacked = {id(p): (number, i) for number, stack in enumerate(stacks) for i, p in enumerate(stack)}
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        named = dict(model.named_parameters())
+        names = {id(parameter): name for name, parameter in named.items()}
         dtypes = {p.dtype for group in groups for p in group["params"] if p.requires_grad}
         if not dtypes:
             whose = type(model).__name__
@@ -84,7 +85,7 @@ class MasterWeights:
                 "expected parameters in float32 and at most one half-precision dtype, got "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert the model first"
             )
-        short = {id(p) for p in model.parameters() if p.dtype != torch.float32}
+        short = {id(p) for p in named.values() if p.dtype != torch.float32}
         foldable = {id(found.layer.weight): found for found in foldable_layers(model, short)}
         self._short: list[tuple[slice, slice]] = []  # matching parts of the master and the compute vector
         self.groups: list[Group] = []
@@ -106,7 +107,7 @@ class MasterWeights:
         places = [(starts[id(stack[0])], len(stack), stack[0].shape) for stack in stacks]
         self.stacks = [_stack(self.values, *place).detach().requires_grad_() for place in places]
         self._stack_gradients = [_stack(self.gradient, *place) for place in places]
-        self._fixed = {name: p for name, p in model.named_parameters() if name not in self.parameters}
+        self._fixed = {name: p for name, p in named.items() if name not in self.parameters}
         self._fixed_values = {name: originals.get(name, p.detach()) for name, p in self._fixed.items()}
         streams = model.streams() if isinstance(model, BaseModel) else ()
         self._folding = ScalarFolding(model, foldable, streams, slots, self.values)

@@ -279,7 +279,9 @@ def settings_of(family: str) -> dict[str, Any]:
 def _figures(family: str, device: torch.device, precision: str) -> list[float]:
     """Train the small network of a family, and return its figures."""
     settings = settings_of(family)
-    config = TrainConfig(**settings, device=str(device), precision=precision, compile=False, graph=False)  # type: ignore[arg-type]
+    # The figures must not depend on the choice of kernels.
+    plain: dict[str, Any] = {"compile": False, "graph": False, "kernels": "compiled"}
+    config = TrainConfig(**settings, **plain, device=str(device), precision=precision)  # type: ignore[arg-type]
     data = generated_text(settings["model"]) if _reads_text(settings["model"]) else generated_images()
     options: dict[str, Any] = {"model": None, "plan": None, "resume": False, "processes": Processes()}
     losses = []

@@ -215,7 +215,7 @@ class TrainConfig:
         Returns:
             The configuration with a precision, and with `channels_last`, `compile` and `graph` on or off.
         """
-        precision = ("mixed" if branches >= _DEEP else "bf16") if cuda else "float32"
+        precision = ("mixed" if branches >= DEEP else "bf16") if cuda else "float32"
         return self.with_changes(
             precision=precision if self.precision == "auto" else self.precision,
             channels_last=cuda if self.channels_last is None else self.channels_last,
@@ -360,7 +360,7 @@ def _as_of(config: TrainConfig, release: str) -> TrainConfig:
     return replace(config, method=as_of(config.method, release, config.model))
 
 
-_DEEP = 400  # residual branches
+DEEP = 400  # residual branches
 # Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
 NOT_IN_FINGERPRINT = {
     "data_dir",

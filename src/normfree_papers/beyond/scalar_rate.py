@@ -132,7 +132,7 @@ def scalar_rate(settings: Settings) -> Measurement:
 
 # The law: the largest rate over depth
 
-_MULTIPLES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of 1/L
+_MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of 1/L
 _DEPTHS = {"full": (34, 100, 304, 1000, 3004), "quick": (16, 40)}
 _FAR = 10_000
 
@@ -177,7 +177,7 @@ def _row(multiple: float, depth: int) -> str:
     statement="The largest rate of the scalars at which Fixup trains falls as 1/L from 30 to 3,000 layers, and so "
     "predicts which rates train 10,000 layers.",
     paper_value="none; the paper's rule, a tenth at every depth, would be the exponent 0",
-    how="Recipe depth_test for WRN-d-1 with 34, 100, 304, 1,000 and 3,004 layers, scalars at 3/L to 1,000/L in factors "
+    how="Recipe depth_test for WRN-d-1 with 34, 100, 304, 1,000 and 3,004 layers, scalars at 1/L to 300/L in factors "
     "of about three; the largest rate that trains with all smaller ones, and its exponent in L by seed; then 10,000 "
     "layers at a third and at ten times of what the power law predicts (full); 16 and 40 layers on the embedded images "
     "at two rates (quick).",

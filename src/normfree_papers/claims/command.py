@@ -25,6 +25,7 @@ from normfree_papers.claims.ledger_entries import (
     count,
     entries,
     entry_of,
+    limits_of,
     missing_runs_of,
     number,
     rough_duration,
@@ -163,6 +164,8 @@ def _print(claim: Claim, result: Result, judgement: Judgement, options: Options,
     console = open_console()
     console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
     print_table(Table("", CHECK_COLUMNS, tuple(cells(row) for row in judgement.rows)), console)
+    for name, text in limits_of(entry_of(options.out, claim, result)).items():
+        console.print(f"{name.lower()}: {text}", markup=False, style="dim")
     for note in result.get("notes", []):
         console.print(f"note: {note}", markup=False, style="dim")
     for erratum in judgement.errata:
@@ -173,8 +176,8 @@ def _print(claim: Claim, result: Result, judgement: Judgement, options: Options,
         count, time = f"{len(missing)} of {len(result['runs'])}", rough_duration(sum(missing.values()))
         console.print(f"{count} training runs are missing, {time} on one H200: {'; '.join(names)}", markup=False)
         if options.scale == "full":
-            does = "shows" if result_path(options.out, claim, "quick").exists() else "runs"
-            console.print(f"train them with --device cuda; --quick {does} a small stand-in", markup=False)
+            does = "shows" if result_path(options.out, claim, "quick").exists() else "makes"
+            console.print(f"train them with --device cuda; --quick {does} a small run", markup=False)
     ran = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
     ran += "" if result.get("runs") else f", {result['seconds']:g} s"
     when = f", stored {result['date'][:10]}" if is_stored else ""
@@ -200,12 +203,13 @@ def _list(options: Options) -> None:
         Column("n", "right"),
         Column("precision"),
         Column("data"),
-        Column("stale"),
+        Column("runs"),
         Column("cost", "right"),
     )
     caption = (
         "✓ holds, ✗ fails, ◐ undecided, – not run, with the number that decides and its 95 % confidence interval over "
-        "n seeds or draws. normfree reproduce ID shows one claim with all its numbers, and --list --json all claims."
+        "n seeds or draws. Data: a stand-in for the paper's, or only a quick run. Runs: whether today's code would "
+        "make them. normfree reproduce ID shows one claim with all its numbers, and --list --json all claims."
     )
     print_table(Table("Claims", columns, tuple(_line(entry) for entry in found), caption=caption))
 
@@ -215,8 +219,9 @@ def _line(entry: Entry) -> tuple[str, ...]:
     claim, row = entry.claim, entry.judgement.deciding
     verdict = MARKS[entry.status] if row is None else f"{MARKS[entry.status][0]} {number(row)}"
     cost = f"{rough_duration(claim.cost.full_seconds)} {claim.cost.device}"
-    data = "quick" if entry.is_quick else "stand-in" if claim.proxy else "paper's" if entry.result else ""
-    return claim.id, verdict, "" if row is None else count(row), entry.precision, data, entry.freshness.state, cost
+    precision = entry.precision.partition(";")[0]
+    data = " ".join(["quick"] * entry.is_quick + ["stand-in"] * bool(claim.proxy))
+    return claim.id, verdict, "" if row is None else count(row), precision, data, entry.freshness.state, cost
 
 
 def _record(entry: Entry) -> Any:
@@ -250,7 +255,7 @@ def _record(entry: Entry) -> Any:
             "deciding": None if deciding is None else deciding.check.name,
             "precision": entry.precision,
             "stale": {"state": entry.freshness.state, "reasons": list(entry.freshness.reasons)},
-            "mutants": None if entry.mutants is None else list(entry.mutants),
+            "mutants": {"text": entry.breaks, **entry.mutants},
             "checks": checks,
             "result": None if entry.result is None else {key: entry.result[key] for key in kept},
         }

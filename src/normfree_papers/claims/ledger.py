@@ -32,7 +32,7 @@ from normfree_papers.claims.ledger_entries import (
     run_cells,
     runs_of,
 )
-from normfree_papers.claims.registry import PAPERS
+from normfree_papers.claims.registry import DRAWINGS, PAPERS
 from normfree_papers.claims.storage import Result, panels_of, result_path, tables_of
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
@@ -197,6 +197,9 @@ class _Writer:
         for paper, of in papers.items():
             yield f"**[{paper}](#{paper})**: {escape(PAPERS[paper])}"
             yield self._contents(of)
+            drawn = "; ".join(f"{figure} is {what}" for figure, what in DRAWINGS.get(paper, {}).items())
+            if drawn:
+                yield f"*Without a claim:* {escape(drawn)}."
         yield "[What was not run](#not-run)"
         for paper, of in papers.items():
             yield f'<a id="{paper}"></a>'
@@ -302,7 +305,8 @@ def page(found: Sequence[Entry], out: str | Path, folder: str | Path) -> Page:
     for paper, title in PAPERS.items():
         of = [entry for entry in found if entry.claim.paper == paper]
         if of:
-            sections.append(Section(title, (counts_of(of).capitalize() + ".",), name=title))
+            drawn = (f"{figure} has no claim: it is {what}." for figure, what in DRAWINGS.get(paper, {}).items())
+            sections.append(Section(title, (counts_of(of).capitalize() + ".", *drawn), name=title))
             sections += [_section(entry, Path(out), Path(folder)) for entry in of]
     left = [(entry, what) for entry in found if (what := not_run_of(entry)) is not None]
     rows = tuple((e.claim.id, e.claim.where, *what, command_of(e.claim)) for e, what in left)

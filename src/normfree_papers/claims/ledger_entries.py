@@ -8,14 +8,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from normfree.comparison.sweep import ended_result
 from normfree.report.formatting import percent
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
-from normfree_papers.claims.freshness import Freshness, precisions, stored_runs
+from normfree_papers.claims.freshness import Freshness, freshness_of
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.storage import Result, stored
 
@@ -51,7 +51,8 @@ class Entry:
     Attributes:
         full: The full result, even without numbers.
         runs: The results of the kept training runs, by folder; None for one that is no longer kept.
-        mutants: The planted errors that make the claim fail; None if that was not tested.
+        freshness: Whether the training runs are those of today's code.
+        mutants: The record of the planted errors, as the tests stored it.
     """
 
     claim: Claim
@@ -59,7 +60,8 @@ class Entry:
     judgement: Judgement
     full: Result | None = None
     runs: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
-    mutants: tuple[str, ...] | None = None
+    freshness: Freshness = field(default_factory=Freshness)
+    mutants: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> Status:
@@ -77,28 +79,26 @@ class Entry:
         runs = self.result.get("runs", {}) if self.result else {}
         notes = ["quick run"] if self.is_quick else []
         notes += ["stand-in"] if self.claim.proxy else []
-        notes += [self.freshness.state] if self.freshness.state in ("stale", "unknown") else []
+        notes += {"stale": ["stale"], "unknown": ["unknown whether stale"]}.get(self.freshness.state, [])
         notes += [f"{len(self.folders)} of {len(runs)} runs made"] if 0 < len(self.folders) < len(runs) else []
         return MARKS[self.status] + (f" ({', '.join(notes)})" if notes else "")
-
-    @cached_property
-    def freshness(self) -> Freshness:
-        """Whether the training runs are those of today's code."""
-        return Freshness()
 
     @property
     def precision(self) -> str:
         """The arithmetic behind the numbers: that of the training runs, or of the claim."""
-        return precisions(self.runs.values()) if self.runs else self.claim.precision * (self.result is not None)
+        return _precisions(self.runs.values()) if self.runs else self.claim.precision * (self.result is not None)
 
     @property
     def breaks(self) -> str:
         """The planted errors that make the claim fail, in words."""
-        if self.mutants:
-            return f"fails with {', '.join(self.mutants)}"
+        if broken := self.mutants.get("broken_by"):
+            return f"fails with {', '.join(broken)}"
         if self.claim.unbreakable:
-            return f"no planted error can make it fail: {self.claim.unbreakable}"
-        return "not yet tested" if self.mutants is None else "none of the planted errors makes it fail"
+            return f"none can make it fail: {self.claim.unbreakable}"
+        if "broken_by" in self.mutants:
+            return "none of those tried makes it fail"
+        reason = self.mutants.get("not_tested", "")
+        return f"not tested: {reason}" if reason else "not yet tested"
 
     @property
     def folders(self) -> dict[str, str]:
@@ -137,18 +137,29 @@ def entry_of(
     claim: Claim,
     result: Result | None,
     full: Result | None = None,
-    mutants: Mapping[str, Sequence[str]] | None = None,
+    mutants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Entry:
-    """A claim with one of its results, judged; by default with the mutants stored below `out`."""
-    broken = (_mutants(Path(out)) if mutants is None else mutants).get(claim.id)
-    runs = stored_runs(Path(out), (run["folder"] for run in (result or {}).get("runs", {}).values() if "folder" in run))
-    return Entry(claim, result, judge(claim, result), full, runs, None if broken is None else tuple(broken))
+    """A claim with one of its results, judged; by default with the record of planted errors below `out`."""
+    out, asked = Path(out), (result or {}).get("runs", {})
+    runs = {run["folder"]: ended_result(out / "runs" / run["folder"]) for run in asked.values() if "folder" in run}
+    planted = (_mutants(out) if mutants is None else mutants).get(claim.id, {})
+    return Entry(claim, result, judge(claim, result), full, runs, freshness_of(out, asked), planted)
 
 
-def _mutants(out: Path) -> Mapping[str, Sequence[str]]:
-    """The planted errors that make each claim fail, as the tests stored them."""
+def _mutants(out: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The planted errors by claim, as the tests stored them."""
     path = out / "mutants.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))["claims"]) if path.exists() else {}
+
+
+def _precisions(runs: Iterable[Mapping[str, Any] | None]) -> str:
+    """The precisions of training runs, the most frequent first.
+
+    >>> _precisions([{"config": {"precision": "mixed"}}, {"config": {"precision": "float32"}}, None])
+    'mixed/float32'
+    """
+    found = Counter(run["config"]["precision"] for run in runs if run is not None and "config" in run)
+    return "/".join(name for name, _ in found.most_common())
 
 
 # In words
@@ -205,8 +216,9 @@ def number(row: Row) -> str:
         return f"{value:.5g} [± 0]" if half == 0 else f"{value:.5g} [± {half:.1g}]"
     if 1e-4 < size < 1e6:
         digits = max(0, 1 - math.floor(math.log10(half)))
-        return f"{value:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-    return f"{value:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+        shown = [f"{round(x, digits) + 0.0:.{digits}f}" for x in (value, interval.low, interval.high)]  # no "-0.0"
+        return f"{shown[0]} [{shown[1]}, {shown[2]}]"
+    return f"{value:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
 
 
 def rough_duration(seconds: float) -> str:

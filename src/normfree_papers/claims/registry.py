@@ -19,6 +19,18 @@ PAPERS = {
     "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
     "beyond": "Beyond the papers: our own questions",
 }
+DRAWINGS = {  # figures without numbers, which need no claim
+    "fixup": {
+        "Figure 1": "a drawing of three residual blocks: with batch norm, without, and with Fixup's scalars",
+        "Figure 2": "a drawing that shows sets of layers to which Theorem 2 applies",
+    },
+    "robust": {"Figure 1": "a drawing of the identity block and the convolutional block"},
+    "normdead": {
+        "Figure 1": "a drawing of the axes of inputs: batch, channels and pixels",
+        "Figure 2": "a drawing of the axes over which four normalization layers average",
+        "Figure 3": "a drawing of the skip connections of ResNets, DenseNets and highway networks",
+    },
+}
 MODULES = {  # the claims of each module, in the order of the ledger
     "fixup.explosion": ("sec2", "thm1", "thm2"),
     "fixup.updates": ("eq5", "eq5_options"),

@@ -20,12 +20,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.comparison.process_pool import Reports, summarize_reports
-from normfree.comparison.sweep import RunTask, ended_result, folder_name, train_runs
+from normfree.comparison.sweep import RunTask, folder_name, train_runs
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.text.text_data import is_text
+from normfree_papers.claims.run_index import RunIndex, is_earlier
 
 Progress = Callable[[int, int, str], None]
 
@@ -80,6 +81,7 @@ class RunCache:
     Attributes:
         asked: The configurations of all runs that were asked for, by name.
         missing: Those that are neither kept nor were trained.
+        records: Folder and method of the others, as a result stores them.
     """
 
     def __init__(
@@ -98,9 +100,13 @@ class RunCache:
         self._jobs, self._only, self._progress = jobs, only, progress
         self.asked: dict[str, TrainConfig] = {}
         self.missing: dict[str, TrainConfig] = {}
+        self.records: dict[str, dict[str, str]] = {}
+        self._index = RunIndex(kept)
 
     def __call__(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
         """Return the runs by name, after training those that are missing and may be trained.
+
+        A run by an earlier definition of its method is missing if it may be trained; otherwise it is used.
 
         Raises:
             StoppedError: after SIGINT or SIGTERM; the same call continues.
@@ -110,27 +116,24 @@ class RunCache:
             if self.asked.get(name, config) != config:
                 raise ValueError(f"expected one run of the name {name!r}, got two that differ; rename one")
         self.asked |= wanted
-        found = {name: self._read(config) for name, config in wanted.items()}
+        folders = {name: self._index.find(config) for name, config in wanted.items()}
         chosen = wanted if self._only is None else _chosen(wanted, self._only)
-        absent = {name: wanted[name] for name in chosen if found[name] is None}
+        absent = {name: wanted[name] for name in chosen if _is_absent(folders[name], wanted[name])}
         if absent:
             self._train(absent)
-            found |= {name: self._read(wanted[name]) for name, run in found.items() if run is None}
-        self.missing |= {name: wanted[name] for name, run in found.items() if run is None}
-        return found
+            self._index = RunIndex(self.kept)
+            folders |= {name: self._index.find(config) for name, config in absent.items()}
+        for name, folder in folders.items():
+            if folder is None:
+                self.missing[name] = wanted[name]
+            else:
+                self.records[name] = {"folder": folder.name, "method": wanted[name].method}
+        return {name: None if folder is None else _read(folder) for name, folder in folders.items()}
 
     @property
     def trains(self) -> bool:
         """Whether any run may be trained."""
         return self._only is None or bool(self._only)
-
-    def folder(self, config: TrainConfig) -> Path:
-        """The folder in which a run is kept."""
-        return self.kept / folder_name(config)
-
-    def _read(self, config: TrainConfig) -> Trained | None:
-        result = ended_result(self.folder(config))
-        return None if result is None else Trained(result, RunFolder(self.folder(config)).read_metrics())
 
     def _train(self, wanted: Mapping[str, TrainConfig]) -> None:
         # Two names may ask for the same run.
@@ -144,7 +147,7 @@ class RunCache:
 
         def keep(task: RunTask, _: Mapping[str, Any]) -> None:
             nonlocal done
-            self._keep(task.folder)
+            self._keep(task.folder, self._index.new_folder(task.config))
             done += 1
             self._report(done, len(left), names[task.folder.name])
 
@@ -153,9 +156,9 @@ class RunCache:
         if signal is not None:
             raise StoppedError(signal)
 
-    def _keep(self, folder: Path) -> None:
+    def _keep(self, folder: Path, kept: Path) -> None:
         """Copy result, config and metrics (they contain no local paths); result.json comes last and marks the end."""
-        run, target = RunFolder(folder), RunFolder(self.kept / folder.name)
+        run, target = RunFolder(folder), RunFolder(kept)
         here = {"data_dir": TrainConfig.data_dir}
         config = TrainConfig.from_toml(run.config_path).with_changes(**here)
         with explain_os_errors("the run", target.path):
@@ -172,6 +175,15 @@ class RunCache:
     def _report(self, done: int, total: int, what: str) -> None:
         if self._progress is not None:
             self._progress(done, total, what)
+
+
+def _is_absent(folder: Path | None, config: TrainConfig) -> bool:
+    return folder is None or is_earlier(folder, config)
+
+
+def _read(folder: Path) -> Trained:
+    run = RunFolder(folder)
+    return Trained(run.read_result(), run.read_metrics())
 
 
 def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree.comparison.sweep import folder_name
 from normfree.files import from_json_values, to_json_values
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
@@ -62,8 +61,7 @@ def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds:
 
 def contents_of(measurement: Measurement, settings: Settings) -> Result:
     """The part of a result that does not depend on time and place; a missing training run has an empty record."""
-    asked, missing = (settings.runs.asked, settings.runs.missing) if settings.runs is not None else ({}, {})
-    runs = {name: {} if name in missing else {"folder": folder_name(config)} for name, config in asked.items()}
+    runs = {name: settings.runs.records.get(name, {}) for name in settings.runs.asked} if settings.runs else {}
     return {
         "values": {name: summarize(value) for name, value in measurement.values.items()},
         "panels": [asdict(panel) for panel in measurement.panels],

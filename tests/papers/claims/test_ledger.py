@@ -17,7 +17,9 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
+from normfree_papers.claims import ledger_entries
 from normfree_papers.claims.claim import Check, Claim, Cost, judge
+from normfree_papers.claims.freshness import Freshness
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
 from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
 from normfree_papers.claims.registry import PAPERS, all_claims
@@ -76,9 +78,7 @@ def made_up(name: str = "fake", **fields: Any) -> Claim:
         how="By looking.",
         cost=Cost(quick_seconds=1, full_seconds=7200, device="gpu"),
         checks=(
-            Check(
-                name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is one", source="paper"
-            ),
+            Check(name="one", statement="one is about 1", paper=1.0, low=0.8, high=1.2, why="it is 1", source="paper"),
             Check(name="two", statement="two is above 1", paper="more", low=1.0, why="it is two"),
         ),
         measure=lambda settings: None,  # type: ignore[arg-type,return-value]
@@ -116,7 +116,7 @@ def keep_run(out: Path, **fields: Any) -> None:
     result = {"status": "finished", "test": {"accuracy": 0.92765}, "epochs": 3.0, "seconds": 61.0, "hardware": hardware}
     result |= {"commit": "fedcba98765432100123456789abcdef01234567", "config": {"precision": "bf16"}}
     write_json(folder / "result.json", {**result, **fields})
-    (folder / "config.toml").write_text("lr = 0.1\n")
+    (folder / "config.toml").write_text('normfree = "0.2"\nmodel = "resmlp-2-8"\nmethod = "fixup"\nlr = 0.1\n')
     (folder / "metrics.jsonl").write_text("")
 
 
@@ -306,6 +306,47 @@ def test_quick_result_is_marked_as_a_stand_in(tmp_path: Path) -> None:
     assert "Everything was run." in seen.text
 
 
+def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verdict(tmp_path: Path) -> None:
+    proxy = made_up(proxy="CIFAR-10 in place of ImageNet", departures=("ten epochs", "one rate"), precision="float64")
+    other = made_up("other", unbreakable="it counts parameters")
+    planted = {proxy.id: {"broken_by": {"no_scale": ["one"]}}, "fixup/third": {"not_tested": "needs a GPU"}}
+    write_json(tmp_path / "mutants.json", {"claims": planted})
+    for claim in (proxy, other):
+        store(tmp_path, claim)
+    text = Reader(text_of(tmp_path, proxy, other, made_up("third"), made_up("fourth"))).text
+    assert "4 claims: 1 holds, 2 not run; 1 on a stand-in for the paper's data or networks: 1 holds." in text
+    for words in (
+        "✓ holds (stand-in)",
+        "Stand-in: CIFAR-10 in place of ImageNet",
+        "Departures from the paper: ten epochs; one rate",
+        "Precision: float64",
+        "Planted errors: fails with no_scale",
+        "Planted errors: none can make it fail: it counts parameters",
+        "Planted errors: not tested: needs a GPU",
+        "Planted errors: not yet tested",
+    ):
+        assert words in text
+    sections = page(entries(tmp_path, [proxy, other]), tmp_path, tmp_path).sections
+    assert "Departures from the paper: ten epochs; one rate" in sections[1].text
+
+
+def test_missing_numbers_of_an_undecided_claim_are_named(tmp_path: Path) -> None:
+    store(tmp_path, made_up(), values={"one": {"values": [1.0, 1.0]}})
+    assert "Not measured: two is above 1" in Reader(text_of(tmp_path, made_up())).text
+
+
+def test_stale_runs_are_marked_and_the_verdict_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = Freshness("stale", ("1 of 1 runs made with nf:bias=false, not nf",))
+    monkeypatch.setattr(ledger_entries, "freshness_of", lambda out, runs: stale if runs else Freshness())
+    keep_run(tmp_path)
+    store(tmp_path, made_up(), runs={"one": {"folder": FOLDER, "method": "nf"}})
+    seen = Reader(text_of(tmp_path, made_up()))
+    assert seen.tables[0][1][3] == "✓ holds (stale)"
+    assert "1 claim: 1 holds; 1 rests on stale runs." in seen.text
+    assert "Runs: stale: 1 of 1 runs made with nf:bias=false, not nf" in seen.text
+    assert "Precision: bf16" in seen.text
+
+
 def test_result_of_an_older_measurement_does_not_count(tmp_path: Path) -> None:
     store(tmp_path, made_up())
     assert entries(tmp_path, [made_up(version=2)])[0].status == "not run"
@@ -324,7 +365,7 @@ def test_quick_result_is_shown_where_the_full_one_has_no_number(tmp_path: Path) 
     store(tmp_path, made_up(), "quick", runs={"small": {"folder": FOLDER}})
     keep_run(tmp_path)
     seen = Reader(text_of(tmp_path, made_up()))
-    assert seen.tables[0][1][3] == "✓ holds (quick run)"
+    assert seen.tables[0][1][3] == "✓ holds (quick run, unknown whether stale)"
     assert [row[0] for table in seen.tables for row in table if row[0] in ("small", "large")] == ["small", "large"]
     assert "normfree reproduce fixup/fake --only large --device cuda" in seen.text
     assert seen.tables[-1][1][1:3] == ["1 of 1 training runs", "2 h on one H200"]
@@ -341,7 +382,7 @@ def test_runs_are_listed_with_their_files_and_those_not_made_with_their_command(
     store(out, made_up(), values={"one": {"values": [1.0, 1.0]}}, runs=runs)
     text = text_of(out, made_up())
     seen = Reader(text)
-    assert seen.tables[0][1][3] == "◐ undecided (2 of 3 runs made)"
+    assert seen.tables[0][1][3] == "◐ undecided (unknown whether stale, 2 of 3 runs made)"
     made, left = (next(t for t in seen.tables if t[0][0] == "run" and len(t[0]) == n) for n in (9, 3))
     assert made[1] == [
         "fixup, seed 0",
@@ -484,9 +525,11 @@ def test_page_of_all_results_can_be_made_and_its_links_lead_somewhere() -> None:
     assert all(claim.id in html for claim in all_claims())
     links = [unquote(link) for link in re.findall(r'href="([^"#]+)"', html)]
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
-    kept = [path for paper in PAPERS for path in (ROOT / "results" / paper).glob("*.json")]
-    assert {Path(link).name for link in links} >= {path.name for path in kept}
-    assert sum(link.endswith("config.toml") for link in links) > 50
+    shown = [entry for entry in entries(ROOT / "results") if entry.result]
+    files = {result_path(Path("../results"), entry.claim, entry.result["scale"]) for entry in shown if entry.result}
+    assert set(map(Path, links)) >= files
+    runs = {folder for entry in shown for folder in entry.folders.values()}
+    assert {Path(link).parent.name for link in links if link.endswith("config.toml")} == runs
 
 
 def test_page_leads_to_the_json_the_runs_and_the_reasons(tmp_path: Path) -> None:

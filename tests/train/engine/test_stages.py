@@ -13,12 +13,13 @@ from normfree.kernels.tiling import why_not_shape
 from normfree.methods import get, names
 from normfree.models import Network, build
 from normfree.optim.master_weights import MasterWeights
-from normfree.train import TrainConfig
-from normfree.train.engine import stages
+from normfree.train import TrainConfig, fit
+from normfree.train.engine import stages, step
 from normfree.train.engine.forward import forward_of
 from normfree.train.engine.setup import parameter_groups
 from normfree.train.engine.stages import StageChoice, choose_stages
 from stage_oracle import equation
+from tiny_images import tiny_images
 
 CPU = torch.device("cpu")
 NORM_FREE = [name for name in names() if get(name).norm is None and "residual" in get(name).skips]
@@ -222,6 +223,18 @@ def test_what_cannot_run_says_so() -> None:
         choice = choose(model)
         assert len(choice.stages) == left
         assert reason in choice.explain()
+
+
+def test_updates_in_parts_are_the_same_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = (_trained(monkeypatch, size) for size in (2**22, 1000))
+    assert torch.equal(whole, parts)
+
+
+def _trained(monkeypatch: pytest.MonkeyPatch, size: int) -> Tensor:
+    monkeypatch.setattr(step, "_UPDATED", size)
+    config = TrainConfig(model="resnet8", epochs=1, batch_size=8, validation=0.0, device="cpu")
+    result = fit(config, data=tiny_images())
+    return torch.cat([p.detach().flatten() for p in result.model.parameters()])
 
 
 def test_without_a_device_the_reason_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Everything that is changed here for a run is restored at its end.
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -29,7 +30,9 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True))
+            # Trying all algorithms takes seconds, which the few layers beside the stage kernels do not win back.
+            search = bool(config.compile) or config.kernels != "stage"
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=True))
             torch.cuda.reset_peak_memory_stats(device)
         if config.compile:
             from torch._dynamo import config as dynamo  # imported here because they take seconds to load
@@ -40,6 +43,18 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
             keep = config.precision != "mixed"
             stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
         yield
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's garbage collector, which searches all modules again and again while a deep network is built."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

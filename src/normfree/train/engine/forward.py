@@ -111,7 +111,7 @@ def forward_of(
         return x
 
     segments = [(part, _changing(part)) for part in _batched(parts, recompute)] if recompute else []
-    draws = any(getattr(module, "dropout", 0.0) for module in model.modules())  # random numbers, to be drawn again
+    draws = bool(recompute) and any(getattr(m, "dropout", 0.0) for m in model.modules())  # numbers, to be drawn again
 
     def forward(x: Tensor) -> Tensor:
         x = model.stem(x)

@@ -289,8 +289,7 @@ class Trainer:
 
     def _state(self) -> State:
         """Copy all tensors of the run, and the counters beside them."""
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.step.state().items()}
-        validation = self.validation and list(self.validation)
+        tensors, validation = self.step.copy_of_state(), self.validation and list(self.validation)
         return tensors, {"step": self.done, "seconds": self._seconds, "validation": validation, **self._fingerprint}
 
     def _save(self) -> None:

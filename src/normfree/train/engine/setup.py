@@ -24,10 +24,10 @@ from normfree.optim import agc_parameters, param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
-from normfree.train.config import TrainConfig
+from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import Data, as_data, open_data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
-from normfree.train.engine.environment import torch_settings
+from normfree.train.engine.environment import collector_paused, torch_settings
 from normfree.train.engine.evaluation import Score, score
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.stages import StageChoice, choose_stages
@@ -61,16 +61,17 @@ class TrainSetup:
             cleanup.callback(_reset_, model, originals)
             model.train().to(device)
             layout = bool(config.channels_last)
-            originals |= {name: p.detach() for name, p in model.named_parameters()}
+            named = dict(model.named_parameters())
+            originals |= {name: p.detach() for name, p in named.items()}
             dtype = apply_precision_(model, config.precision)
-            _keep_precise_(model, choice, originals)
+            _keep_precise_(named, choice, originals)
             _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
             self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
             cleanup.callback(_close, self.inputs.feed)
             synchronize_(model, processes)
-            self.parameters = sum(p.numel() for p in model.parameters())
+            self.parameters = sum(p.numel() for p in named.values())
             masters = MasterWeights(
                 model,
                 parameter_groups(model, config, plan),
@@ -159,6 +160,28 @@ def prepare_training(
 
     Raises `ValueError` if the configuration, the model and the data do not fit together.
     """
+    with collector_paused():
+        parts = _chosen_parts(config, model, data, plan, resume=resume, device=device, processes=processes)
+    with torch_settings(device, parts[0]):
+        with collector_paused():
+            setup = TrainSetup(*parts, device, processes)
+        try:
+            yield setup
+        finally:
+            setup.release()
+
+
+def _chosen_parts(
+    config: TrainConfig,
+    model: nn.Module | None,
+    data: ImageSet | Prepared | None,
+    plan: ResidualPlan | None,
+    *,
+    resume: bool,
+    device: torch.device,
+    processes: Processes,
+) -> tuple[TrainConfig, nn.Module, ResidualPlan | None, Data, StageChoice]:
+    """Return the settings with every choice made, the model, its plan, the data, and the stages that run by kernels."""
     opened = open_data(config) if data is None else as_data(data)
     opened.require_usable()
     if plan is not None and model is None:
@@ -173,6 +196,7 @@ def prepare_training(
     if data is not None:
         config = config.with_changes(data=opened.name)
     branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
+    left_open = config.compile is None
     config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
     if config.graph and device.type != "cuda":
         remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
@@ -183,12 +207,9 @@ def prepare_training(
         stage.prepare(device, images)
     _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
     config = config.with_changes(kernels="stage" if choice.stages else "compiled")
-    with torch_settings(device, config):
-        setup = TrainSetup(config, trained, plan, opened, choice, device, processes)
-        try:
-            yield setup
-        finally:
-            setup.release()
+    if left_open and choice.stages and branches >= DEEP:
+        config = config.with_changes(compile=False)  # the rest of a deep network is not worth the time to compile it
+    return config, trained, plan, opened, choice
 
 
 def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | None = None) -> dict[str, Any]:
@@ -264,10 +285,10 @@ def _require_precision(
         ) from error
 
 
-def _keep_precise_(model: nn.Module, choice: StageChoice, originals: Mapping[str, Tensor]) -> None:
+def _keep_precise_(named: Mapping[str, nn.Parameter], choice: StageChoice, originals: Mapping[str, Tensor]) -> None:
     """Give the blocks that run by kernels their unrounded parameters again: the kernels round them themselves."""
     kept = {id(parameter) for stage in choice.stages for parameter in stage.parameters()}
-    for name, parameter in model.named_parameters() if kept else ():
+    for name, parameter in named.items() if kept else ():
         if id(parameter) in kept:
             parameter.data = originals[name]
 

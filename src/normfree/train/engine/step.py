@@ -8,7 +8,7 @@ without the host.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from normfree.train.engine.forward import Forward
 from normfree.train.engine.inputs import Feed, Loss, OneShapeFeed, ShapedFeed
 from normfree.train.engine.stages import Stage
 
+_UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
 _WARM_UP = 3  # steps before a capture: they compile, and let the libraries choose their kernels
 
 
@@ -110,7 +111,7 @@ class TrainStep:
         self.model, self.masters, self.settings, self.rule = model, masters, settings, rule
         self._forward, self._loss, self._reduce, self._stages = forward, loss, reduce, stages
         self.feed: ShapedFeed = feed if isinstance(feed, ShapedFeed) else OneShapeFeed(feed, compile=compile)
-        self._update = torch.compile(rule.update_, dynamic=False) if compile else rule.update_
+        self._compiled, self._update = compile, torch.compile(rule.update_, dynamic=False) if compile else rule.update_
         self._clipped = [name for name in masters.parameters if name not in settings.unclipped]
         device = masters.values.device
         self.number = torch.zeros((), dtype=torch.int64, device=device)
@@ -121,10 +122,10 @@ class TrainStep:
         self.correct = torch.zeros((), dtype=torch.float64, device=device)
         self.memory = [torch.zeros_like(masters.values) for _ in range(rule.num_states)]
         self.average = masters.values.clone() if settings.ema else None
-        vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
+        self._vectors = {"model": masters.values, **{f"memory{i}": vector for i, vector in enumerate(self.memory)}}
         if self.average is not None:
-            vectors["average"] = self.average
-        self._views = {f"{kind}.{n}": t for kind, vector in vectors.items() for n, t in masters.named(vector).items()}
+            self._vectors["average"] = self.average
+        self._views = self._named(self._vectors)
         self._has_frozen = bool(masters.frozen())
         self._host_number = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -192,15 +193,16 @@ class TrainStep:
 
             factor = self.factors.take(self.number)  # indexing would read the number on the host
             for group in masters.groups:
-                self._update(
-                    masters.values[group.span],
-                    masters.gradient[group.span],
-                    [vector[group.span] for vector in self.memory],
-                    lr=group.lr * factor,
-                    weight_decay=group.weight_decay,
-                    step=self.count,
-                    alive=self.alive,
-                )
+                for span in self._spans(group.span):
+                    self._update(
+                        masters.values[span],
+                        masters.gradient[span],
+                        [vector[span] for vector in self.memory],
+                        lr=group.lr * factor,
+                        weight_decay=group.weight_decay,
+                        step=self.count,
+                        alive=self.alive,
+                    )
 
             # ē' = d·ē + (1-d)·w with d = min(ema, (1+t)/(10+t)), so that the first steps lose their weight.
             if self.average is not None:
@@ -212,6 +214,12 @@ class TrainStep:
             self.loss_sum.add_(loss)
             self.correct.add_(accuracy)
             self.number.add_(1)
+
+    def _spans(self, whole: slice) -> list[slice]:
+        """Split a part of the vectors, so that an update that is not compiled needs little memory."""
+        size = whole.stop - whole.start if self._compiled else _UPDATED
+        starts = range(whole.start, whole.stop, max(size, 1))
+        return [slice(start, min(start + size, whole.stop)) for start in starts]
 
     def _fetch(self) -> None:
         """Copy a batch from the host to where a captured step reads it."""
@@ -234,6 +242,15 @@ class TrainStep:
             "loss_sum": self.loss_sum,
             "correct": self.correct,
         }
+
+    def _named(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{kind}.{n}": t for kind, vector in vectors.items() for n, t in self.masters.named(vector).items()}
+
+    def copy_of_state(self) -> dict[str, Tensor]:
+        """Copy the tensors of `state` to the host; the vectors are copied whole, which is fast at any depth."""
+        copies = self._named({kind: vector.to("cpu", copy=True) for kind, vector in self._vectors.items()})
+        rest = {name: tensor for name, tensor in self.state().items() if name not in copies}
+        return copies | {name: tensor.detach().to("cpu", copy=True) for name, tensor in rest.items()}
 
     @torch.no_grad()
     def restore_(self, state: dict[str, Tensor]) -> None:
