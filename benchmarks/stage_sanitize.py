@@ -1,6 +1,9 @@
 """A small case of the kernels of one stage, for compute-sanitizer.
 
-compute-sanitizer --tool memcheck python benchmarks/stage_sanitize.py 16 32 [images [blocks]]
+    compute-sanitizer --tool racecheck python benchmarks/stage_sanitize.py 64 8 [images [blocks]]
+
+The tools are memcheck and racecheck. Up to half as many images as multiprocessors take two thread blocks each; use 67
+images on an H200 for one each. Two blocks use the ring of weights more than once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 import errno
 import json
+import logging
 import math
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 import normfree
 from normfree.cli import main
+from normfree.cli.train import _log_shown
 from normfree.train import RunFolder, read_config
 from normfree.train.engine import loop as engine
 from normfree.train.engine.evaluation import Score
@@ -411,3 +413,14 @@ def test_show_prepares_nothing(run: Run) -> None:
     assert (status, err) == (0, "")
     assert 'data = "pairs:.data/tiny-8000"' in out
     assert sorted(path.name for path in Path().iterdir()) == ["tiny.train.de", "tiny.train.en"]
+
+
+def test_train_shows_its_log_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("normfree.train")
+    with _log_shown(True):
+        log.info("kernels: stage")
+    log.info("after")
+    with _log_shown(False):
+        log.info("another process")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "kernels: stage\n")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normfree.kernels import NEUTRAL, SCALARS, SHAPES, compile, stage, why_not
-from normfree.kernels.tiling import SHARED_MEMORY, choose_tiling, neutral_mask
+from normfree.kernels.tiling import SHARED_MEMORY, Tiling, choose_tiling, neutral_mask
 
 
 def _meta(
@@ -51,6 +51,28 @@ def test_reasons_name_what_is_missing(arguments: tuple[int, int, str], part: str
     reason = why_not(*arguments[:3], **dict(zip(("kernel", "layers"), arguments[3:], strict=False)))  # type: ignore[arg-type]
     assert reason is not None
     assert part in reason
+
+
+def test_kernels_compile_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests compile once, the result waits for its reader, and an error reaches the reader."""
+    compiled: list[int] = []
+
+    def binary(tiling: Tiling, capability: tuple[int, int]) -> bytes:
+        compiled.append(tiling.channels)
+        if tiling.channels == 32:
+            raise RuntimeError("no")
+        return b"code"
+
+    monkeypatch.setattr(compile, "binary", binary)
+    good, bad = (choose_tiling(*shape, "post", images=1, multiprocessors=132) for shape in ((16, 32), (32, 16)))
+    for tiling in (good, good, bad):
+        compile.compile_ahead(tiling, (9, 0))
+    assert compile.awaited_binary(good, (9, 0)) == b"code"
+    with pytest.raises(RuntimeError, match="no"):
+        compile.awaited_binary(bad, (9, 0))
+    assert sorted(compiled) == [16, 32]
+    assert compile.awaited_binary(good, (9, 0)) == b"code"
+    assert sorted(compiled) == [16, 16, 32]
 
 
 def test_a_cpu_has_no_kernels() -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.train.canary import stale_families
-
 from normfree.train import RunFolder
+from normfree.train.canary import stale_families
 from normfree.train.settings import read_toml
 from normfree_papers.claims.run_index import canonical
 

@@ -278,8 +278,6 @@ for _number, _depth, _quick, _full, _seeds in ((2, 50, 28, 85, 5), (4, 18, 14, 5
                 "the shortcut convolution reads the pre-activated input, the only one for which the printed gains hold",
                 "classical ResNets have identity shortcuts where the shape stays",
             ),
-            unbreakable="the claim fails without a planted error; its side remarks on the derived change notice fan-in "
-            "for fan-out and wrong gains",
             seeds=_seeds,
             quick_seeds=2,
             version=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from normfree.kernels.tiling import why_not_shape
 from normfree.methods import get, names
 from normfree.models import Network, build
 from normfree.optim.master_weights import MasterWeights
-from normfree.train import TrainConfig, fit
+from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.config import NOT_IN_FINGERPRINT
 from normfree.train.engine import stages, step
 from normfree.train.engine.forward import forward_of
 from normfree.train.engine.setup import parameter_groups
@@ -235,6 +237,26 @@ def _trained(monkeypatch: pytest.MonkeyPatch, size: int) -> Tensor:
     config = TrainConfig(model="resnet8", epochs=1, batch_size=8, validation=0.0, device="cpu")
     result = fit(config, data=tiny_images())
     return torch.cat([p.detach().flatten() for p in result.model.parameters()])
+
+
+def test_resuming_by_the_other_path_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainConfig(kernels="stage")
+    folder = RunFolder(tmp_path)
+    folder.config_path.write_text(config.to_toml())
+    folder.require_resumable(config, NOT_IN_FINGERPRINT)
+    assert not caplog.text
+    folder.require_resumable(config.with_changes(kernels="compiled"), NOT_IN_FINGERPRINT)
+    assert "began with kernels=stage and goes on with kernels=compiled" in caplog.text
+    caplog.clear()
+    folder.config_path.write_text("")  # a run of an earlier release
+    folder.require_resumable(TrainConfig(kernels="stage"), NOT_IN_FINGERPRINT)
+    assert not caplog.text
+
+
+def test_the_path_is_part_of_the_stored_configuration() -> None:
+    """On a CPU 'auto' becomes 'compiled', so a resumed run goes on by the same path."""
+    result = fit(TrainConfig(model="resnet8", epochs=1, batch_size=8, device="cpu"), data=tiny_images())
+    assert result.config.kernels == "compiled"
 
 
 def test_without_a_device_the_reason_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
