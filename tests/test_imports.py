@@ -1,6 +1,6 @@
 """Rules on the source of both packages: import order, names that stand once, and sizes.
 
-A "room" is a folder or a file right below `src/normfree`.
+A "layer" is a folder or a file right below `src/normfree`.
 """
 
 import ast
@@ -54,38 +54,38 @@ def imported(source: str, module: str, is_package: bool) -> list[str]:
     return [name for name in found if name.split(".")[0] in ("normfree", "normfree_papers")]
 
 
-def room_of(module: str) -> str:
+def layer_of(module: str) -> str:
     """The second part of a dotted name, '' for the package itself."""
     return [*module.split("."), ""][1]
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
-    """The imports of a module of the library that are against the order of the rooms, and those of the papers."""
-    room = room_of(module)
+    """The imports of a module of the library that are against the order of the layers, and those of the papers."""
+    layer = layer_of(module)
     names = imported(source, module, is_package)
     papers = [name for name in names if name.split(".")[0] == "normfree_papers"]
     if papers and not module.startswith("normfree.cli.reproduce"):
         return [f"{module} imports {name}, but the library does not know the papers" for name in papers]
-    if room in ("", "__main__"):  # the package itself and `python -m normfree` may import every room
+    if layer in ("", "__main__"):  # the package itself and `python -m normfree` may import every layer
         return []
-    if room not in ORDER:
-        return [f"{module} is in no room"]
+    if layer not in ORDER:
+        return [f"{module} is in no layer"]
     wrong = []
     for name in names:
         if name in papers:
             continue
-        target = room_of(name)
-        if target in (room, "__version__"):
+        target = layer_of(name)
+        if target in (layer, "__version__"):
             continue
         if target not in ORDER:
-            wrong.append(f"{module} imports {name}, which names no room")
-        elif (room in ALONE and target in ALONE) or ORDER.index(target) > ORDER.index(room):
+            wrong.append(f"{module} imports {name}, which names no layer")
+        elif (layer in ALONE and target in ALONE) or ORDER.index(target) > ORDER.index(layer):
             wrong.append(f"{module} imports {name}, which is not to its left")
     return wrong
 
 
 @pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_room_imports_only_rooms_to_its_left(path: Path) -> None:
+def test_layer_imports_only_earlier_layers(path: Path) -> None:
     assert not violations(path.read_text(encoding="utf-8"), dotted(path), path.name == "__init__.py")
 
 
@@ -235,19 +235,19 @@ def test_import_leaves_torch_alone(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
-def test_no_room_is_named_like_a_public_name() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir()}
-    assert not rooms & set(normfree._PUBLIC)
+def test_no_layer_is_named_like_a_public_name() -> None:
+    layers = {path.stem for path in PACKAGE.iterdir()}
+    assert not layers & set(normfree._PUBLIC)
 
 
 @pytest.mark.parametrize("name", normfree._PUBLIC)
 def test_public_name_is_not_hidden_by_a_module(name: str) -> None:
-    room = normfree._PUBLIC[name]
+    layer = normfree._PUBLIC[name]
     for path in FILES:
         if path.stem == name:
             __import__(dotted(path))  # importing a submodule writes its name into the package above
     assert not isinstance(getattr(normfree, name), ModuleType)
-    assert getattr(normfree, name) is getattr(sys.modules[room], name)
+    assert getattr(normfree, name) is getattr(sys.modules[layer], name)
 
 
 def test_public_names_are_listed() -> None:

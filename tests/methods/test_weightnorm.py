@@ -165,12 +165,14 @@ def norm_ratios(
     return root_mean_square(torch.cat(forward).numpy()), root_mean_square(torch.cat(backward).numpy())
 
 
-@pytest.mark.parametrize(("B", "width"), [(10, 128), (100, 128), (1000, 96)])
-def test_wn_norm_ratio_is_that_of_the_theorem_forward_and_backward(B, width):
-    # Seeds vary by 4 % in the mean square, so 10 of them leave 0.7 % in the root: 3 % is four standard errors.
-    forward, backward = norm_ratios(f"resmlp-{B}-{width}", seeds=10)
-    assert forward == pytest.approx(weightnorm_norm_ratio(B), rel=0.03)
-    assert backward == pytest.approx(weightnorm_norm_ratio(B), rel=0.03)
+@pytest.mark.parametrize(
+    ("B", "width", "seeds", "within"), [(10, 128, 10, 0.03), (100, 128, 10, 0.03), (1000, 96, 4, 0.04)]
+)
+def test_wn_norm_ratio_is_that_of_the_theorem_forward_and_backward(B, width, seeds, within):
+    # Seeds vary by 4 % in the mean square: 10 of them leave 0.7 % in the root, 4 leave 1 %. Four standard errors.
+    forward, backward = norm_ratios(f"resmlp-{B}-{width}", seeds=seeds)
+    assert forward == pytest.approx(weightnorm_norm_ratio(B), rel=within)
+    assert backward == pytest.approx(weightnorm_norm_ratio(B), rel=within)
 
 
 def test_wn_norm_ratio_fails_when_directions_are_not_haar_distributed(monkeypatch):

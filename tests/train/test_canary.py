@@ -64,7 +64,7 @@ def test_another_exponent_changes_fixup_alone(monkeypatch: pytest.MonkeyPatch) -
 
 def test_another_rate_of_scalars_changes_the_methods_with_slow_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
     factor = ScalarRate.factor
-    monkeypatch.setattr(ScalarRate, "factor", lambda *args, **options: 1.01 * factor(*args, **options))
+    monkeypatch.setattr(ScalarRate, "factor", lambda *args, **options: 1.05 * factor(*args, **options))
     assert changed() == {"fixup resnet8", f"fixup {TEXT}"}
 
 

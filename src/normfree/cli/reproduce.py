@@ -16,7 +16,7 @@ def reproduce_claims(
     claims: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Claims such as robust/fig2.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List all claims with their status.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Small stand-ins: minutes on a CPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on a CPU.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Number of seeds, 0, 1, 2, …")] = None,
     data: Annotated[Path, typer.Option("--data-dir", "--data", metavar="DIR", help="Folder of the data sets.")] = Path(
         ".data"
@@ -44,8 +44,7 @@ def reproduce_claims(
 
     A stored result is judged without a new run, and a stored training run is not trained again: you can stop a
     reproduction and continue it with the same command. Full-scale training needs a GPU and is done only with --device
-    or --only; otherwise a claim is judged by the stored runs. The exit status is 1 when a claim fails, and 0 when all
-    hold, at least in part.
+    or --only; otherwise a claim is judged by the stored runs. The exit status is 1 when a claim fails, and 0 otherwise.
 
     For example: normfree reproduce robust/fig2 normdead/fig4
     """

@@ -24,7 +24,6 @@ from normfree.train.config import NOT_IN_FINGERPRINT
 from normfree.train.data import Data, open_data
 from normfree.train.engine.environment import Stop
 from normfree.train.run.result import Snapshot
-from normfree.train.text.text_data import TextData
 
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
@@ -109,20 +108,16 @@ def layers(plan: ResidualPlan) -> int:
 
 
 def _require_validation(base: TrainConfig, data: Data) -> None:
-    """Refuse data without a validation part; for text it is a file, for images a share of the training images."""
-    if isinstance(data, TextData):
-        there = "valid" in data.prepared.splits
-        folder = data.prepared.folder
-        got = f"got '{folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
-    else:
-        there, got = base.validation > 0, "got validation=0; set validation=0.1"
-    if not there:
-        raise ValueError(f"expected a validation part to choose the learning rate by, {got}, or give one learning rate")
+    """Raise `ValueError` if the data has no validation part."""
+    if (missing := data.missing_validation(base)) is not None:
+        raise ValueError(
+            f"expected a validation part to choose the learning rate by, {missing}, or give one learning rate"
+        )
 
 
 def _depths(base: TrainConfig, data: Data, methods: Sequence[str], models: Sequence[str]) -> dict[str, int]:
     """Return the depth of every model; refuse a model that does not admit a method."""
-    if isinstance(data, TextData):
+    if data.kind == "text":
         tried = {m: [build(m, get(method), form=base.form, device="meta") for method in methods] for m in models}
         kinds = (EncoderLayer, DecoderLayer)  # the layers that people count, not the weight layers inside
         return {m: sum(isinstance(part, kinds) for part in alike[0].modules()) for m, alike in tried.items()}

@@ -80,7 +80,11 @@ class Changes:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The changes as plain data."""
+        """Convert the changes to plain data.
+
+        Returns:
+            The attributes by name; each record is a dictionary.
+        """
         return asdict(self)
 
     def __str__(self) -> str:
@@ -158,7 +162,11 @@ class Folding:
     plain: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain data."""
+        """Convert the record to plain data.
+
+        Returns:
+            The attributes by name; each module is a dictionary.
+        """
         return asdict(self)
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ graphs, which a canary does without, nor on the depth, width and bottlenecks of 
 
 A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
 
-    {"cpu float32": {"tolerance": 0.0003, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
+    {"cpu float32": {"tolerance": 0.01, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
 
 There are records in three files:
 
@@ -44,7 +44,8 @@ from normfree.data.counter_rng import below, key
 from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_pairs import TokenLines, TokenPairs
-from normfree.methods import get, names
+from normfree.methods import Method, get, names
+from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.models.special_tokens import SPECIAL
 from normfree.train.config import TrainConfig
@@ -80,8 +81,7 @@ _BASE: dict[str, Any] = {
     "lr": 0.05,
     "weight_decay": 0.02,
     "schedule": "constant",
-    "seed": 1,
-    "kernels": "compiled",  # so that the figures do not depend on the choice of kernels
+    "seed": 4,
 }
 _SIZES: dict[str, dict[str, Any]] = {  # of the batches of text
     "transformer-": {"batch_size": 56},
@@ -131,9 +131,7 @@ def families_of(config: TrainConfig) -> tuple[str, ...]:
         return ()
     if small is None or not supports(small, method):
         return ()
-    defaults = get(method.name).options
-    changed = {name: value for name, value in method.options.items() if value != defaults[name]}
-    spelled = [replace(method, options=changed).spec, small, *([config.form] if config.form else [])]
+    spelled = [_spelled(method), small, *([config.form] if config.form else [])]
     tried = []
     for family in _TRIED:
         setting, _, choice = family.partition("=")
@@ -228,14 +226,32 @@ def committed_record() -> Record:
 
 
 def all_families() -> tuple[str, ...]:
-    """Return the committed families: every method on all small models that it fits, and every setting."""
-    models = dict.fromkeys(_SMALL.values())
-    return (*(f"{name} {small}" for name in names() for small in models if supports(small, name)), *_TRIED)
+    """Return the committed families: every method, and its first definition, on the small models; and every setting."""
+    found: dict[str, None] = {}
+    for name in names():
+        for small in dict.fromkeys(_SMALL.values()):
+            if supports(small, name):
+                found[f"{name} {small}"] = None
+                found[f"{_spelled(get(as_of(name, FIRST_RELEASE, small)))} {small}"] = None
+    return (*found, *_TRIED)
+
+
+def _spelled(method: Method) -> str:
+    """Return the name of a method with the options that differ from their defaults."""
+    defaults = get(method.name).options
+    changed = {name: value for name, value in method.options.items() if value != defaults[name]}
+    return replace(method, options=changed).spec
 
 
 def tolerance(place: str) -> float:
-    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree."""
-    return 3e-4 if place == "cpu float32" else 3e-2
+    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree.
+
+    It is at least five times what rounding was measured to change. In float32 on a CPU that is 2e-3: torch 2.11 and
+    2.13 give equal figures; two threads change them by 1e-6, initial weights that differ by 1e-7 by 6e-5, and
+    instructions without AVX by 2e-3, where a ReLU switches. In bf16 and mixed precision such initial weights change
+    them by 2e-3, on a CPU. Convolutions in float32 on a GPU use TF32, which rounds less than bf16.
+    """
+    return 1e-2 if place == "cpu float32" else 2e-2
 
 
 # One small run
@@ -263,7 +279,9 @@ def settings_of(family: str) -> dict[str, Any]:
 def _figures(family: str, device: torch.device, precision: str) -> list[float]:
     """Train the small network of a family, and return its figures."""
     settings = settings_of(family)
-    config = TrainConfig(**settings, device=str(device), precision=precision, compile=False, graph=False)  # type: ignore[arg-type]
+    # The figures must not depend on the choice of kernels.
+    plain: dict[str, Any] = {"compile": False, "graph": False, "kernels": "compiled"}
+    config = TrainConfig(**settings, **plain, device=str(device), precision=precision)  # type: ignore[arg-type]
     data = generated_text(settings["model"]) if _reads_text(settings["model"]) else generated_images()
     options: dict[str, Any] = {"model": None, "plan": None, "resume": False, "processes": Processes()}
     losses = []

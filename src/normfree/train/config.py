@@ -338,7 +338,11 @@ class TrainConfig:
         return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
 
     def augmentation(self) -> Augmentation:
-        """Return the augmentation of training images that the settings `crop` to `randaugment` describe."""
+        """Make the augmentation of training images that the settings `crop` to `randaugment` describe.
+
+        Returns:
+            The augmentation.
+        """
         from normfree.data.images.augment import Augmentation
 
         return Augmentation(

@@ -67,6 +67,10 @@ class Data(Protocol):
         """Raise `ValueError` if a model cannot be trained and tested on the data."""
         ...
 
+    def missing_validation(self, config: TrainConfig) -> str | None:
+        """Return what the data has in place of a validation part, and the remedy; None if it has one."""
+        ...
+
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
         """Build the configured model with the configured seed; return it, and its plan if it was converted."""
         ...

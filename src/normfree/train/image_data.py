@@ -65,6 +65,10 @@ class ImageData(ABC):
         """The number of classes."""
         return len(self.classes)
 
+    def missing_validation(self, config: TrainConfig) -> str | None:
+        """Return the remedy if no training images are held out."""
+        return None if config.validation > 0 else "got validation=0; set validation=0.1"
+
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
         """Build the configured model, initialized from the configured seed; convert a third-party one by the method."""
         generator = torch.Generator().manual_seed(config.seed)

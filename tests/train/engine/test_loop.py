@@ -8,7 +8,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -678,26 +677,3 @@ def test_adaptive_clipping_without_a_classifier_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected a model with a Linear .* got Sequential; use clip=norm, or none"):
         fit(net=model, clip="agc")
     assert fit(net=model, clip="norm").status == "finished"
-
-
-# What was learned
-
-
-@pytest.mark.parametrize(
-    ("changes", "judged", "guesses"),
-    [
-        ({"test": Score(2.3, 0.1)}, "test", True),
-        ({"test": Score(9.0, 0.12)}, "test", True),
-        ({"test": Score(2.6, 0.567)}, "test", False),  # wrong with confidence, and right more often than not
-        ({"test": Score(1.4, 0.5), "train_loss": 3.0}, "test", False),  # an epoch that began far above
-        ({"test": None, "validation": Score(1.4, 0.5), "train_loss": 3.0}, "validation", False),
-        ({"test": None, "train_loss": 2.3, "train_accuracy": 0.1}, "training", True),
-        ({"test": None, "train_loss": 1.9, "train_accuracy": 0.1}, "training", False),
-        ({"test": Score(2.4, 0.4), "unit": "tokens"}, "test", True),
-        ({"test": Score(2.0, 0.1), "unit": "tokens"}, "test", False),
-    ],
-)
-def test_what_was_learned_is_judged_by_the_score(changes: dict[str, Any], judged: str, guesses: bool) -> None:
-    result = replace(fit(epochs=0, validation=0.0), **changes)
-    assert result.judged is not None
-    assert (result.judged[0], result.guesses) == (judged, guesses)

@@ -74,6 +74,13 @@ class TextData:
         if self.translates_test:
             bleu([""], [""])
 
+    def missing_validation(self, config: TrainConfig) -> str | None:
+        """Return the remedy if the folder has no split 'valid'."""
+        if "valid" in self.prepared.splits:
+            return None
+        folder = self.prepared.folder
+        return f"got '{folder}' without one; put a file such as book.valid.txt beside book.train.txt and prepare it"
+
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
         """Build the Transformer that a configuration names, for the vocabulary of the data.
 

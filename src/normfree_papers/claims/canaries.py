@@ -1,0 +1,156 @@
+"""Compute canaries: today's, for the library, and those of the commits that made the stored runs.
+
+    python -m normfree_papers.claims.canaries today [--device cuda]
+    python -m normfree_papers.claims.canaries commits
+
+`normfree.train.canary` describes canaries and the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from normfree.files import write_text
+from normfree.methods.history import FIRST_RELEASE, as_of
+from normfree.train.canary import (
+    COMMITTED,
+    Record,
+    canary,
+    differing,
+    families_of,
+    generated_images,
+    generated_text,
+    settings_of,
+    tolerance,
+)
+from normfree.train.config import TrainConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNS, STORED = ROOT / "results" / "runs", ROOT / "results" / "canaries.json"
+UNKNOWN, CPU = "unknown", "cpu float32"
+
+
+def write_todays(device: str) -> None:
+    """Write today's canary beside the code; the figures of other devices stay."""
+    record: Record = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else {}
+    for precision in ("float32", "bf16", "mixed") if device == "cuda" else ("float32",):
+        place = f"{device} {precision}"
+        record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision)}
+    write_text(COMMITTED, _lines(record) + "\n")
+
+
+def write_commits() -> None:
+    """Compute the canaries of all commits that made stored runs, and write them to results/canaries.json."""
+    wanted = stored_families()
+    records: dict[str, Record | str] = {}
+    for named, families in wanted.items():
+        found = [_of_commit(commit, families) for commit in re.findall(r"[0-9a-f]{12,40}", named)]
+        records[named] = UNKNOWN if not found or None in found else _common([one for one in found if one is not None])
+        print(f"{named}: {_summary(records[named])}", flush=True)
+    rows = (
+        f'"{commit}": {json.dumps(one) if isinstance(one, str) else _lines(one)}' for commit, one in records.items()
+    )
+    write_text(STORED, '{"commits": {\n' + ",\n".join(rows) + "}}\n")
+
+
+def stored_families() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return for each commit of the stored runs its families, as today spells them, and their settings as it did."""
+    wanted: dict[str, dict[str, dict[str, Any]]] = {}
+    for path in sorted(RUNS.glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if "canary" in result:
+            continue
+        known = TrainConfig.__dataclass_fields__
+        then = TrainConfig(**{name: value for name, value in result["config"].items() if name in known})
+        now = then.with_changes(method=as_of(then.method, FIRST_RELEASE, then.model))
+        families = wanted.setdefault(result["commit"], {})
+        for today, earlier in zip(families_of(now), families_of(then), strict=True):
+            families[today] = settings_of(earlier)
+    return wanted
+
+
+def _of_commit(commit: str, families: Mapping[str, Mapping[str, Any]]) -> Record | None:
+    """Return the record of a commit, computed by its own code in a temporary work tree; None if there is no such."""
+    with tempfile.TemporaryDirectory(prefix=".tmp-canary-") as folder:
+        tree, job = Path(folder) / "tree", Path(folder) / "job.json"
+        added = subprocess.run(["git", "worktree", "add", "--detach", tree, commit], cwd=ROOT, capture_output=True)
+        if added.returncode:
+            return None
+        try:
+            job.write_text(json.dumps({"families": families, "data": _data()}), encoding="utf-8")
+            environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+            driver = [sys.executable, str(Path(__file__).with_name("canary_driver.py")), str(job)]
+            ran = subprocess.run(driver, env=environment, capture_output=True, text=True, check=True)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True, capture_output=True)
+    return {CPU: {"tolerance": tolerance(CPU), "figures": json.loads(ran.stdout.splitlines()[-1])}}
+
+
+def _data() -> dict[str, Any]:
+    """Return the generated data as plain numbers, so that an earlier release trains on the same."""
+    images, text = generated_images(), generated_text("transformer-")
+    splits = {name: getattr(images, name) for name in ("train", "test")}
+    pairs = {split: text.pairs(split) for split in text.splits}
+    return {
+        "images": {name: [split.images.tolist(), split.labels.tolist()] for name, split in splits.items()},
+        "pairs": {
+            split: [[list(side[i]) for i in range(len(side))] for side in (found.source, found.target)]
+            for split, found in pairs.items()
+        },
+        "vocabulary": text.vocabulary_size,
+    }
+
+
+def _common(records: list[Record]) -> Record:
+    """Return the record on which all given ones agree; a family on which they differ has no figures."""
+    first, *others = records
+    for place, found in first.items():
+        for other in others:
+            usable = {family: figures or () for family, figures in found["figures"].items()}
+            for family in differing(usable, other[place]["figures"], found["tolerance"]):
+                found["figures"][family] = None
+    return first
+
+
+def _summary(record: Record | str) -> str:
+    if isinstance(record, str):
+        return record
+    today = canary(families=record[CPU]["figures"])
+    found = record[CPU]
+    usable = {family: figures for family, figures in found["figures"].items() if figures}
+    other, missing = differing(usable, today, found["tolerance"]), len(found["figures"]) - len(usable)
+    return f"{len(usable)} families; other than today: {', '.join(other) or 'none'}; not computed: {missing}"
+
+
+def _lines(record: Record) -> str:
+    """Render a record as JSON with one family per line."""
+    places = []
+    for place, found in record.items():
+        rows = ",\n".join(f"   {json.dumps(family)}: {json.dumps(row)}" for family, row in found["figures"].items())
+        places.append(f' "{place}": {{"tolerance": {found["tolerance"]}, "figures": {{\n{rows}}}}}')
+    return "{\n" + ",\n".join(places) + "\n}"
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Parse the command line, and write the canaries that it names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("which", choices=["today", "commits"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to compute today's canary")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    if given.which == "today":
+        write_todays(given.device)
+    else:
+        write_commits()
+
+
+if __name__ == "__main__":
+    main()

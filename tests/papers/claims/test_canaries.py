@@ -1,0 +1,57 @@
+"""Canaries of earlier commits: computed by a driver that agrees with today's canary, and stored for every commit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normfree
+from normfree.train.canary import canary, matches, settings_of, tolerance
+from normfree_papers.claims import canaries
+from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, stored_families
+
+needs_results = pytest.mark.skipif(not RUNS.is_dir(), reason="the stored runs are not here")
+
+
+def test_driver_computes_what_the_canary_does(tmp_path: Path) -> None:
+    families = ["fixup resnet8", "layernorm transformer-1-1-16-32-2", "ema"]
+    wanted = {family: settings_of(family) for family in families}
+    wanted["no such method"] = {**wanted["ema"], "method": "elsewhere"}
+    (tmp_path / "job.json").write_text(json.dumps({"families": wanted, "data": canaries._data()}))
+    driver = Path(canaries.__file__).with_name("canary_driver.py")
+    environment = {"PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(driver), str(tmp_path / "job.json")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(ran.stdout)
+    assert found.pop("no such method") is None
+    assert matches(found, canary(families=families), 1e-5)
+
+
+def test_unknown_commit_has_no_record() -> None:
+    assert canaries._of_commit("0" * 40, {}) is None
+
+
+def test_two_commits_have_the_figures_on_which_they_agree() -> None:
+    one = {CPU: {"tolerance": 0.1, "figures": {"a": [1.0], "b": [1.0], "c": None}}}
+    two = {CPU: {"tolerance": 0.1, "figures": {"a": [1.05], "b": [2.0], "c": [1.0]}}}
+    assert canaries._common([one, two])[CPU]["figures"] == {"a": [1.0], "b": None, "c": None}
+
+
+@needs_results
+def test_every_commit_of_a_stored_run_has_a_canary() -> None:
+    stored = json.loads(STORED.read_text())["commits"]
+    for commit, families in stored_families().items():
+        record = stored[commit]
+        if record != UNKNOWN:
+            assert set(record[CPU]["figures"]) >= set(families), commit
+            assert record[CPU]["tolerance"] == tolerance(CPU)
+
+
+@needs_results
+def test_families_of_earlier_runs_are_spelled_as_today() -> None:
+    found = {family: settings for families in stored_families().values() for family, settings in families.items()}
+    assert found["fixup:slow_biases=false resnet8"]["method"] == "fixup"
+    assert found["wn_default:directions=he wrn-10-1"]["method"] == "wn_default"
+    assert "fixup resnet8" not in found
