@@ -66,7 +66,7 @@ def test_ten_thousand_layers_build_within_a_minute_and_three_gigabytes() -> None
     assert not measured["missing"]
     assert measured["classifier"] > 0
     # Control: the peak is seen to move, since the passes keep what they need for the gradient.
-    assert measured["done"]["bytes"] > measured["built"]["bytes"] + 5e7 > measured["start"]["bytes"] + 1e9
+    assert measured["done"]["bytes"] > measured["built"]["bytes"] + 5e7 > measured["start"]["bytes"] + 5e8
 
 
 @contextmanager

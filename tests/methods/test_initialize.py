@@ -361,7 +361,7 @@ ATTENDING = [fused_model, transposed_model, separate_model]
 
 @pytest.mark.parametrize("make", ATTENDING)
 def test_fixup_scales_query_key_and_value_alike_fused_or_not(make: Callable[[], nn.Module]) -> None:
-    """L = 4 branches: m = 4 gives L^(-1/6) on matrices of 64 outputs, m = 2 gives L^(-1/2) on one of 128."""
+    """L = 4 branches: Xavier of 64 to 3·64 with L^(-1/6), since m = 4; Xavier of 64 to 128 with L^(-1/2), since m = 2."""
     model, plan = attending(make)
     kept = {name: p.detach().clone() for name, p in model.named_parameters() if name in plan.aside}
     initialize_(model, "fixup", plan, generator=seeded())
@@ -369,10 +369,10 @@ def test_fixup_scales_query_key_and_value_alike_fused_or_not(make: Callable[[], 
         query, key, value, out = matrices(model, plan, branch)
         for projection in (query, key, value):
             assert projection.shape == (64, 64)
-            assert_std(projection, 64**-0.5 * 4 ** (-1 / 6))
+            assert_std(projection, (2 / (64 + 3 * 64)) ** 0.5 * 4 ** (-1 / 6))
         first, second = matrices(model, plan, branch + 1)
         assert first.shape == (128, 64)
-        assert_std(first, 128**-0.5 * 4 ** (-1 / 2))
+        assert_std(first, (2 / (64 + 128)) ** 0.5 * 4 ** (-1 / 2))
         assert not out.any()
         assert not second.any()
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]

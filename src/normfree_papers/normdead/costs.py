@@ -18,8 +18,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import exponent, means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.float64 import apart, generator, normal, rounding, undisturbed
-from normfree_papers.normdead.nf_signal import batch_norm
+from normfree_papers.normdead.float64 import apart, batch_norm, generator, normal, rounding, undisturbed
 
 _BATCHES = (8, 16, 32, 64, 128, 256)
 _DROPPED = 0.2

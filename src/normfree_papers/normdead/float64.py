@@ -43,3 +43,8 @@ def normal(shape: Sequence[int], g: torch.Generator) -> Tensor:
 def apart(a: Tensor, b: Tensor) -> float:
     """The relative difference ‖a - b‖/‖b‖."""
     return float((a - b).norm() / b.norm())
+
+
+def batch_norm(x: Tensor) -> Tensor:
+    """Batch norm of vectors without affine part."""
+    return (x - x.mean(0)) / x.std(0, correction=0)

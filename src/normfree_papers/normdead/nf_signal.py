@@ -22,7 +22,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means, straight_line
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
+from normfree_papers.normdead.float64 import batch_norm, generator, normal, rounding, undisturbed
 
 _GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), independent of `theory`
 _WIDTH, _BATCH, _LAYERS, _BLOCKS = 512, 1024, 6, 8
@@ -50,11 +50,6 @@ def he(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
 def variance(x: Tensor) -> float:
     """Variance over the batch, mean over channels."""
     return float(x.var(0, correction=0).mean())
-
-
-def batch_norm(x: Tensor) -> Tensor:
-    """Batch norm of vectors without affine part."""
-    return (x - x.mean(0)) / x.std(0, correction=0)
 
 
 @torch.no_grad()
