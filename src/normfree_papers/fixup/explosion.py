@@ -35,7 +35,7 @@ ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in 
     cost=Cost(quick_seconds=15, full_seconds=60),
     seeds=10,
     quick_seeds=5,
-    precision="float64 (MLP), float32 (ResNet-50)",
+    precision="float64; the ResNet-50 in float32",
     departures=("the second moment in place of the variance, which sums over the draws of the weights",),
     version=2,
     checks=(

@@ -121,7 +121,7 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
     how="Mean, mean square and channels' squared mean over residual MLPs of 16 branches (full: 40) under each rule, "
     "compared with the products of the formulas.",
     cost=Cost(quick_seconds=6, full_seconds=30),
-    precision="float64, scalars in float32",
+    precision="float64; scalars in float32",
     version=2,
     quick_seeds=_SEEDS,
     seeds=_FULL_SEEDS,
