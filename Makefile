@@ -70,7 +70,7 @@ benchmarks-page: $(STAMP) ## write docs/benchmarks.md from the stored results
 # Two workers with one thread each: at the default thread counts they would slow each other down. A file stays with one
 # worker, because its tests share measurements.
 .PHONY: test
-test: $(STAMP) ## run the tests (8 minutes on two cores)
+test: $(STAMP) ## run the tests (9 minutes on two cores)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10
 
 .PHONY: slow
