@@ -171,11 +171,6 @@ def record_of(config: TrainConfig, device: torch.device) -> Record:
     return record
 
 
-def matches(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequence[float]], within: float) -> bool:
-    """Whether all stored figures equal today's within a relative tolerance; a family missing today does not match."""
-    return not differing(stored, today, within)
-
-
 def differing(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequence[float]], within: float) -> list[str]:
     """Return the families of `stored` whose figures differ from today's by more than a relative tolerance."""
     return [family for family, figures in stored.items() if not _close(figures, today.get(family, ()), within)]
@@ -183,6 +178,8 @@ def differing(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequenc
 
 def stale_families(config: TrainConfig, record: Record | str) -> list[str] | None:
     """Compare the canary of a stored run with today's code.
+
+    Places without committed figures are left out: there are none for a GPU yet, so a GPU run is compared on the CPU.
 
     Args:
         config: The configuration of the run, with its method as today's code spells it.
