@@ -74,7 +74,7 @@ def test_wn_directions_can_be_gaussian():
 
 @pytest.mark.parametrize("option", ["g=back", "directions=he"])
 def test_wn_names_its_choices(option):
-    with pytest.raises(ValueError, match=f"unknown option '{option.partition('=')[0]}' of method 'wn'"):
+    with pytest.raises(ValueError, match=f"unknown value of option '{option.partition('=')[0]}' of method 'wn'"):
         build("wrn-10-1", f"wn:{option}")
 
 
@@ -295,7 +295,7 @@ def test_wn_default_wraps_orthogonal_weights_as_they_are(name):
 
 def test_wn_default_refuses_unknown_directions():
     with pytest.raises(
-        ValueError, match=r"unknown option 'directions' of method 'wn_default' 'hee'; did you mean 'he'"
+        ValueError, match=r"unknown value of option 'directions' of method 'wn_default' 'hee'; did you mean 'he'"
     ):
         get("wn_default:directions=hee")
 

@@ -188,6 +188,9 @@ def test_every_mutant_is_tried() -> None:
 
 def write(claim_ids: list[str]) -> None:
     """Try these claims, or all, and write their entries to results/mutants.json; other entries stay."""
+    untried_ids = [claim_id for claim_id in claim_ids if get(claim_id).id not in TRIALS]  # get refuses unknown ids
+    if untried_ids:
+        raise ValueError(f"expected claims that a planted error is tried on, got {', '.join(untried_ids)}; see TRIALS")
     chosen = {claim_id: TRIALS[claim_id] for claim_id in claim_ids or TRIALS}
     origin = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
     stored = json.loads(STORED.read_text(encoding="utf-8"))["claims"] if STORED.exists() else {}
@@ -201,4 +204,7 @@ def write(claim_ids: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    write(sys.argv[1:])
+    try:
+        write(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")

@@ -121,7 +121,7 @@ def fixup(
     if not scale > 0:
         raise ValueError(f"expected option 'scale' of method 'fixup' to be positive, got {scale:g}")
     if transformer not in _TRANSFORMERS:
-        raise unknown_name("option 'transformer' of method 'fixup'", transformer, _TRANSFORMERS)
+        raise unknown_name("value of option 'transformer' of method 'fixup'", transformer, _TRANSFORMERS)
     return Method(
         name="fixup",
         summary="rescaled initialization that updates the network by Θ(η) per step at any depth",

@@ -124,7 +124,7 @@ def wn(*, directions: Directions = "orthogonal", g: Lengths = "forward", stem_re
     """
     for option, value, known in (("directions", directions, get_args(Directions)), ("g", g, _POWERS)):
         if value not in known:
-            raise unknown_name(f"option '{option}' of method 'wn'", value, known)
+            raise unknown_name(f"value of option '{option}' of method 'wn'", value, known)
     return Method(
         name="wn",
         summary="weight norm with orthogonal directions and lengths that keep the norm through any depth",
@@ -153,7 +153,7 @@ def wn_default(*, directions: str = "orthogonal", stem_relu: bool = False) -> Me
     Reference: wninit, section 5.1, baseline 1.
     """
     if directions not in _WEIGHTS:
-        raise unknown_name("option 'directions' of method 'wn_default'", directions, _WEIGHTS)
+        raise unknown_name("value of option 'directions' of method 'wn_default'", directions, _WEIGHTS)
     drawn = {"orthogonal": "orthogonal", "he": "He"}[directions]
     return replace(
         wn(stem_relu=stem_relu),

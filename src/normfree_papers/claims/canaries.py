@@ -21,6 +21,7 @@ from typing import Any
 
 from normfree.files import write_text
 from normfree.methods.history import FIRST_RELEASE, as_of
+from normfree.nn.devices import device_of
 from normfree.train.canary import (
     COMMITTED,
     Record,
@@ -146,6 +147,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("which", choices=["today", "commits"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to compute today's canary")
     given = parser.parse_args(None if arguments is None else list(arguments))
+    try:
+        device_of(given.device)
+    except ValueError as error:
+        parser.error(str(error))
     if given.which == "today":
         write_todays(given.device)
     else:

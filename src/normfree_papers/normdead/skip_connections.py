@@ -236,7 +236,7 @@ def sec3_2(settings: Settings) -> Measurement:
             held(1, "mean square over its closed form"),
         ),
         notes=(
-            "inputs are ReLU of N(0, 2), the statistics that the transform itself puts out",
+            "inputs are ReLU of N(0, 2), the statistics of the output of the transform itself",
             "gates of bias -1 mix two signals that are not the same, so that both moments fall slowly: less of a "
             "drift than that of sums, and in the other direction",
         ),

@@ -200,7 +200,7 @@ def test_settings_decide() -> None:
     assert choose(model, kernels="compiled").explain() == "kernels: compiled, because kernels=compiled"
     assert choose(model, precision="bf16").stages[0].stream == torch.bfloat16
     assert choose(model, kernels="stage").stages[0].stream == torch.float32
-    with pytest.raises(ValueError, match=r"kernels=stage, got one where .* float32; use kernels=auto"):
+    with pytest.raises(ValueError, match=r"kernels=stage, got none: .* float32; use kernels=auto"):
         choose(model, kernels="stage", precision="float32")
 
 

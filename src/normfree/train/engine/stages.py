@@ -284,8 +284,8 @@ def choose_stages(model: nn.Module, config: TrainConfig, device: torch.device, i
     reasons = list(dict.fromkeys(reasons))
     if config.kernels == "stage" and not found:
         raise ValueError(
-            f"expected a run that the stage kernels support for kernels=stage, got one where {'; '.join(reasons)}; "
-            "use kernels=auto"
+            f"expected blocks that the stage kernels can run for kernels=stage, got none: {'; '.join(reasons)}; use "
+            "kernels=auto"
         )
     kept = sum(4 * len(parts) * images * channels * size**2 for _, parts, channels, size in found)
     recompute = bool(config.recompute) or kept > KEPT_BYTES
@@ -314,8 +314,9 @@ def _shared_parameters(model: nn.Module) -> set[int]:
     shared: set[int] = set()
     for module in _modules(model):
         for parameter in module._parameters.values():
-            (shared if id(parameter) in seen else seen).add(id(parameter))
-    return shared - {id(None)}
+            if parameter is not None:
+                (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
 
 
 def _runs(model: Network) -> Iterator[tuple[list[nn.Module], int, int]]:
