@@ -49,9 +49,8 @@ from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.models.special_tokens import SPECIAL
 from normfree.train.config import TrainConfig
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.environment import seeded_generators
-from normfree.train.engine.evaluation import score
+from normfree.train.engine.environment import Processes, seeded_generators
+from normfree.train.engine.inputs import score
 from normfree.train.engine.setup import prepare_training
 
 Figures = dict[str, list[float]]

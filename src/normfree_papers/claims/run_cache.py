@@ -25,7 +25,7 @@ from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
 from normfree.models import build
 from normfree.models.foreign import is_foreign
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.text.text_data import is_text
+from normfree.train.data import is_text
 from normfree_papers.claims.run_index import RunIndex, is_earlier
 
 Progress = Callable[[int, int, str], None]

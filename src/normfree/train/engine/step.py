@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import ImageBatch
+from normfree.data.images.image_set import ImageBatch
 from normfree.nn.overlap import overlapping
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
