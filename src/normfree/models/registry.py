@@ -98,7 +98,8 @@ def build(
         model.to(dtype)
     if str(device) == "meta":
         return model
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # as `to_empty` does, three times as fast
+    # What `to_empty` does, in a third of its time.
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
     initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
     return model if device is None else model.to(device)
 

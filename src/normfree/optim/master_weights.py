@@ -145,7 +145,10 @@ class MasterWeights:
         return slots
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """View a vector of its own storage, with the masters' layout, as tensors in the parameters' shapes, by qualified name."""
+        """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name.
+
+        The vector begins at the start of its storage.
+        """
         return {
             name: vector.as_strided(shape, strides, start)
             for name, (shape, strides, start) in zip(self.parameters, self._places, strict=True)
