@@ -99,7 +99,7 @@ def build(
     if str(device) == "meta":
         return model
     # What `to_empty` does, in a third of its time.
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
     return model if device is None else model.to(device)
 
