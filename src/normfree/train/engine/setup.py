@@ -27,7 +27,7 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import Data, as_data, open_data
 from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
-from normfree.train.engine.environment import collector_paused, torch_settings
+from normfree.train.engine.environment import collector_paused, objects_frozen, torch_settings
 from normfree.train.engine.evaluation import Score, score
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.stages import StageChoice, choose_stages
@@ -166,7 +166,8 @@ def prepare_training(
         with collector_paused():
             setup = TrainSetup(*parts, device, processes)
         try:
-            yield setup
+            with objects_frozen():
+                yield setup
         finally:
             setup.release()
 
