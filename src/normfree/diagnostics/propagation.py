@@ -25,7 +25,7 @@ from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.residual import Residual
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -191,9 +191,8 @@ def plan_of(
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     if plan is not None:
         return plan
-    if not isinstance(model, BaseModel):
-        stated = getattr(model, "plan", None)
-        return stated if isinstance(stated, ResidualPlan) else discover(model, inputs)
+    if not isinstance(model, BaseModel) or kept_plan(model):
+        return remembered_plan(model) or discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
     structure = (list(parts.modules), [type(m) for m in parts.modules.values()], blocks)
     cached = _STATED_PLANS.get(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -360,3 +361,14 @@ NOT_IN_FINGERPRINT = {
     "tensorboard",
 }
 _DEFAULTS = asdict(TrainConfig())
+
+
+def folder_name(config: TrainConfig) -> str:
+    """Name the folder of a run after its main settings and the fingerprint of all settings that change its numbers."""
+    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
+    return f"{plain_name(words)}-{config.fingerprint()}"
+
+
+def plain_name(words: str) -> str:
+    """Return a text as part of the name of a folder: other characters than letters, digits, '.' and '_' become '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)

@@ -1,7 +1,7 @@
 """An image folder in the layout of ImageNet, root/train/<class>/<image>.jpg: its files, their decoding, its batches.
 
 Worker processes decode the images, because the folder may be too large for memory. The draws are those of
-`image_batches`.
+`image_set`.
 """
 
 from __future__ import annotations

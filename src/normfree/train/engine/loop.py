@@ -20,7 +20,6 @@ from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
-from normfree.train.canary import record_of
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.environment import (
@@ -380,8 +379,7 @@ class Trainer:
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status != "finished":
-            device = self.setup.device
-            self.folder.write_result({**result.to_json(), "canary": record_of(self.config, device)}, str(device))
+            self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()

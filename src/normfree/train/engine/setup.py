@@ -24,7 +24,7 @@ from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, open_data
-from normfree.train.engine.environment import Processes, collector_paused, torch_settings
+from normfree.train.engine.environment import Processes, collector_paused, objects_frozen, torch_settings
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.engine.stages import StageChoice, choose_stages
@@ -168,7 +168,8 @@ def prepare_training(
         with collector_paused():
             setup = TrainSetup(*parts, device, processes)
         try:
-            yield setup
+            with objects_frozen():
+                yield setup
         finally:
             setup.release()
 
