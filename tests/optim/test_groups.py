@@ -124,7 +124,7 @@ def test_groups_suit_an_optimizer_and_its_step() -> None:
 
 
 def test_model_without_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected a model with a method, got Linear; pass method="):
+    with pytest.raises(ValueError, match=r"built or converted with a method, got Linear; pass method="):
         param_groups(nn.Linear(2, 2), lr=LR)
 
 

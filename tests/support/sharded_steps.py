@@ -56,18 +56,18 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 5
 
 
-def converted(method: str) -> tuple[nn.Module, Any]:
+def converted(method: str) -> nn.Module:
     """The converted network in training mode, whose classifier is not zero."""
     torch.manual_seed(0)
-    model, plan = nf.convert(Network(), method, batch()[0], generator=torch.Generator().manual_seed(0))
+    model, _ = nf.convert(Network(), method, batch()[0], generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         model.out.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(2))
-    return model.train(), plan
+    return model.train()
 
 
-def train(model: nn.Module, method: str, plan: Any, part: slice, monitor: nf.Monitor | None = None) -> list[float]:
+def train(model: nn.Module, part: slice, monitor: nf.Monitor | None = None) -> list[float]:
     """Train with momentum and adaptive clipping on a part of each batch."""
-    groups = nf.param_groups(model, lr=0.5, weight_decay=0.01, method=method, plan=plan)
+    groups = nf.param_groups(model, lr=0.5, weight_decay=0.01)
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     losses = []
     x, y = (t[part] for t in batch())
@@ -75,7 +75,7 @@ def train(model: nn.Module, method: str, plan: Any, part: slice, monitor: nf.Mon
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
-        nf.clip_grad_agc_(model, CLIP, exclude=["out"])
+        nf.clip_grad_agc_(model, CLIP)
         optimizer.step()
         losses.append(loss.item())
         if monitor is not None:
@@ -92,26 +92,25 @@ def numbers(diagnosis: Any) -> list[float]:
 
 def compare(method: str, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """Both runs of a method, and both diagnoses of its first model."""
-    alone, plan = converted(method)
-    sharded, _ = converted(method)
+    alone, sharded = converted(method), converted(method)
     for block in sharded.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    diagnoses = [numbers(nf.diagnose(m, *batch(), plan=plan)) for m in (alone, sharded)]
-    monitor = nf.Monitor(sharded, every=2, plan=plan)
+    diagnoses = [numbers(nf.diagnose(m, *batch())) for m in (alone, sharded)]
+    monitor = nf.Monitor(sharded, every=2)
     start = [p.detach().full_tensor() for p in sharded.parameters()]
-    mine = torch.tensor(train(sharded, method, plan, slice(4 * rank, 4 * rank + 4), monitor))
+    mine = torch.tensor(train(sharded, slice(4 * rank, 4 * rank + 4), monitor))
     dist.all_reduce(mine)
-    losses = train(alone, method, plan, slice(None))
+    losses = train(alone, slice(None))
     end = [p.detach().full_tensor() for p in sharded.parameters()]
     moved = max(float((after - before).abs().max()) for before, after in zip(start, end, strict=True))
     apart = max(float((p.detach() - q).abs().max()) for p, q in zip(alone.parameters(), end, strict=True))
     with torch.no_grad():
         sharded(batch()[0])  # leaves the root's parameters gathered
-    again = numbers(nf.diagnose(sharded, *batch(), plan=plan))
+    again = numbers(nf.diagnose(sharded, *batch()))
     return {
         "losses": [losses, (mine / 2).tolist()],
-        "diagnoses": [*diagnoses, numbers(nf.diagnose(alone, *batch(), plan=plan)), again],
+        "diagnoses": [*diagnoses, numbers(nf.diagnose(alone, *batch())), again],
         "moved": moved,
         "apart": apart,
         "measured": [m.step for m in monitor.moments],

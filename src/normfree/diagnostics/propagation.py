@@ -26,7 +26,7 @@ from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.residual import Residual
 from normfree.nn.sharding import is_sharded, reshard_, whole
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -193,16 +193,14 @@ def plan_of(
         raise ValueError("expected a model with values, got parameters on the meta device; initialize the model first")
     if plan is not None:
         return plan
-    if not isinstance(model, BaseModel):
-        stated = getattr(model, "plan", None)
-        if isinstance(stated, ResidualPlan):
-            return stated
-        if any(map(is_sharded, parts.parameters.values())):
+    if not isinstance(model, BaseModel) or kept_plan(model):
+        remembered = remembered_plan(model)
+        if remembered is None and any(map(is_sharded, parts.parameters.values())):
             raise ValueError(
                 f"expected a plan for {type(model).__name__}, whose parameters are sharded; pass plan=, from "
                 "normfree.discover before fully_shard"
             )
-        return discover(model, inputs)
+        return remembered or discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
     structure = (list(parts.modules), [type(m) for m in parts.modules.values()], blocks)
     cached = _STATED_PLANS.get(model)

@@ -110,10 +110,15 @@ class Network(BaseModel):
 
 
 def _leaves(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the modules without children, in registration order (in a `Sequential`, execution order)."""
-    for name, child in module.named_modules(prefix=prefix):
-        if next(child.children(), None) is None:
-            yield name, child
+    """Iterate over the modules without children, in registration order (in a `Sequential`, execution order).
+
+    `named_modules` takes four times as long, which is seconds for thousands of blocks.
+    """
+    children = [(name, child) for name, child in module._modules.items() if child is not None]
+    if not children:
+        yield prefix, module
+    for name, child in children:
+        yield from _leaves(f"{prefix}.{name}" if prefix else name, child)
 
 
 def weight_layer_names(prefix: str, module: nn.Module) -> Iterator[str]:

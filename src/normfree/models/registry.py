@@ -98,7 +98,8 @@ def build(
         model.to(dtype)
     if str(device) == "meta":
         return model
-    model.to_empty(device="cpu")
+    # What `to_empty` does, in a third of its time.
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
     return model if device is None else model.to(device)
 

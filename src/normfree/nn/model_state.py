@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from normfree.nn.sharding import is_sharded
 
@@ -58,6 +59,13 @@ def call_arguments(example: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(example, Mapping):
         return (), example
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
+
+
+def small_copy(example: Any) -> Any:
+    """Copy an example to keep it: the tensors without their graphs, and two images of a batch of images."""
+    if isinstance(example, Tensor):
+        return example.detach()[: 2 if example.dim() == 4 else None].clone()
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, example)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Compute canaries: today's, for the library, and those of the commits that made the stored runs.
+"""Compute canaries: today's, and those of the commits that made the stored runs.
 
     python -m normfree_papers.claims.canaries today [--device cuda]
     python -m normfree_papers.claims.canaries commits
 
-`normfree.train.canary` describes canaries and the files.
+`normfree_papers.claims.canary` describes canaries and the files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,9 @@ from typing import Any
 from normfree.files import write_text
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
-from normfree.train.canary import (
-    COMMITTED,
-    Record,
-    canary,
-    differing,
-    families_of,
-    generated_images,
-    generated_text,
-    settings_of,
-    tolerance,
-)
 from normfree.train.config import TrainConfig
+from normfree_papers.claims.canary import COMMITTED, Record, differing, families_of, tolerance
+from normfree_papers.claims.canary_training import canary, generated_images, generated_text, settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS, STORED = ROOT / "results" / "runs", ROOT / "results" / "canaries.json"

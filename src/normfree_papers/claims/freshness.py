@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normfree.train import RunFolder
-from normfree.train.canary import stale_families
 from normfree.train.settings import read_toml
+from normfree_papers.claims.canary import stale_families
 from normfree_papers.claims.run_index import canonical
 
 State = Literal["fresh", "stale", "unknown", ""]

@@ -14,10 +14,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.sweep import folder_name
 from normfree.methods import get
 from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
+from normfree.train.config import folder_name
 from normfree.train.settings import read_toml
 
 _OPEN: dict[str, Any] = {"precision": "auto", "channels_last": None, "compile": None, "graph": None}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.train.canary import canary, differing, settings_of, tolerance
 from normfree_papers.claims import canaries
 from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, stored_families
+from normfree_papers.claims.canary import differing, tolerance
+from normfree_papers.claims.canary_training import canary, settings_of
 
 needs_results = pytest.mark.skipif(not RUNS.is_dir(), reason="the stored runs are not here")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from normfree.comparison.sweep import folder_name
 from normfree.files import write_json
 from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.canary import families_of, todays, tolerance
+from normfree.train.config import folder_name
+from normfree_papers.claims.canary import families_of, todays, tolerance
 from normfree_papers.claims.freshness import Freshness, freshness_of
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_index import RunIndex, asked_config

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import ImageBatch
+from normfree.data.images.image_set import ImageBatch
 from normfree.nn.overlap import overlapping
 from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
@@ -271,6 +271,10 @@ class TrainStep:
             )
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self._revive_()
+
+    def _revive_(self) -> None:
+        """Set the run alive, and let the model and the stages read the state again."""
         self.alive.fill_(True)
         self.masters.gradient.zero_()  # after a divergence it may hold NaN, even in the gaps between parameters
         self.masters.copy_to_model_()
@@ -301,7 +305,9 @@ class TrainStep:
 
         This starts no epoch.
         """
-        before = {name: t if name in self._views else t.clone() for name, t in self.state().items()}
+        # A step that is not alive leaves the weights and the optimizer's memory as they are, but not the buffers.
+        changing = [tensor for name, tensor in self.state().items() if name not in self._views]
+        before = [tensor.clone() for tensor in changing]
         self._fetch()
         shapes = range(len(self.feed.shapes))
         stream = torch.cuda.Stream()
@@ -309,7 +315,7 @@ class TrainStep:
         with torch.cuda.stream(stream):
             for shape in shapes:
                 for _ in range(_WARM_UP):
-                    self.alive.fill_(False)  # a step that is not alive leaves the weights as they are
+                    self.alive.fill_(False)
                     self.number.zero_()
                     self._step(shape)
         torch.cuda.current_stream().wait_stream(stream)
@@ -320,5 +326,8 @@ class TrainStep:
             self._graphs[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graphs[shape], pool=pool):
                 self._step(shape)
-        self.restore_(before)
+        with torch.no_grad():
+            for tensor, value in zip(changing, before, strict=True):
+                tensor.copy_(value)
+            self._revive_()
         self.number.zero_()

@@ -28,13 +28,12 @@ from normfree.models.special_tokens import random_words
 from normfree.nn.devices import device_of
 from normfree.nn.scalars import with_dimension
 from normfree.train.config import TrainConfig
-from normfree.train.data import Data, open_data, require_same_data, with_data_dir
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.evaluation import Score, score
+from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
+from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
+from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.text.text_data import is_text
 from normfree.train.text.translation import Bleu
 
 
