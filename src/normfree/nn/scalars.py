@@ -41,8 +41,8 @@ class OneElementScalars(nn.Module):
     """Mixin: `load_state_dict` accepts scalars without a dimension, as release 0.1 stored them."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = {f"{prefix}{name}": value for name, value in self._parameters.items() if value is not None}
-        own |= {f"{prefix}{name}": value for name, value in self._buffers.items() if value is not None}
+        held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
+        own = {f"{prefix}{name}": value for name, value in held.items() if value is not None}
         state_dict.update(with_dimension({name: state_dict[name] for name in own if name in state_dict}, own))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
