@@ -17,6 +17,7 @@ from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data
 from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
+from normfree.cli.lr import find_rate
 from normfree.cli.methods import list_methods
 from normfree.cli.models import list_models
 from normfree.cli.reproduce import reproduce_claims
@@ -66,6 +67,7 @@ _add(app, "methods", list_methods)
 _add(app, "models", list_models)
 _add(app, "diagnose", diagnose_model)
 _add(app, "convert", convert_model)
+_add(app, "lr", find_rate)
 _add(app, "train", train_model)
 _add(app, "evaluate", evaluate_run)
 _add(app, "translate", translate_lines)
