@@ -23,7 +23,7 @@ from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.foreign import create_model, is_foreign
+from normfree.models.third_party import create_model, is_foreign
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
@@ -33,7 +33,7 @@ from normfree.train.engine.step import image_loss
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
-    from normfree.train.text.translation import Bleu
+    from normfree.train.text.generation import Bleu
 
 AS_BUILT = "as built"  # method name for third-party models trained unchanged
 FOLDER = "folder:"

@@ -18,7 +18,7 @@ from normfree.data.text.token_pairs import TokenLines, TokenPairs
 from normfree.methods import get, names
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
-from normfree.models.special_tokens import SPECIAL
+from normfree.nn.embedding import SPECIAL
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, seeded_generators
 from normfree.train.engine.inputs import score

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_json, write_text
 from normfree.models import BaseModel
-from normfree.models.foreign import is_foreign
+from normfree.models.third_party import is_foreign
 from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
