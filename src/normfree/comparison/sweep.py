@@ -20,8 +20,9 @@ from normfree.plan import ResidualPlan
 from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
-from normfree.train.data import Data, open_data
+from normfree.train.data import open_data
 from normfree.train.engine.environment import Stop
+from normfree.train.engine.inputs import Data
 from normfree.train.run.result import Snapshot
 
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies

@@ -20,9 +20,8 @@ from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.models.special_tokens import SPECIAL
 from normfree.train.config import TrainConfig
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.environment import seeded_generators
-from normfree.train.engine.evaluation import score
+from normfree.train.engine.environment import Processes, seeded_generators
+from normfree.train.engine.inputs import score
 from normfree.train.engine.setup import prepare_training
 from normfree_papers.claims.canary import SMALL_MODELS, TRIED, Figures, Record, families_of, spelled, tolerance
 

@@ -20,7 +20,7 @@ from normfree.nn.devices import device_of
 from normfree.provenance import commit
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree.train.text.text_data import is_text
+from normfree.train.data import is_text
 from normfree_papers.claims.canary_training import record_of
 
 # Measured on one H200: operations per second of a wide network, seconds per image and layer of a narrow one, and

@@ -10,7 +10,7 @@ from torch import Tensor
 import normfree as nf
 from normfree import theory
 from normfree.data.counter_rng import epoch_order
-from normfree.data.images import image_batches
+from normfree.data.images import image_set
 from normfree.data.images.augment import Augmentation, AugmentParams, augment, cutout, normalize
 from normfree.methods import fixup, names
 from normfree.methods.init_context import InitContext
@@ -79,7 +79,7 @@ def test_cutout_before_the_normalization_changes_cutout_alone(monkeypatch: pytes
         x = augment(images, params, settings, rows)
         return normalize(cutout(x, params, settings.cutout) if settings.cutout else x, mean, std)
 
-    monkeypatch.setattr(image_batches, "augment_and_normalize", other_order)
+    monkeypatch.setattr(image_set, "augment_and_normalize", other_order)
     assert changed() == {"cutout"}
 
 
@@ -87,7 +87,7 @@ def test_another_order_of_images_changes_all_families_of_images(monkeypatch: pyt
     def reverse(seed: int, epoch: int, n: int, device: torch.device | str | None = None) -> Tensor:
         return epoch_order(seed, epoch, n, device).flip(0)
 
-    monkeypatch.setattr(image_batches, "epoch_order", reverse)
+    monkeypatch.setattr(image_set, "epoch_order", reverse)
     assert changed() == {family for family in WATCHED if TEXT not in family}
 
 

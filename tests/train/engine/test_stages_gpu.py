@@ -24,7 +24,7 @@ import normfree as nf
 from normfree.data import Split, image_set
 from normfree.methods import get, names
 from normfree.train import RunFolder
-from normfree.train.engine.distributed import join_processes
+from normfree.train.engine.environment import join_processes
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
 from stopped_steps import stop_at

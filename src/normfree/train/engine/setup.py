@@ -5,35 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion import Changes
-from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
-from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explain_os_errors, write_json, write_text
 from normfree.models import BaseModel
 from normfree.models.foreign import is_foreign
 from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
+from normfree.nn.sync_batchnorm import sync_batch_norms_, unsync_batch_norms_
 from normfree.optim import agc_parameters, param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data import Data, as_data, open_data
-from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
-from normfree.train.engine.environment import collector_paused, objects_frozen, torch_settings
-from normfree.train.engine.evaluation import Score, score
+from normfree.train.data import AS_BUILT, as_data, open_data
+from normfree.train.engine.environment import Processes, collector_paused, objects_frozen, torch_settings
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
+from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.engine.stages import StageChoice, choose_stages
 from normfree.train.engine.step import StepSettings, TrainStep
-from normfree.train.image_data import AS_BUILT
 from normfree.train.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from normfree.data.text.prepared_folder import Prepared
 
 _log = logging.getLogger("normfree.train")
 
@@ -70,7 +69,8 @@ class TrainSetup:
                 overlap_(model)
             self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
             cleanup.callback(_close, self.inputs.feed)
-            synchronize_(model, processes)
+            if processes.world > 1:
+                sync_batch_norms_(model, processes.sum_, processes.world)
             self.parameters = sum(p.numel() for p in named.values())
             masters = MasterWeights(
                 model,
@@ -136,6 +136,8 @@ class TrainSetup:
         with explain_os_errors("the configuration", folder.config_path):
             write_text(folder.config_path, self.config.to_toml())
         if self.plan is not None and self.plan.changes is not None:
+            from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
+
             with explain_os_errors("the plan", folder.path / PLAN):
                 write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
         self.data.write_files(folder.path)
@@ -221,10 +223,8 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if isinstance(model, BaseModel):
         return {"model": model.name, "method": model.method.spec, "form": model.form}
     method = AS_BUILT
-    if plan is not None and isinstance(plan.changes, Changes):
-        method = plan.changes.method
-    elif plan is not None and plan.changes is None:
-        method = config.method
+    if plan is not None:
+        method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
 
 
@@ -300,7 +300,7 @@ def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
         if name in originals:
             parameter.data = originals[name]
     uncompile_(model)
-    desynchronize_(model)
+    unsync_batch_norms_(model)
     overlap_(reset_precision_(model), False)
     model.eval()
 

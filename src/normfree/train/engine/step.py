@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import ImageBatch
+from normfree.data.images.image_set import ImageBatch
 from normfree.nn.overlap import overlapping
+from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
@@ -259,6 +260,7 @@ class TrainStep:
         Raises `ValueError` if the state has other names or shapes; nothing is changed then.
         """
         own = self.state()
+        state = with_dimension(state, own)
         if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in state.items()}:
             wrong = sorted(
                 n for n in {*own, *state} if n not in own or n not in state or own[n].shape != state[n].shape
