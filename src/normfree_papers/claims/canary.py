@@ -34,12 +34,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.methods import Method, get
+from normfree.methods.method import options_text
+from normfree.methods.registry import parse_spec
 from normfree.train.config import TrainConfig
 
 Figures = dict[str, list[float]]
@@ -98,12 +98,12 @@ def families_of(config: TrainConfig) -> tuple[str, ...]:
     """
     small = next((found for start, found in SMALL_MODELS.items() if config.model.startswith(start)), None)
     try:
-        method = get(config.method)
+        method = spelled(config.method)
     except ValueError:
         return ()
     if small is None:
         return ()
-    words = [spelled(method), small, *([config.form] if config.form else [])]
+    words = [method, small, *([config.form] if config.form else [])]
     tried = []
     for family in TRIED:
         setting, _, choice = family.partition("=")
@@ -175,11 +175,12 @@ def tolerance(place: str) -> float:
     return 1e-2 if place == "cpu float32" else 2e-2
 
 
-def spelled(method: Method) -> str:
+def spelled(method: str) -> str:
     """Return the name of a method with the options that differ from their defaults."""
-    defaults = get(method.name).options
-    changed = {name: value for name, value in method.options.items() if value != defaults[name]}
-    return replace(method, options=changed).spec
+    name, options = parse_spec(method)
+    _, defaults = parse_spec(name)
+    changed = {option: value for option, value in options.items() if value != defaults[option]}
+    return f"{name}:{options_text(changed, ',')}" if changed else name
 
 
 def _close(figures: Sequence[float], others: Sequence[float], within: float) -> bool:
