@@ -18,7 +18,8 @@ from normfree.data.text.token_pairs import TokenLines, TokenPairs
 from normfree.methods import names
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
-from normfree.models.special_tokens import SPECIAL
+from normfree.nn.devices import device_of
+from normfree.nn.embedding import SPECIAL
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, seeded_generators
 from normfree.train.engine.inputs import score
@@ -58,7 +59,7 @@ def canary(
         ValueError: If there is no such family.
     """
     chosen = all_families() if families is None else tuple(families)
-    return {family: _figures(family, torch.device(device), precision) for family in chosen}
+    return {family: _figures(family, device_of(str(device)), precision) for family in chosen}
 
 
 def record_of(config: TrainConfig, device: torch.device) -> Record:
