@@ -67,33 +67,27 @@ def _checks() -> tuple[Check, ...]:
     level = "our reading of the word 'as good': at most one point of test accuracy behind; more refutes it"
     return (
         *(
-            expect(_lead(batch), low=-1.0, scale="full").says(
-                f"at equal budget and batch {batch} NF is as good as batch norm: points by which it leads",
-                why=level,
-                source="reading",
+            expect(_lead(batch), low=-1.0, scale="full").reading(
+                f"at equal budget and batch {batch} NF is as good as batch norm: points by which it leads", why=level
             )
             for batch in BATCHES
             if batch != _SMALLEST
         ),
-        expect(_lead(_SMALLEST), low=1.0, scale="full").says(
+        expect(_lead(_SMALLEST), low=1.0, scale="full").reading(
             f"at batch {_SMALLEST} NF is better than batch norm: points by which it leads",
             why="our reading of the word 'better': by one point or more, since batch norm's statistics are those of 4 "
             "images; less refutes it",
-            source="reading",
         ),
         *(
-            aside(_timed(batch), low=-1.0, scale="full").says(
-                f"at equal time and batch {batch} NF is as good as batch norm: points by which it leads",
-                why=level,
-                source="reading",
+            aside(_timed(batch), low=-1.0, scale="full").reading(
+                f"at equal time and batch {batch} NF is as good as batch norm: points by which it leads", why=level
             )
             for batch in BATCHES
         ),
         *(
-            expect(f"test accuracy, {arm}, batch {batch}", low=DEAD, scale="quick").says(
+            expect(f"test accuracy, {arm}, batch {batch}", low=DEAD, scale="quick").reading(
                 f"test accuracy of {arm} at batch {batch}, in %: it trains",
                 why="our reading of the word 'train': more than twice chance after an epoch; less refutes it",
-                source="reading",
             )
             for arm in _ARMS
             for batch in QUICK_BATCHES

@@ -50,27 +50,22 @@ def _checks() -> tuple[Check, ...]:
     ahead = "our reading of the word 'better': a lead above 0 points; a negative one refutes it"
     return (
         *(
-            expect(_lead(_FLAT, other), low=0.0, scale="full").says(
-                f"isograd trains better than {other}: points of test accuracy by which it leads",
-                why=ahead,
-                source="reading",
+            expect(_lead(_FLAT, other), low=0.0, scale="full").reading(
+                f"isograd trains better than {other}: points of test accuracy by which it leads", why=ahead
             )
             for other in (_FAN_OUT, _FAN_IN)
         ),
-        expect(_lead(_FLAT, _NORMED), low=-1.0, scale="full").says(
+        expect(_lead(_FLAT, _NORMED), low=-1.0, scale="full").reading(
             "isograd reaches batch norm: points of test accuracy by which it leads",
             why="our reading of the word 'reach': at most one point behind; more refutes it",
-            source="reading",
         ),
-        aside(_lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").says(
+        aside(_lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").reading(
             "fan-out trains better than fan-in, as robust proposes: points of test accuracy by which it leads",
             why=ahead,
-            source="reading",
         ),
-        expect(f"test accuracy, {_FLAT}", low=DEAD, scale="quick").says(
+        expect(f"test accuracy, {_FLAT}", low=DEAD, scale="quick").reading(
             "test accuracy of isograd, in %: it trains",
             why="our reading of the word 'train': more than twice chance after two epochs; less refutes it",
-            source="reading",
         ),
     )
 

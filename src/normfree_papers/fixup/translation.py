@@ -81,14 +81,13 @@ def _files(runs: Runs) -> tuple[Table, ...]:
 
 def _checks(low: float, why: str, scale: Scale) -> tuple[Check, ...]:
     return (
-        expect("Fixup - layer norm", paper="0.3 (IWSLT), 0.0 (WMT)", low=low, scale=scale).says(
-            "BLEU with Fixup less that with layer norm", why=why, source="reading"
+        expect("Fixup - layer norm", paper="0.3 (IWSLT), 0.0 (WMT)", low=low, scale=scale).reading(
+            "BLEU with Fixup less that with layer norm", why=why
         ),
-        expect("BLEU, layer norm", low=20.0, scale=scale).says(
+        expect("BLEU, layer norm", low=20.0, scale=scale).reading(
             "BLEU of layer norm: it translates",
             why="our reading of the word 'baseline': a model that translates; below 20 it does not, and two failing "
             "models cannot be compared",
-            source="reading",
         ),
     )
 
@@ -128,10 +127,8 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
     cost=Cost(quick_seconds=60, full_seconds=80_000, device="gpu"),
     checks=(
         *(
-            expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").says(
-                f"BLEU on {data} with Fixup less that with layer norm",
-                why=_LIMIT,
-                source="reading",
+            expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").reading(
+                f"BLEU on {data} with Fixup less that with layer norm", why=_LIMIT
             )
             for data, gap in (("IWSLT de-en", 0.3), ("WMT en-de", 0.0))
         ),

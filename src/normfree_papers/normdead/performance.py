@@ -69,31 +69,28 @@ def _on_par() -> tuple[Check, ...]:
     why_better = "our reading of the word 'outperform': above batch norm; a negative lead refutes it"
     regular, normed = _regularized(_NF), _regularized(_BATCH_NORM)
     return (
-        expect(_lead(regular, normed), **par).says(  # type: ignore[arg-type]
-            "test accuracy of NF less that of batch norm, both with mixup, in points", why=why, source="reading"
+        expect(_lead(regular, normed), **par).reading(  # type: ignore[arg-type]
+            "test accuracy of NF less that of batch norm, both with mixup, in points", why=why
         ),
-        expect(_lead(_regularized(_CLIPPED), normed), **better).says(  # type: ignore[arg-type]
+        expect(_lead(_regularized(_CLIPPED), normed), **better).reading(  # type: ignore[arg-type]
             "test accuracy of NF with adaptive clipping less that of batch norm, both with mixup, in points",
             why=why_better,
-            source="reading",
         ),
-        aside(_lead(_NF, _BATCH_NORM), **par).says(  # type: ignore[arg-type]
-            "the same without mixup", why=why, source="reading"
+        aside(_lead(_NF, _BATCH_NORM), **par).reading(  # type: ignore[arg-type]
+            "the same without mixup", why=why
         ),
-        aside(_lead(_CLIPPED, _BATCH_NORM), **better).says(  # type: ignore[arg-type]
-            "the same with adaptive clipping and without mixup", why=why_better, source="reading"
+        aside(_lead(_CLIPPED, _BATCH_NORM), **better).reading(  # type: ignore[arg-type]
+            "the same with adaptive clipping and without mixup", why=why_better
         ),
-        aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").says(
+        aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").reading(
             "explicit regularization helps NF at least as much as batch norm, which regularizes by itself, in points",
             why="our reading of the word 'replaced': NF lacks what mixup gives; a negative number refutes it",
-            source="reading",
         ),
         *(
-            expect(f"test accuracy, {row}", paper="on par", low=DEAD, scale="quick").says(
+            expect(f"test accuracy, {row}", paper="on par", low=DEAD, scale="quick").reading(
                 f"test accuracy of {row}, in %: it trains",
                 why="our reading of the word 'perform': more than twice chance after 3 epochs of small images; less "
                 "refutes it",
-                source="reading",
             )
             for row in _ARMS
         ),
@@ -172,15 +169,13 @@ def _clipping_checks() -> tuple[Check, ...]:
         checks += [
             expect(
                 f"steps of the rate, {_CLIPPED} - {_BATCH_NORM}", paper="effective alternative", low=0.0, scale=scale
-            ).says(
+            ).reading(
                 f"NF with clipping trains at the largest rate at which batch norm does, in steps of a factor of {grid}",
                 why="our reading of the word 'alternative': a rate as large as batch norm's; a smaller one refutes it",
-                source="reading",
             ),
-            aside(f"steps of the rate, {_CLIPPED} - {_NF}", paper="effective", low=1.0, scale=scale).says(
+            aside(f"steps of the rate, {_CLIPPED} - {_NF}", paper="effective", low=1.0, scale=scale).reading(
                 f"clipping raises the largest rate at which NF trains, in steps of a factor of {grid}",
                 why="our reading of the word 'effective': by a step of the grid or more; less refutes it",
-                source="reading",
             ),
         ]
     return tuple(checks)

@@ -34,14 +34,13 @@ _DEPTH = {"quick": 22, "full": 40}
     "images (full); WRN-22-1, one epoch of the embedded images at 0.03 (quick).",
     cost=Cost(quick_seconds=60, full_seconds=2000, device="gpu"),
     checks=(
-        expect("proposed", paper="superior", low=DEAD).says(
-            "test accuracy of the proposed initialization, in %: it trains", why=trains("superior"), source="reading"
+        expect("proposed", paper="superior", low=DEAD).reading(
+            "test accuracy of the proposed initialization, in %: it trains", why=trains("superior")
         ),
         *(
-            expect(f"proposed - {other}", paper="superior", low=0.0, scale="full").says(
+            expect(f"proposed - {other}", paper="superior", low=0.0, scale="full").reading(
                 f"test accuracy of the proposed initialization less that with {other}, in points",
                 why=reading("superior", "a higher accuracy at the best rate of each", "below 0"),
-                source="reading",
             )
             for other in _OTHERS
         ),
