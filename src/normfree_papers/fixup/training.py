@@ -20,8 +20,8 @@ from normfree_papers.claims.seed_metrics import (
     by_seed,
     combined,
     error,
+    leads,
     learning_panel,
-    minus,
     point_curve,
     train_rows,
     training_accuracy,
@@ -211,7 +211,7 @@ def fig4(settings: Settings) -> Measurement:
     runs = train_rows(settings, _ablation_rows(settings.scale))
     found = {row: by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
     columns = {f"training accuracy, {row}": numbers for row, numbers in found.items()}
-    columns |= {f"{a} - {b}": minus(found[a], found[b]) for a, b in _LOSES}
+    columns |= leads(found, _LOSES)
     both = [found["Fixup"], found["batch norm"]]
     columns["training errors over batch norm's"] = combined(both, lambda ab: (100 - ab[0]) / (100 - ab[1]))
     return Measurement(

@@ -21,6 +21,7 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     bars_note,
     by_seed,
+    leads,
     learning_panel,
     minus,
     point_curve,
@@ -52,7 +53,7 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     runs = train_rows(settings, rows)
     found: dict[str, Numbers] = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
-    columns |= {f"{row} - layer norm": minus(found[row], found["layer norm"]) for row in rows if row != "layer norm"}
+    columns |= leads(found, [(row, "layer norm") for row in rows if row != "layer norm"])
     panels = learning_panel("target tokens predicted in training", runs, chance=None)
     here = {row: numbers for row, numbers in found.items() if numbers}
     if curves := tuple(point_curve("measured here", list(here.values()))):

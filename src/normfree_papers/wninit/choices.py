@@ -11,7 +11,14 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.readings import reading, trains
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, minus, values_of
+from normfree_papers.claims.seed_metrics import (
+    CHANCE,
+    DEAD,
+    EMBEDDED,
+    Sweep,
+    leads,
+    values_of,
+)
 
 _OTHERS = {
     "g for the backward pass": "wn:g=backward",
@@ -56,8 +63,7 @@ def sec3(settings: Settings) -> Measurement:
     rates = (0.03,) if settings.quick else (0.1, 0.03, 0.01)
     sweep = Sweep.run(settings, _ALL, {depth: network}, rates, diverged=CHANCE, trains=DEAD)
     columns = {label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL}
-    for other in _OTHERS:
-        columns[f"proposed - {other}"] = minus(columns["proposed"], columns[other])
+    columns |= leads(columns, [("proposed", other) for other in _OTHERS])
     return Measurement(
         values=values_of(columns),
         panels=sweep.panels("the embedded images" if settings.quick else "CIFAR-10"),

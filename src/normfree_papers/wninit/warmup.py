@@ -20,10 +20,10 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
     Numbers,
+    best_rates,
     by_seed,
     combined,
     error,
-    held_out,
     learning_panel,
     mean,
     minus,
@@ -276,14 +276,15 @@ def table1(settings: Settings) -> Measurement:
     chosen: dict[tuple[str, str], list[str]] = {}
     for network in networks:
         for row in _ROWS:
-            for seed in settings.seeds:
-                all_rates = [key for key in wanted if (key[0], key[1], key[3]) == (network, row, seed)]
-                runs = {key[2]: run for key in all_rates if (run := found[names[key]]) is not None}
-                # A baseline counts only if all its rates were tried.
-                if runs and (row == "proposed + warm-up" or len(runs) == len(all_rates)):
-                    rate = max(runs, key=lambda rate, runs=runs: held_out(runs[rate]))  # type: ignore[misc]
-                    best.setdefault((network, row), {})[seed] = runs[rate]
-                    chosen.setdefault((network, row), []).append(f"{rate:g}")
+            tried: dict[float, dict[int, Trained]] = {}
+            for key in wanted:
+                if key[:2] == (network, row):
+                    run = found[names[key]]
+                    tried.setdefault(key[2], {}).update({} if run is None else {key[3]: run})
+            # A baseline counts only if all its rates were tried.
+            if chosen_runs := best_rates(tried, whole=row != "proposed + warm-up"):
+                best[network, row] = {seed: run for seed, (_, run) in chosen_runs.items()}
+                chosen[network, row] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
     errors = {place: by_seed(runs, error) for place, runs in best.items()}
     columns = {f"{network}, {row}": numbers for (network, row), numbers in errors.items()}
     for network in networks:
