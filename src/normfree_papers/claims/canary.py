@@ -38,8 +38,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.methods.method import options_text
-from normfree.methods.registry import parse_spec
+from normfree.methods.method import options_text, parse_spec
 from normfree.train.config import TrainConfig
 
 Figures = dict[str, list[float]]
