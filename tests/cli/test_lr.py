@@ -59,7 +59,6 @@ def test_json_has_the_curves(run: Run) -> None:
     [
         (("resmlp-2-4", "-o", "rate.pdf"), "expected --out to end in .png or .svg, got 'rate.pdf'"),
         (("resmlp-2-4", "--optimizer", "lion"), "expected optimizer to be sgd, adam, adamw"),
-        (("resmlp-2-4", "--input", "3x7x7"), "expected a batch that 'resmlp-2-4' accepts"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Run, arguments: tuple[str, ...], message: str) -> None:
