@@ -113,7 +113,7 @@ def test_lines_in_the_folder_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     name = "my_nets_to_load:make"
-    model, plan = convert(nf.models.foreign.create_model(name), "wn", images())
+    model, plan = convert(nf.models.third_party.create_model(name), "wn", images())
     save_converted("m", model, plan, example=images(), source=name)
     code = "import sys; sys.path[0] = 'm'; from load import load; print(load()[0].weight.sum().item())"
     environment = {**os.environ, "PYTHONPATH": str(Path(nf.__file__).parents[1])}
