@@ -380,7 +380,7 @@ def remembered_method(model: Any) -> str | None:
 def unwrapped(model: Any) -> Any:
     """Return the model inside wrappers: `_orig_mod` of `torch.compile`, or an only child `module`, as DDP has."""
     while _PLAN not in vars(model):  # a compiled model answers for its attributes
-        children = getattr(model, "_modules", {})
+        children = dict(model.named_children()) if hasattr(model, "named_children") else {}
         inner = next((children[name] for name in ("_orig_mod", "module") if list(children) == [name]), None)
         if inner is None:
             break

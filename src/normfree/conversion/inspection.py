@@ -65,7 +65,8 @@ def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, k
             run(model, args, kwargs)
         with trial_run(model, attributes=True):
             norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
-            shapes = {n: xy for n, xy in inspector.layers.items() if _ignores_scale(modules[n], *xy)}
+            kinds = {type(modules[n]) for n, xy in inspector.layers.items() if _ignores_scale(modules[n], *xy)}
+            shapes = {n: xy for n, xy in inspector.layers.items() if type(modules[n]) in kinds}
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
@@ -113,7 +114,7 @@ class _Inspector(Observer):
                 self.several_inputs.add(name)
         own = isinstance(module, WEIGHT_LAYERS) and not type(module).__module__.startswith(("torch.", "normfree."))
         if own and name not in self.layers and len(args) == 1 and isinstance(out, Tensor):
-            self.layers[name] = args[0].detach().clone(), out.detach()
+            self.layers[name] = args[0].detach().clone(), out.detach().clone()
 
     def on_function(self, call: FunctionCall) -> Any:
         """Note a normalizing function, or a write in place."""
@@ -168,7 +169,7 @@ def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
         return False
     with substitute_tensors(layer, {id(weight): 4 * weight}):
         large = layer(x)
-    return bool((large - out).abs().mean() < 0.02 * out.std(unbiased=False))
+    return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one
 
 
 @contextmanager

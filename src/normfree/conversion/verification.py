@@ -17,8 +17,8 @@ from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
-_FAR, _NOTED = 100.0, 10.0  # ratios of output scales
-_LOSS_FAR, _LOSS_NOTED = 4.0, 1.0  # loss above that of a uniform guess, in nats
+_SMALLEST, _NOTED, _LARGEST = 1e-4, 10.0, 100.0  # ratios of output scales; a small output does less harm
+_LOSS_FAR, _LOSS_NOTED = 10.0, 1.0  # loss above that of a uniform guess, in nats
 _BIASES = ("bias", "shift", "delta")
 
 
@@ -128,16 +128,18 @@ def verify(
 
 
 def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], notes: list[str]) -> Iterator[str]:
-    """Compare the root mean squares of outputs of the same shape."""
+    """Compare the root mean squares of outputs of the same shape.
+
+    A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too.
+    """
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
     for i, (old, new) in enumerate(pairs):
-        ratio = _rms(new) / rms if (rms := _rms(old)) else 1.0
-        if not 1 / _NOTED < ratio < _NOTED:
-            text = f"output {i} is {ratio:.2g} times as large as the original's"
-            if 1 / _FAR < ratio < _FAR:
-                notes.append(f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed")
-            else:
-                yield text
+        was, now = _rms(old), _rms(new)
+        text = f"output {i} is {now / was:.2g} times as large as the original's" if was else ""
+        if was and not min(was, 1.0) * _SMALLEST < now < max(was, 1.0) * _LARGEST:
+            yield text
+        elif was and now > max(was, 1.0) * _NOTED:
+            notes.append(f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed")
 
 
 def _rms(tensor: Tensor) -> float:

@@ -13,6 +13,9 @@ NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "o
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
 SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
+# Functions that add, too, but are not followed as sums.
+OTHER_SUMS = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "index_add", "index_add_"})
+REDUCTIONS = frozenset({"sum", "mean"})
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})

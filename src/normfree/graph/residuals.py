@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from normfree.graph.flow import Node
-from normfree.graph.functions import BOUNDED
+from normfree.graph.functions import BOUNDED, OTHER_SUMS, REDUCTIONS
 from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.plan import ShortcutKind
 
@@ -122,6 +122,21 @@ def _residual_sum(
         gates=frozenset(gates),
         scales=tuple(dict.fromkeys(n.scale for n in sorted(behind, key=lambda n: n.index) if n.scale)),
     )
+
+
+def adds_otherwise(node: Node) -> bool:
+    """Whether a node adds a branch with layers to its own input, by a function other than + and -."""
+    if node.function in REDUCTIONS and len(node.inputs) == 1 and node.inputs[0].function == "stack":
+        operands = node.inputs[0].inputs
+    elif node.function in OTHER_SUMS and node.first_operand is not None:
+        operands = (node.first_operand, *(n for n in node.inputs if n is not node.first_operand))
+    else:
+        return False
+    if len(operands) != 2:
+        return False
+    ancestor, sides = _latest_common_ancestor(replace(node, inputs=operands), {})
+    layers = [any(n.kind == "weight" for n in side) for side in sides]
+    return ancestor is not None and layers[0] != layers[1]
 
 
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:
