@@ -149,7 +149,7 @@ class _Placement:
         elif a is not None:
             factor = a
         whole = (1.0 if c is None else c) * factor
-        if whole != 1.0 or rule.c.written:
+        if whole != 1.0 or rule.c.set_by_initializer:
             self._place_at_block(branch, "beta", Law(whole))
         if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
             for layer in branch.ends:

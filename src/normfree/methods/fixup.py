@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain
-from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
-from normfree.methods.registry import register
+from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate, register
 from normfree.methods.transformer_branches import ATTENTION, fused_xavier, is_transformer, linear_part
 from normfree.plan import Branch, Layer
 from normfree.theory.errors import unknown_name
