@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from normfree.models.foreign import create_model
 from torch import Tensor, nn
 
 import normfree as nf
 from normfree.data.images import fashion14
+from normfree.models.third_party import create_model
 from normfree.optim.rate_search import find_lr
 
 CURVATURES = (4.0, 1.0, 0.25)  # of the quadratic loss
