@@ -1,0 +1,51 @@
+"""Conversion of models with unusual forward passes is right, or it is refused with a reason."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from unusual_models import UNUSUAL, Unusual
+
+import normfree as nf
+from normfree.conversion.norms import find_norms
+
+METHODS = ("fixup", "skipinit", "nf")
+STEPS = 40
+
+
+def unmoved(case: Unusual, model: nn.Module, example: object) -> tuple[float, set[str]]:
+    """Train on the batch; return the first loss, and the parameters that are what they were."""
+    left = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    first = math.nan
+    for step in range(STEPS):
+        loss = case.loss(model, example)
+        first = loss.item() if step == 0 else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        left = {name: value for name, value in left.items() if torch.equal(value, parameters[name])}
+        if not left:
+            break
+    return first, set(left)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", UNUSUAL, ids=lambda case: case.name)
+def test_conversion_is_right_or_refused_with_a_reason(case: Unusual, method: str) -> None:
+    torch.manual_seed(0)
+    model, example = case.make(), case.example()
+    try:
+        converted, plan = nf.convert(model, method, example)
+    except ValueError as error:
+        assert not case.converts, f"refused: {error}"
+        assert any(name in str(error) for name, _ in model.named_modules() if name) or type(model).__name__ in str(error)
+        return
+    assert not find_norms(converted)
+    assert plan.branches or any(isinstance(module, nn.Linear) for module in plan.outside_layers or [nn.Linear(1, 1)])
+    first, stuck = unmoved(case, converted, example)
+    assert case.chance is None or first < 1.5 * case.chance
+    _, stuck_before = unmoved(case, model, example)
+    assert not stuck - stuck_before, plan.changes.notes
