@@ -30,7 +30,7 @@ from typing import Any
 
 import rates
 import torch
-from third_party import CLASSES, IMAGES, MODELS, PACKAGES, PIXEL_CLASSES, TEXTS, WORDS, Subject, is_available
+from subjects import CLASSES, IMAGES, MODELS, PACKAGES, PIXEL_CLASSES, TEXTS, WORDS, Subject, is_available
 from torch import nn
 
 import normfree as nf
@@ -50,7 +50,7 @@ ORIGINAL = "original"
 RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
 STEPS, ALL_STEPS = 20, 40
 PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the packages once
-PROCESSES.set_forkserver_preload(["third_party"])
+PROCESSES.set_forkserver_preload(["subjects"])
 LIMIT = 600  # seconds for one model with all its methods
 HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
 LEARNED = 0.9  # a model learns if its loss falls below this part of the first

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from torch import nn
-from unusual_models import UNUSUAL, Unusual
 
 import normfree as nf
 from normfree.conversion.norms import find_norms
+from unusual_models import UNUSUAL, Unusual
 
 METHODS = ("fixup", "skipinit", "nf")
 STEPS = 40
@@ -41,7 +41,9 @@ def test_conversion_is_right_or_refused_with_a_reason(case: Unusual, method: str
         converted, plan = nf.convert(model, method, example)
     except ValueError as error:
         assert not case.converts, f"refused: {error}"
-        assert any(name in str(error) for name, _ in model.named_modules() if name) or type(model).__name__ in str(error)
+        assert any(name in str(error) for name, _ in model.named_modules() if name) or type(model).__name__ in str(
+            error
+        )
         return
     assert not find_norms(converted)
     assert plan.branches or any(isinstance(module, nn.Linear) for module in plan.outside_layers or [nn.Linear(1, 1)])

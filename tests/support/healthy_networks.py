@@ -22,7 +22,7 @@ WORDS = 50
 
 def _load_torchvision() -> None:
     """Import torchvision, which timm and transformers import, too, even if its compiled part does not load."""
-    from normfree.models.foreign import create_model
+    from normfree.models.third_party import create_model
 
     with torch.random.fork_rng(devices=[]):
         create_model("torchvision:squeezenet1_1")

@@ -6,7 +6,7 @@ from typing import Any
 from normfree.train import TrainConfig
 from normfree.train.config import folder_name
 from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.storage import collect, panels_of
 
 Make = Callable[[str, TrainConfig], Trained | None]

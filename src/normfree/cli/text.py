@@ -122,7 +122,7 @@ def translate_lines(
     """
     from normfree.data.text.text_files import decode_lines
     from normfree.train.data import PAIRS
-    from normfree.train.text.translation import translate
+    from normfree.train.text.generation import translate
 
     load_plugins(plugin)
     config, vocabulary, model = _open_run(run, PAIRS, "a run on pairs of sentences", "translation", device)

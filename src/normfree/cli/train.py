@@ -154,7 +154,7 @@ def configuration(
 def _refuse_model(name: str) -> None:
     """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
     from normfree.models import is_model_name
-    from normfree.models.foreign import is_foreign
+    from normfree.models.third_party import is_foreign
 
     if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")

@@ -14,7 +14,7 @@ from normfree.comparison.process_pool import Reports, run_tasks, summarize_repor
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.foreign import is_foreign
+from normfree.models.third_party import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.report.progress import ProgressCallback, metrics_text

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
-from normfree.models.base import ModelConfig, Network
-from normfree.models.builder import Padding
+from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.families import Family, find_family
-from normfree.models.special_tokens import SPECIAL, VOCABULARY
+from normfree.nn.embedding import SPECIAL, VOCABULARY
 from normfree.theory.errors import unknown_name
 
 CLASSES = 10

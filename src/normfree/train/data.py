@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.foreign import create_model, is_foreign
+from normfree.models.third_party import create_model, is_foreign
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
@@ -33,7 +33,7 @@ from normfree.train.engine.step import image_loss
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
-    from normfree.train.text.translation import Bleu
+    from normfree.train.text.generation import Bleu
 
 AS_BUILT = "as built"  # method name for third-party models trained unchanged
 FOLDER = "folder:"
@@ -115,17 +115,28 @@ class ImageData(ABC):
     name: str
     classes: tuple[str, ...]
 
-    @abstractmethod
-    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
-        """Return the first training images as the network reads them."""
+    train: Any  # a `Split` or an `ImageFolder`, as is `test`
+    test: Any
 
     @abstractmethod
-    def _parts(self) -> tuple[Any, Any]:
-        """Return the training and the test images."""
+    def _batches(self, part: Any, **settings: Any) -> ImageBatches | FolderBatches:
+        """Return the training batches of a part."""
+
+    @abstractmethod
+    def _in_order(self, part: Any, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return every image of a part once, in batches."""
+
+    @abstractmethod
+    def _hold_out(self, count: int, seed: int) -> tuple[Any, Any]:
+        """Split `count` images off the training images; return the others and them."""
 
     @abstractmethod
     def _update_digest(self, digest: Any, part: Any) -> None:
         """Add the images of a part to a digest."""
+
+    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+        """Return more settings of the batches."""
+        return {}
 
     @property
     def num_classes(self) -> int:
@@ -165,6 +176,54 @@ class ImageData(ABC):
         """Raise `ValueError` if a model does not give each image one score per class."""
         _require_scores(model, self.example(config, 2)[0], self.num_classes)
 
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
+        """Return the first training images as the network reads them."""
+        return (next(self._in_order(self.train.take(slice(count)), batch_size=count))[0],)
+
+    def inputs(
+        self,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        processes: Processes,
+    ) -> Inputs:
+        """Return the batches; part of the training images is held out for validation.
+
+        Raises `ValueError` if the processes cannot share a batch evenly.
+        """
+        rank, world = processes.rank, processes.world
+        if config.batch_size % (world * config.accumulate):
+            raise ValueError(
+                f"expected a batch size that {world} processes with {config.accumulate} micro-batches each share "
+                f"evenly, got {config.batch_size}; change it"
+            )
+        train, held_out = self._hold_out(round(config.validation * len(self.train)), config.seed)
+        layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": channels_last}
+        layout |= self._reading(config)
+
+        def scored(part: Any) -> EvalBatches:
+            own = part.take(slice(rank, None, world))
+            return partial(self._in_order, own, batch_size=config.eval_batch_size, **layout) if own else _no_batches
+
+        return Inputs(
+            feed=self._batches(
+                train,
+                batch_size=config.batch_size,
+                augmentation=config.augmentation(),
+                seed=config.seed,
+                rank=rank,
+                world=world,
+                **layout,
+            ),
+            validation=scored(held_out) if held_out else None,
+            test=scored(self.test),
+            unit=self.unit,
+            per_step=config.batch_size,
+            loss=image_loss,
+        )
+
     def label_fingerprint(self) -> dict[str, Any]:
         """Return the names of the classes."""
         return {"classes": list(self.classes)}
@@ -172,13 +231,13 @@ class ImageData(ABC):
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
         """Return the classes, and the shape, the number and the digest of the images."""
         digest = hashlib.sha256()
-        for part in self._parts():
+        for part in (self.train, self.test):
             self._update_digest(digest, part)
             digest.update(part.labels.cpu().contiguous().numpy().data)
         return {
             **self.label_fingerprint(),
             "input_shape": list(self.example(config, 1)[0].shape[1:]),
-            "images": [len(part) for part in self._parts()],
+            "images": [len(self.train), len(self.test)],
             "images_sha256": digest.hexdigest(),
         }
 
@@ -198,12 +257,13 @@ class MemoryImages(ImageData):
 
     def __init__(self, images: ImageSet) -> None:
         self.images, self.name, self.classes = images, images.name, images.classes
+        self.train, self.test = images.train, images.test
         self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
 
     def require_usable(self) -> None:
         """Raise `ValueError` if the training or the test split is empty, or a label has no class."""
         count = len(self.classes)
-        for part, split in (("training", self.images.train), ("test", self.images.test)):
+        for part, split in (("training", self.train), ("test", self.test)):
             if not len(split):
                 raise ValueError(f"expected {part} images in '{self.name}', found none; give it at least one")
             low, high = int(split.labels.min()), int(split.labels.max())
@@ -213,47 +273,14 @@ class MemoryImages(ImageData):
                     f"to {high}; name every class"
                 )
 
-    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
-        """Return the first training images as the network reads them."""
-        split = self.images.train.take(slice(0, count))
-        batches = in_order(split, batch_size=count, mean=self.images.mean, std=self.images.std)
-        return (next(iter(batches))[0],)
+    def _batches(self, part: Split, **settings: Any) -> ImageBatches:
+        return ImageBatches(part, mean=self.images.mean, std=self.images.std, **settings)
 
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
-        """Return the batches; part of the training images is held out for validation."""
-        shared = _shared(config, processes)
-        train, held_out = self.images.hold_out(round(config.validation * len(self.images.train)), config.seed)
-        layout: dict[str, Any] = {
-            "mean": self.images.mean,
-            "std": self.images.std,
-            "device": device,
-            "dtype": dtype,
-            "channels_last": channels_last,
-        }
+    def _in_order(self, part: Split, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return in_order(part, mean=self.images.mean, std=self.images.std, **settings)
 
-        def scored(split: Split) -> EvalBatches:
-            part = split.take(slice(processes.rank, None, processes.world))
-            return partial(in_order, part, batch_size=config.eval_batch_size, **layout) if part else _no_batches
-
-        return Inputs(
-            feed=ImageBatches(train, **shared, **layout),
-            validation=scored(held_out) if len(held_out) else None,
-            test=scored(self.images.test),
-            unit=self.unit,
-            per_step=config.batch_size,
-            loss=image_loss,
-        )
-
-    def _parts(self) -> tuple[Split, Split]:
-        return self.images.train, self.images.test
+    def _hold_out(self, count: int, seed: int) -> tuple[Split, Split]:
+        return self.images.hold_out(count, seed)
 
     def _update_digest(self, digest: Any, part: Split) -> None:
         digest.update(part.images.cpu().contiguous().numpy().data)
@@ -274,71 +301,23 @@ class FolderImages(ImageData):
     def require_usable(self) -> None:
         """Do nothing: `read_folder` made sure of it."""
 
-    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
-        """Return the first training images as the network reads them."""
-        part = _part(self.train, range(min(count, len(self.train))))
-        return (next(iter(folder_in_order(part, batch_size=count, size=FOLDER_SIZE)))[0],)
+    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+        return {"workers": config.workers}
 
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
-        """Return the batches; part of the training images is held out for validation."""
-        shared = _shared(config, processes)
-        drawn = epoch_order(config.seed, 0, len(self.train)).tolist()
-        count = round(config.validation * len(self.train))
-        reading: dict[str, Any] = {
-            "workers": config.workers,
-            "size": FOLDER_SIZE,
-            "device": device,
-            "dtype": dtype,
-            "channels_last": channels_last,
-        }
+    def _batches(self, part: ImageFolder, **settings: Any) -> FolderBatches:
+        return FolderBatches(part, size=FOLDER_SIZE, **settings)
 
-        def scored(folder: ImageFolder) -> EvalBatches:
-            part = _part(folder, range(processes.rank, len(folder), processes.world))
-            return partial(folder_in_order, part, batch_size=config.eval_batch_size, **reading) if part else _no_batches
+    def _in_order(self, part: ImageFolder, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return folder_in_order(part, size=FOLDER_SIZE, **settings)
 
-        return Inputs(
-            feed=FolderBatches(_part(self.train, sorted(drawn[count:])), **shared, **reading),
-            validation=scored(_part(self.train, sorted(drawn[:count]))) if count else None,
-            test=scored(self.test),
-            unit=self.unit,
-            per_step=config.batch_size,
-            loss=image_loss,
-        )
-
-    def _parts(self) -> tuple[ImageFolder, ImageFolder]:
-        return self.train, self.test
+    def _hold_out(self, count: int, seed: int) -> tuple[ImageFolder, ImageFolder]:
+        drawn = epoch_order(seed, 0, len(self.train))
+        return self.train.take(drawn[count:].sort().values), self.train.take(drawn[:count].sort().values)
 
     def _update_digest(self, digest: Any, part: ImageFolder) -> None:
         """Add the names and sizes of the files: reading their content would take too long."""
         listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
         digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
-
-
-def _shared(config: TrainConfig, processes: Processes) -> dict[str, Any]:
-    """Return the arguments of both kinds of training batches.
-
-    Raises `ValueError` if the processes cannot share a batch evenly.
-    """
-    if config.batch_size % (processes.world * config.accumulate):
-        raise ValueError(
-            f"expected a batch size that {processes.world} processes with {config.accumulate} micro-batches each share "
-            f"evenly, got {config.batch_size}; change it"
-        )
-    return {
-        "batch_size": config.batch_size,
-        "augmentation": config.augmentation(),
-        "seed": config.seed,
-        "rank": processes.rank,
-        "world": processes.world,
-    }
 
 
 @torch.no_grad()
@@ -365,11 +344,3 @@ def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
 def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
     """No batches: for a process that got no images."""
     return iter(())
-
-
-def _part(folder: ImageFolder, which: Iterable[int]) -> ImageFolder:
-    """Return the files of a folder with these indices."""
-    indices = list(which)
-    return ImageFolder(
-        classes=folder.classes, files=tuple(folder.files[i] for i in indices), labels=folder.labels[indices]
-    )

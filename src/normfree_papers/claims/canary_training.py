@@ -15,10 +15,11 @@ from normfree.data.counter_rng import below, key
 from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_pairs import TokenLines, TokenPairs
-from normfree.methods import get, names
+from normfree.methods import names
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
-from normfree.models.special_tokens import SPECIAL
+from normfree.nn.devices import device_of
+from normfree.nn.embedding import SPECIAL
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, seeded_generators
 from normfree.train.engine.inputs import score
@@ -49,7 +50,7 @@ def canary(
     Args:
         device: Where to compute.
         precision: The precision, as in a configuration.
-        families: The families; by default all that are committed.
+        families: The families; by default every method and setting.
 
     Returns:
         The figures by family.
@@ -58,7 +59,7 @@ def canary(
         ValueError: If there is no such family.
     """
     chosen = all_families() if families is None else tuple(families)
-    return {family: _figures(family, torch.device(device), precision) for family in chosen}
+    return {family: _figures(family, device_of(str(device)), precision) for family in chosen}
 
 
 def record_of(config: TrainConfig, device: torch.device) -> Record:
@@ -77,13 +78,13 @@ def record_of(config: TrainConfig, device: torch.device) -> Record:
 
 
 def all_families() -> tuple[str, ...]:
-    """Return the committed families: every method, and its first definition, on the small models; and every setting."""
+    """Return every method, and its first definition, on the small models; and every setting."""
     found: dict[str, None] = {}
     for name in names():
         for small in dict.fromkeys(SMALL_MODELS.values()):
             if supports(small, name):
                 found[f"{name} {small}"] = None
-                found[f"{spelled(get(as_of(name, FIRST_RELEASE, small)))} {small}"] = None
+                found[f"{spelled(as_of(name, FIRST_RELEASE, small))} {small}"] = None
     return (*found, *TRIED)
 
 

@@ -10,12 +10,10 @@ leaves out the numbers that need it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from normfree.train import RunFolder, TrainConfig
-from normfree_papers.claims.run_index import RunIndex, is_earlier
+from normfree.train.config import TrainConfig
+from normfree_papers.claims.kept_runs import KeptRun, RunIndex, Trained
 
 Progress = Callable[[int, int, str], None]
 
@@ -26,23 +24,6 @@ class StoppedError(Exception):
     def __init__(self, signal: int) -> None:
         super().__init__(f"stopped by signal {signal}")
         self.signal = signal
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run that ended: its result, and one record per epoch."""
-
-    result: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
-
-    @property
-    def diverged(self) -> bool:
-        """Whether its loss diverged; then it was not tested."""
-        return bool(self.result["status"] == "diverged")
-
-    def accuracy(self, chance: float) -> float:
-        """The share of test images that it classifies correctly; `chance` for a diverged run."""
-        return chance if self.diverged else float(self.result["test"]["accuracy"])
 
 
 class RunCache:
@@ -96,19 +77,19 @@ class RunCache:
             if self.asked.get(name, config) != config:
                 raise ValueError(f"expected one run of the name {name!r}, got two that differ; rename one")
         self.asked |= wanted
-        folders = {name: self._index.find(config) for name, config in wanted.items()}
+        found = {name: self._index.find(config) for name, config in wanted.items()}
         chosen = wanted if self._only is None else _chosen(wanted, self._only)
-        absent = {name: wanted[name] for name in chosen if _is_absent(folders[name], wanted[name])}
+        absent = {name: wanted[name] for name in chosen if _is_absent(found[name], wanted[name])}
         if absent:
             self._train(absent)
             self._index = RunIndex(self.kept)
-            folders |= {name: self._index.find(config) for name, config in absent.items()}
-        for name, folder in folders.items():
-            if folder is None:
+            found |= {name: self._index.find(config) for name, config in absent.items()}
+        for name, run in found.items():
+            if run is None:
                 self.missing[name] = wanted[name]
             else:
-                self.records[name] = {"folder": folder.name, "method": wanted[name].method}
-        return {name: None if folder is None else _read(folder) for name, folder in folders.items()}
+                self.records[name] = {"folder": run.path.name, "method": wanted[name].method}
+        return {name: None if run is None else run.trained() for name, run in found.items()}
 
     @property
     def trains(self) -> bool:
@@ -125,13 +106,8 @@ class RunCache:
             raise StoppedError(signal)
 
 
-def _is_absent(folder: Path | None, config: TrainConfig) -> bool:
-    return folder is None or is_earlier(folder, config)
-
-
-def _read(folder: Path) -> Trained:
-    run = RunFolder(folder)
-    return Trained(run.read_result(), run.read_metrics())
+def _is_absent(run: KeptRun | None, config: TrainConfig) -> bool:
+    return run is None or not run.is_of(config.method)
 
 
 def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:

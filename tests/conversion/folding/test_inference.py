@@ -12,8 +12,8 @@ from normfree.conversion import convert
 from normfree.conversion.folding.inference import fold_
 from normfree.methods import get, names
 from normfree.models import build
-from normfree.models.foreign import create_model
 from normfree.models.registry import find_family
+from normfree.models.third_party import create_model
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_wrapping import ScaledModule, add_scalar_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier

@@ -29,9 +29,10 @@ from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
 from normfree_papers.claims import run_training as place
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import register
 from normfree_papers.claims.reproduction import reproduce
-from normfree_papers.claims.run_cache import RunCache, StoppedError, Trained
+from normfree_papers.claims.run_cache import RunCache, StoppedError
 from normfree_papers.claims.run_training import gpu_seconds
 from tiny_images import tiny_images
 

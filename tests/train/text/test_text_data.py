@@ -17,7 +17,7 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_batches import TokenBatch, TokenBatches
 from normfree.data.text.token_pairs import TokenPairs
 from normfree.methods import names
-from normfree.models.special_tokens import END, PAD, START
+from normfree.nn.embedding import END, PAD, START
 from normfree.nn.model_state import eval_mode
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule

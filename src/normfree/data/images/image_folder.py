@@ -60,6 +60,11 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.files)
 
+    def take(self, which: Tensor | slice) -> ImageFolder:
+        """The files and labels at some indices, or in a slice."""
+        rows = torch.arange(len(self))[which].tolist()
+        return replace(self, files=tuple(self.files[row] for row in rows), labels=self.labels[which])
+
 
 def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | None = None) -> ImageFolder:
     """List the images in root/part/<class>/; hidden files, such as those that macOS leaves behind, are skipped.

@@ -17,7 +17,7 @@ from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, Stop
 
 if TYPE_CHECKING:
-    from normfree.train.text.translation import Bleu
+    from normfree.train.text.generation import Bleu
 
 Loss = Callable[[Callable[..., Tensor], Any, float], tuple[Tensor, Tensor]]
 """Returns the mean loss and the accuracy, given the forward function, a batch, and the label smoothing."""

@@ -38,7 +38,7 @@ from normfree.train.run.run_folder import RunFolder, RunStatus
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
-    from normfree.train.text.translation import Bleu
+    from normfree.train.text.generation import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device

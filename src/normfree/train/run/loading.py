@@ -23,9 +23,9 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.foreign import is_foreign
-from normfree.models.special_tokens import random_words
+from normfree.models.third_party import is_foreign
 from normfree.nn.devices import device_of
+from normfree.nn.embedding import random_words
 from normfree.nn.scalars import with_dimension
 from normfree.train.config import TrainConfig
 from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
@@ -34,7 +34,7 @@ from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.text.translation import Bleu
+from normfree.train.text.generation import Bleu
 
 
 def read_config(run: str | Path) -> TrainConfig:

@@ -18,7 +18,7 @@ from normfree.train.engine.inputs import Score
 from normfree.train.run.run_folder import RunFolder, RunStatus
 
 if TYPE_CHECKING:
-    from normfree.train.text.translation import Bleu
+    from normfree.train.text.generation import Bleu
 
 _GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 
 CLASSES, IMAGES, TEXTS, WORDS, PIXEL_CLASSES = 10, 4, 8, 50, 4
 PACKAGES = ("torchvision", "timm", "transformers", "diffusers", "segmentation_models_pytorch")
