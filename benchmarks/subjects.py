@@ -296,46 +296,35 @@ TORCHVISION: dict[str, Maker] = {
     "mobilenet_v2": vision("torchvision", "mobilenet_v2", 32),
     "mobilenet_v3_small": vision("torchvision", "mobilenet_v3_small", 32),
     "efficientnet_b0": vision("torchvision", "efficientnet_b0", 32),
-    "efficientnet_v2_s": vision("torchvision", "efficientnet_v2_s", 32),
     "convnext_tiny": vision("torchvision", "convnext_tiny", 32),
     "VisionTransformer": small_vision_transformer,
     "swin_t": vision("torchvision", "swin_t", 32),
-    "swin_v2_t": vision("torchvision", "swin_v2_t", 32),
     "densenet121": vision("torchvision", "densenet121"),
     "googlenet": vision("torchvision", "googlenet", aux_logits=False, init_weights=True),
-    "mnasnet0_5": vision("torchvision", "mnasnet0_5"),
-    "shufflenet_v2_x0_5": vision("torchvision", "shufflenet_v2_x0_5"),
+    "mnasnet0_5": vision("torchvision", "mnasnet0_5", 32),
+    "shufflenet_v2_x0_5": vision("torchvision", "shufflenet_v2_x0_5", 32),
     "squeezenet1_1": vision("torchvision", "squeezenet1_1"),
-    "r3d_18": video("r3d_18"),
     "mc3_18": video("mc3_18"),
-    "r2plus1d_18": video("r2plus1d_18"),
-    "fcn_resnet50": torchvision_segmentation("fcn_resnet50"),
     "deeplabv3_mobilenet_v3_large": torchvision_segmentation("deeplabv3_mobilenet_v3_large"),
     "lraspp_mobilenet_v3_large": torchvision_segmentation("lraspp_mobilenet_v3_large"),
     "retinanet_resnet50_fpn": detection("retinanet_resnet50_fpn", min_size=64, max_size=64),
-    "fcos_resnet50_fpn": detection("fcos_resnet50_fpn", min_size=64, max_size=64),
     "ssdlite320_mobilenet_v3_large": detection("ssdlite320_mobilenet_v3_large"),
 }
+AT_32 = (
+    "convnext_atto", "convnextv2_atto", "cs3darknet_s", "darknet17", "dla46_c", "edgenext_xx_small",
+    "efficientnet_lite0", "efficientvit_b0", "ese_vovnet19b_slim", "fasternet_t0", "fastvit_t8", "fbnetc_100",
+    "gernet_s", "ghostnet_050", "hrnet_w18_small", "inception_next_atto", "lcnet_050", "mambaout_femto", "mixnet_s",
+    "mobilenetv1_100", "mobilenetv2_035", "mobilenetv3_small_050", "mobilenetv4_conv_small", "mobileone_s0",
+    "mobilevit_xxs", "mobilevitv2_050", "nf_regnet_b0", "nf_resnet26", "poolformer_s12", "pvt_v2_b0", "regnetz_005",
+    "repghostnet_050", "repvgg_a0", "repvit_m0_9", "res2net50_26w_4s", "resnest14d", "resnet26d", "resnetv2_50",
+    "resnetv2_50x1_bit", "rexnet_100", "semnasnet_075", "shvit_s1", "skresnet18", "starnet_s050", "swiftformer_xs",
+    "tf_efficientnetv2_b0", "tiny_vit_5m_224", "xcit_nano_12_p16_224",
+)  # fmt: skip
 AT_64 = (
-    "convnext_atto", "convnextv2_atto", "crossvit_tiny_240", "cs3darknet_s",
-    "csatv2", "darknet17", "dla46_c", "dpn48b", "eca_resnet33ts", "edgenext_xx_small",
-    "efficientnet_lite0", "efficientnetv2_rw_t", "efficientvit_b0", "ese_vovnet19b_slim", "fasternet_t0", "fastvit_t8",
-    "fbnetc_100", "gernet_s", "ghostnet_050", "ghostnetv2_100", "hardcorenas_a", "hgnetv2_b0",
-    "hrnet_w18_small", "inception_next_atto", "lambda_resnet26t", "lcnet_050", "mambaout_femto", "mixnet_s",
-    "mobilenetv1_100", "mobilenetv2_035", "mobilenetv3_small_050", "mobilenetv4_conv_small", "mobilenet_edgetpu_100",
-    "mobileone_s0", "mobilevit_xxs", "mobilevitv2_050", "nf_regnet_b0", "nf_resnet26", "poolformer_s12",
-    "poolformerv2_s12", "pvt_v2_b0", "rdnet_tiny", "regnetz_005", "repghostnet_050", "repvgg_a0", "repvit_m0_9",
-    "res2net50_26w_4s", "resnest14d", "resnet26d", "resnetblur18", "resnetv2_50", "resnetv2_50x1_bit", "rexnet_100",
-    "semnasnet_075", "seresnext26d_32x4d", "shvit_s1", "skresnet18", "starnet_s050", "swiftformer_xs",
-    "tf_efficientnetv2_b0", "tinynet_e", "tiny_vit_5m_224", "xcit_nano_12_p16_224",
+    "cait_xxs24_224", "convit_tiny", "eva02_tiny_patch14_224", "gcvit_xxtiny", "gmlp_ti16_224", "levit_128s",
+    "maxvit_rmlp_pico_rw_256", "mixer_s32_224", "pit_ti_224", "visformer_tiny", "vit_tiny_patch16_224",
 )  # fmt: skip
-RESIZED = (
-    "botnet26t_256", "cait_xxs24_224", "coat_lite_tiny", "coatnet_nano_rw_224", "convit_tiny", "efficientformerv2_s0",
-    "eva02_tiny_patch14_224", "gcvit_xxtiny", "gmixer_12_224", "gmlp_ti16_224", "levit_128s",
-    "maxvit_rmlp_pico_rw_256", "mixer_s32_224", "pit_ti_224", "resmlp_12_224",
-    "visformer_tiny", "vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256",
-)  # fmt: skip
-TIMM = {name: vision("timm", name) for name in AT_64} | {name: vision("timm", name, img_size=64) for name in RESIZED}
+TIMM = {name: vision("timm", name, 32) for name in AT_32} | {name: vision("timm", name, img_size=64) for name in AT_64}
 TRANSFORMERS: dict[str, Maker] = {
     "ALBERT": text("Albert", "SequenceClassification", **_small(embedding_size=32)),
     "BERT": text("Bert", "SequenceClassification", **SIZES),
@@ -411,9 +400,7 @@ DIFFUSERS: dict[str, Maker] = {
 }  # fmt: skip
 SEGMENTATION: dict[str, Maker] = {
     "Unet resnet18": smp("Unet", "resnet18"),
-    "Unet efficientnet-b0": smp("Unet", "efficientnet-b0"),
     "Unet mobilenet_v2": smp("Unet", "mobilenet_v2"),
-    "UnetPlusPlus resnet18": smp("UnetPlusPlus", "resnet18"),
     "MAnet mobilenet_v2": smp("MAnet", "mobilenet_v2", decoder_channels=(64, 32, 32, 16, 16)),
     "Linknet resnet18": smp("Linknet", "resnet18"),
     "FPN resnet18": smp("FPN", "resnet18"),
@@ -421,7 +408,6 @@ SEGMENTATION: dict[str, Maker] = {
     "PAN mobilenet_v2": smp("PAN", "mobilenet_v2", 128),
     "DeepLabV3 mobilenet_v2": smp("DeepLabV3", "mobilenet_v2"),
     "DeepLabV3Plus resnet18": smp("DeepLabV3Plus", "resnet18"),
-    "UPerNet mit_b0": smp("UPerNet", "mit_b0"),
     "Segformer mit_b0": smp("Segformer", "mit_b0"),
 }
 GROUPS = {
