@@ -424,21 +424,24 @@ class MultiplicativeOnly(Stack):
         return x * (1 + block(x))
 
 
+METHODS = ("fixup", "skipinit", "nf")
+
+
 @dataclass(frozen=True)
 class Unusual:
     """A model, an example, its loss, and the loss of a guess.
 
     Attributes:
         name: the name of the class
-        converts: whether a refusal would be wrong
+        may_refuse: the methods that may refuse the model; a refusal by another is wrong
     """
 
     name: str
     make: Callable[[], nn.Module]
     example: Callable[[], Any]
     loss_of: Callable[[Any], Tensor]
-    chance: float | None = math.log(CLASSES)
-    converts: bool = True
+    chance: float = math.log(CLASSES)
+    may_refuse: tuple[str, ...] = ()
 
     def loss(self, model: nn.Module, example: Any) -> Tensor:
         return self.loss_of(model(*example) if isinstance(example, tuple) else model(example))
@@ -468,19 +471,20 @@ def two_gates() -> nn.Module:
     return Stack(TwoGates)
 
 
+SCALED = ("fixup", "skipinit")  # which need residual branches
 UNUSUAL: tuple[Unusual, ...] = (
-    *map(_of, (InPlaceSum, AddWithAlpha, Minus, StackedSum, ItemAssignment, SplitAndShuffle, gated, Addcmul)),
-    *map(_of, (NamedScale, Shared, Generated, Nested, AveragedHeads, Batched, ParallelBranches, Graph, LearnedToken)),
-    _of(Lerp, converts=False),
-    _of(HighwayStack, converts=False),
-    _of(two_gates),
+    *map(_of, (InPlaceSum, AddWithAlpha, Minus, ItemAssignment, SplitAndShuffle, gated, two_gates, NamedScale)),
+    *map(_of, (Generated, Nested, AveragedHeads, Batched, ParallelBranches, LearnedToken)),
+    *(_of(kind, may_refuse=METHODS) for kind in (StackedSum, Addcmul, Graph, Lerp, HighwayStack, MultiplicativeOnly)),
+    _of(Shared, may_refuse=("nf",)),
     _of(Conditioned, lambda: (features(), features())),
     _of(EinsumAttention, lambda: torch.randn(BATCH, 5, WIDTH)),
     _of(LossInside, lambda: (features(), labels()), loss_of=own_loss),
-    _of(Reconstruction, loss_of=own_loss, chance=0.8),
+    _of(Reconstruction, loss_of=own_loss, chance=0.8, may_refuse=SCALED),
     _of(NestedOutputs, loss_of=both_heads),
-    _of(Contrastive),
-    _of(FunctionalNorm, converts=False),
-    _of(MultiplicativeOnly, converts=False),
-    *(_of(kind, maps) for kind in (Convolutional, ActivationInBranch, SqueezeGate, ParallelConvolutions)),
+    _of(Contrastive, may_refuse=("fixup",)),
+    _of(FunctionalNorm, may_refuse=METHODS),
+    *(_of(kind, maps) for kind in (Convolutional, SqueezeGate)),
+    _of(ActivationInBranch, maps, may_refuse=("skipinit",)),
+    _of(ParallelConvolutions, maps, may_refuse=SCALED),
 )
