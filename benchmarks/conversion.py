@@ -206,8 +206,8 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         f"{ALL_STEPS} steps, the first loss is above {HIGH:g} times both the original's and a guess's, or the program "
         "failed. No row should be of this kind.",
         "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
-        "- The rate is the one that `nf.find_lr` suggests for this model, method and batch. Rates in brackets were given, "
-        "because the search takes longer than the steps.",
+        "- The rate is the one that `nf.find_lr` suggests for this model, method and batch. Rates in brackets were "
+        "given, because the search takes longer than the steps.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
