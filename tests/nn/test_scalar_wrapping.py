@@ -1,14 +1,17 @@
-"""Scalars around the forward pass of a module keep the type of its output."""
+"""Scalars around the forward pass of a module, against their equation, and in the weight of a convolution."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.scalar_wrapping import add_scalar_
+from normfree.nn.reparametrized import reparametrize_
+from normfree.nn.scalar_wrapping import ScalarName, ScaledConvolution, add_scalar_
+from normfree.nn.weight_layers import WeightKind, weight_kind
 
 
 class Found(NamedTuple):
@@ -34,3 +37,134 @@ def test_tuple_keeps_its_type(kind: type[nn.Linear], out: type) -> None:
     assert type(layer(x)) is out
     torch.testing.assert_close(layer(x)[0], 0.5 * plain[0])
     assert layer(x)[1] == 3
+
+
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "point": lambda: nn.Conv2d(4, 6, 1, bias=False),
+    "strided": lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2),
+    "zeros": lambda: nn.Conv2d(4, 6, 3, padding=1),
+    "uneven": lambda: nn.Conv2d(4, 6, (1, 4), padding="same", bias=False),
+    "valid": lambda: nn.Conv2d(4, 6, 3, padding="valid"),
+    "circular": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular", bias=False),
+    "line": lambda: nn.Conv1d(4, 6, 3, dilation=2),
+    "volume": lambda: nn.Conv3d(4, 6, 2, bias=False),
+}
+AXES = {"line": 1, "volume": 3}
+
+
+def convolution(name: str, kind: WeightKind = "plain") -> nn.Module:
+    """A convolution with random parameters in double precision."""
+    torch.manual_seed(0)
+    layer = CONVOLUTIONS[name]().double()
+    if kind != "plain":
+        reparametrize_(layer, kind)
+        nn.init.uniform_(layer.gain, 0.5, 1.5)
+    return layer
+
+
+def gradients(layer: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The output of a layer, and the gradients of a random weighted sum of it: of the input and of all parameters."""
+    torch.manual_seed(1)
+    y = run(x)
+    of = [x, *[p for p in layer.parameters() if p.requires_grad]]
+    return [y, *torch.autograd.grad((y * torch.randn_like(y)).sum(), of)]
+
+
+def written_out(layer: Any, x: Tensor) -> Tensor:
+    """The equation of `ScaledModule`, around a forward pass of torch's own."""
+    given = {name: getattr(layer, name) for name in ("alpha", "shift", "beta", "delta")}
+    alpha, shift, beta, delta = (default if (value := given[name]) is None else value
+                                 for name, default in zip(given, (1.0, 0.0, 1.0, 0.0), strict=True))  # fmt: skip
+    weight = layer.weight if weight_kind(layer) == "plain" else layer.effective_weight()
+    return beta * layer._conv_forward(alpha * x + shift, weight, layer.bias) + delta
+
+
+@pytest.mark.parametrize("kind", ["plain", "standardized", "weight_norm"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize(
+    "scalars", [("alpha", "shift", "beta", "delta"), ("shift",), ("delta",), ("beta",), ("alpha", "shift")]
+)
+def test_scalars_of_a_convolution_compute_their_equation(
+    name: str, kind: WeightKind, scalars: tuple[ScalarName, ...]
+) -> None:
+    """Output and all gradients, in double precision."""
+    layer = convolution(name, kind)
+    for i, scalar in enumerate(scalars):
+        add_scalar_(layer, scalar, 0.7 - 0.4 * i, learnable=True)
+    assert isinstance(layer, ScaledConvolution)
+    x = torch.randn(3, 4, *(7,) * AXES.get(name, 2), dtype=torch.double, requires_grad=True)
+    expected = gradients(layer, x, lambda x: written_out(layer, x))
+    for found, value in zip(gradients(layer, x, layer), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["zeros", "uneven"])
+def test_bias_in_front_of_zeros_is_not_part_of_the_layers_bias(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: a bias that the padding had as well changes the border."""
+    layer = convolution(name)
+    add_scalar_(layer, "shift", 0.5, learnable=True)
+    x = torch.randn(3, 4, 7, 7, dtype=torch.double)
+    right = layer(x)
+    monkeypatch.setattr(ScaledConvolution, "_pads_with_zeros", lambda _: False)
+    wrong = (layer(x) - right).abs().amax((0, 1)) > 1e-6
+    assert wrong.any()
+    assert not wrong[1:-2, 1:-2].any() if name == "zeros" else not wrong[:, 1:-2].any()
+
+
+@pytest.mark.parametrize("kind", ["plain", "standardized"])
+def test_scalars_of_a_convolution_keep_no_activation_but_the_input(kind: WeightKind) -> None:
+    layer = convolution("point", kind)
+    for scalar in ("alpha", "shift", "beta", "delta"):
+        add_scalar_(layer, scalar, 0.5, learnable=True)
+    x = torch.randn(16, 4, 9, 9, dtype=torch.double, requires_grad=True)
+
+    def kept(run: Callable[[Tensor], Tensor]) -> int:
+        found: dict[int, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: found.update({t.data_ptr(): t.numel()}) or t, lambda t: t
+        ):
+            y = run(x)
+        assert y.shape == (16, 6, 9, 9)
+        return sum(size for size in found.values() if size >= x.numel())
+
+    assert kept(layer) == x.numel()
+    assert kept(lambda x: written_out(layer, x)) == x.numel() * 2 + x.numel() * 6 // 4  # α · x too, and the output
+
+
+@pytest.mark.parametrize("name", ["point", "zeros"])
+def test_scaled_convolution_is_one_graph_in_half_precision(name: str) -> None:
+    layer = convolution(name, "standardized").float()
+    for scalar in ("alpha", "shift", "beta", "delta"):
+        add_scalar_(layer, scalar, 0.5, learnable=True)
+    x = torch.randn(2, 4, 7, 7).to(memory_format=torch.channels_last)
+    run = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        short, eager = run(x), layer(x)
+    assert short.dtype == eager.dtype == torch.bfloat16
+    assert short.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(short.float(), layer(x), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(short, eager)
+    assert layer(x.bfloat16()).dtype == torch.bfloat16 if layer.bias is None else True
+
+
+class Doubled(nn.Conv2d):
+    """A convolution with a forward pass of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_convolution_with_its_own_forward_pass_is_scaled_from_outside() -> None:
+    layer, x = Doubled(2, 2, 1), torch.randn(1, 2, 3, 3)
+    plain = layer(x + 0.25)
+    add_scalar_(layer, "shift", 0.25, learnable=True)
+    add_scalar_(layer, "beta", 3.0, learnable=True)
+    assert not isinstance(layer, ScaledConvolution)
+    torch.testing.assert_close(layer(x), 3 * plain)
+
+
+def test_scaled_convolution_still_needs_an_input_of_its_own_type() -> None:
+    layer = convolution("point")
+    add_scalar_(layer, "beta", 3.0, learnable=True)
+    with pytest.raises(RuntimeError, match=r"same|dtype|type"):
+        layer(torch.randn(1, 4, 3, 3))
