@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from normfree.nn.weight_layers import _ConvForward
+from normfree.nn.weight_layers import _ConvForward, add_as_image, convolve
 
 ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
 SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
@@ -114,7 +114,8 @@ class ScaledConvolution(ScaledModule):
         alpha, shift, beta = self.alpha, self.shift, self.beta
         weight, bias = self.effective_weight() if isinstance(self, _ConvForward) else self.weight, self.bias
         if shift is not None and self._pads_with_zeros():
-            input, alpha = self._enter(input), None
+            scaled = input if alpha is None else input * alpha
+            input, alpha = add_as_image(scaled, shift), None
         elif shift is not None:
             moved = shift * weight.flatten(1).sum(1)
             bias = moved if bias is None else bias + moved
@@ -126,7 +127,7 @@ class ScaledConvolution(ScaledModule):
             weight = weight if factor is None else weight * factor
         if isinstance(self, _ConvForward):  # direction and gain may be in single precision where the input is not
             weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
-        return self._conv_forward(input, weight, bias)
+        return convolve(self, input, weight, bias)
 
     def _pads_with_zeros(self) -> bool:
         padded = self.padding == "same" if isinstance(self.padding, str) else any(self.padding)
