@@ -7,8 +7,8 @@ torchvision's ResNet-50 at 224 pixels with batches of 256, as built (batch norm)
 `torch.compile`  a plain training loop: bf16 autocast, channels last, SGD, on one batch that is on the GPU already.
 `nf.fit`         the engine, whole steps: gathering, cropping and flipping the batch, the schedule, the update.
 
-Images are random bytes. Every run is a process of its own. All of them compile at the same time, and are then measured
-one after the other, while the others wait. Memory is the peak that PyTorch allocates: of a step in the loop, of the
+Images are random bytes. Every run is a process of its own. Those of one kind of loop compile at the same time, and are
+then measured one after the other, while the others wait. Memory is the peak that PyTorch allocates: of a step in the loop, of the
 whole run in the engine, whose CUDA graph keeps its memory.
 """
 
@@ -156,16 +156,15 @@ def receive(pipe: Connection) -> Any:
         return {"loop": "", "method": "", "failed": "the process ended"}
 
 
-def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start all rows, and give each its turn once all are ready."""
+def measure(loop: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start all rows of a loop, and give each its turn once all are ready."""
     spawn = multiprocessing.get_context("spawn")
     pipes = []
-    for loop in given.loops.split(","):
-        for method in (AS_BUILT, *given.methods.split(",")):
-            ours, theirs = spawn.Pipe()
-            spawn.Process(target=work, args=(loop, method, given, theirs), daemon=False).start()
-            theirs.close()
-            pipes.append(ours)
+    for method in (AS_BUILT, *given.methods.split(",")):
+        ours, theirs = spawn.Pipe()
+        spawn.Process(target=work, args=(loop, method, given, theirs)).start()
+        theirs.close()
+        pipes.append(ours)
     first = [receive(pipe) for pipe in pipes]  # "ready", or the row of a run that failed
     rows: list[dict[str, Any]] = []
     for pipe, message in zip(pipes, first, strict=True):
@@ -174,9 +173,9 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
             message = receive(pipe)
         rows.append(message)
         print(message, file=sys.stderr, flush=True)
-    originals = {row["loop"]: row for row in rows if row["method"] == AS_BUILT and "failed" not in row}
+    original = rows[0]
     for row in rows:
-        if "failed" not in row and (original := originals.get(row["loop"])) is not None:
+        if "failed" not in row and "failed" not in original:
             row["speed_ratio"] = row["images_per_second"] / original["images_per_second"]
             row["memory_ratio"] = row["peak_gib"] / original["peak_gib"] if row["peak_gib"] else None
     return rows
@@ -195,10 +194,16 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help="write the kernels of a step of the plain loop")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    rows = measure(given)
+    rows: list[dict[str, Any]] = []
+    for loop in given.loops.split(","):
+        rows += measure(loop, given)
+        _store(given, rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     heads = tuple(Column(name.replace("_", " "), "left" if i < 2 else "right") for i, name in enumerate(columns))
     print_table(Table("converted ResNet-50", heads, tuple(tuple(_cell(row.get(c)) for c in columns) for row in rows)))
+
+
+def _store(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     if given.json is not None:
         words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
         origin = {"command": "python " + shlex.join(["benchmarks/converted_speed.py", *words])}
