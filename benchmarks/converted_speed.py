@@ -8,8 +8,8 @@ torchvision's ResNet-50 at 224 pixels with batches of 256, as built (batch norm)
 `nf.fit`         the engine, whole steps: gathering, cropping and flipping the batch, the schedule, the update.
 
 Images are random bytes. Every run is a process of its own. Those of one kind of loop compile at the same time, and are
-then measured one after the other, while the others wait. Memory is the peak that PyTorch allocates: of a step in the loop, of the
-whole run in the engine, whose CUDA graph keeps its memory.
+then measured one after the other, while the others wait. Memory is the peak that PyTorch allocates: of a step in the
+loop, of the whole run in the engine, whose CUDA graph keeps its memory.
 """
 
 from __future__ import annotations

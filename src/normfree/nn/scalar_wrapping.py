@@ -97,8 +97,10 @@ class ScaledConvolution(ScaledModule):
         β · (W * (α · x + b) + v) + δ = (α · β · W) * x + β · (v + b · ΣW) + δ
 
     The left side keeps α · x + b for the gradient of W, and the layer's output for that of β. The right side keeps x
-    alone. To scale a weight costs little, because a convolution uses it at every position of every image. A layer that
-    pads with zeros has its b before it, because the zeros have no bias.
+    alone. A layer that pads with zeros has its b before it, because the zeros have no bias.
+
+    To scale a weight costs little, because a convolution uses it at every position of every image. The left side is
+    computed for so few positions that the weight is larger than the input, unless the layer is compiled.
     """
 
     weight: Tensor
@@ -109,7 +111,8 @@ class ScaledConvolution(ScaledModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """Run the convolution with the scaled weight and bias."""
-        if self.skip is not None:
+        few = self.weight.numel() > input.numel() and not torch.compiler.is_compiling()
+        if few or self.skip is not None:
             return cast(Tensor, super().forward(input))
         alpha, shift, beta = self.alpha, self.shift, self.beta
         weight, bias = self.effective_weight() if isinstance(self, _ConvForward) else self.weight, self.bias
