@@ -1,7 +1,8 @@
 """The residual plan: the structure of a network as methods need it, keyed by qualified names.
 
 A plan is immutable. The models of normfree have one (`model.plan`); for any other, `normfree.discover` makes one.
-Initializers know the structure of a network from its plan alone.
+Initializers know the structure of a network from its plan alone. A converted model remembers its plan
+(`remember_plan_`), so that parameter groups, clipping, diagnosis and saving need only the model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 ShortcutKind = Literal["identity", "subsample", "projection", "parallel"]
+_PLAN, _EXAMPLE = "_normfree_plan", "_normfree_example"  # the attributes of a model that remembers its plan
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,10 @@ class ResidualPlan:
                 "gated, or are added by operations other than + and - (lerp, addcmul, stack); write sums as x + f(x)"
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ResidualPlan:
+        """Return the plan itself, because it is immutable."""
+        return self
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data.
 
@@ -320,3 +326,56 @@ def positions(stage_sizes: Sequence[int], transitions: Sequence[bool]) -> tuple[
         for within in range(1, size + 1):
             out.append(Position(len(out) + 1, total, stage, within, size, previous, next(flags)))
     return tuple(out)
+
+
+def remember_plan_(model: Any, plan: ResidualPlan, example: Any = None) -> None:
+    """Keep a plan on a model, as a plain attribute that copies, pickles and `fully_shard` keep.
+
+    Args:
+        model: The model that the plan belongs to.
+        plan: The plan, which replaces an earlier one.
+        example: The example input of its conversion, for saving and folding.
+    """
+    setattr(model, _PLAN, plan)
+    setattr(model, _EXAMPLE, example)
+
+
+def remembered_plan(model: Any) -> ResidualPlan | None:
+    """Return the plan that a model was converted, loaded or built with.
+
+    Args:
+        model: A model, also one that `DistributedDataParallel`, `torch.compile` or the like wraps.
+
+    Returns:
+        The plan, or None if the model has none. Its names are those of `unwrapped(model)`.
+    """
+    stated = getattr(unwrapped(model), "plan", None)  # of a built model
+    return kept_plan(model) or (stated if isinstance(stated, ResidualPlan) else None)
+
+
+def kept_plan(model: Any) -> ResidualPlan | None:
+    """Return the plan that `remember_plan_` kept on a model, or None."""
+    return getattr(unwrapped(model), _PLAN, None)
+
+
+def remembered_example(model: Any) -> Any:
+    """Return the example input that a model was converted with, or None."""
+    return getattr(unwrapped(model), _EXAMPLE, None)
+
+
+def remembered_method(model: Any) -> str | None:
+    """Return the method, with its options, that a model was converted or built with; None if it is unknown."""
+    converted_by = getattr(getattr(kept_plan(model), "changes", None), "method", None)
+    spec = converted_by or getattr(getattr(unwrapped(model), "method", None), "spec", None)
+    return spec if isinstance(spec, str) else None
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model inside wrappers: `_orig_mod` of `torch.compile`, or an only child `module`, as DDP has."""
+    while _PLAN not in vars(model):  # a compiled model answers for its attributes
+        children = getattr(model, "_modules", {})
+        inner = next((children[name] for name in ("_orig_mod", "module") if list(children) == [name]), None)
+        if inner is None:
+            break
+        model = inner
+    return model

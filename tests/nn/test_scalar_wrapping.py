@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from normfree.nn.reparametrized import reparametrize_
-from normfree.nn.scalar_wrapping import ScalarName, ScaledConvolution, add_scalar_
+from normfree.nn.scalar_wrapping import ScalarName, ScaledConvolution, add_scalar_, scalars_of
 from normfree.nn.weight_layers import WeightKind, weight_kind
 
 
@@ -72,13 +74,14 @@ def gradients(layer: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> l
 
 def written_out(layer: Any, x: Tensor) -> Tensor:
     """The equation of `ScaledModule`, around a forward pass of torch's own."""
-    given = {name: getattr(layer, name) for name in ("alpha", "shift", "beta", "delta")}
-    alpha, shift, beta, delta = (default if (value := given[name]) is None else value
-                                 for name, default in zip(given, (1.0, 0.0, 1.0, 0.0), strict=True))  # fmt: skip
+    held: dict[str, Tensor] = scalars_of(layer)
+    alpha, beta = (held[name].sum() if name in held else 1.0 for name in ("alpha", "beta"))
+    shift, delta = (held[name].sum() if name in held else 0.0 for name in ("shift", "delta"))
     weight = layer.weight if weight_kind(layer) == "plain" else layer.effective_weight()
     return beta * layer._conv_forward(alpha * x + shift, weight, layer.bias) + delta
 
 
+@pytest.mark.filterwarnings("ignore:Using padding=.same.")
 @pytest.mark.parametrize("kind", ["plain", "standardized", "weight_norm"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize(
@@ -181,3 +184,32 @@ def test_scaled_convolution_still_needs_an_input_of_its_own_type() -> None:
     add_scalar_(layer, "beta", 3.0, learnable=True)
     with pytest.raises(RuntimeError, match=r"same|dtype|type"):
         layer(torch.randn(1, 4, 3, 3))
+
+
+def test_weight_larger_than_the_input_is_not_scaled_in_eager_mode() -> None:
+    layer = convolution("point")
+    add_scalar_(layer, "shift", 0.5, learnable=True)
+    add_scalar_(layer, "beta", 3.0, learnable=True)
+    x = torch.randn(1, 4, 2, 2, dtype=torch.double, requires_grad=True)
+    expected = gradients(layer, x, lambda x: written_out(layer, x))
+    for found, value in zip(gradients(layer, x, layer), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-11)
+    nodes = {type(node).__name__ for node, _ in layer(x).grad_fn.next_functions if node is not None}
+    assert nodes & {"ConvolutionBackward0"}  # β multiplies the output
+
+
+def test_compiled_gradient_of_a_bias_is_summed_over_the_batch_first() -> None:
+    """Inductor fuses such a sum with the pass before it, and a sum over positions, too, would be another pass."""
+    layer, graphs = convolution("point"), []
+    add_scalar_(layer, "delta", 0.5, learnable=True)
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    run = torch.compile(layer, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    run(torch.randn(3, 4, 5, 5, dtype=torch.double)).sum().backward()
+    sums = [node.args[1] for node in graphs[1].graph.nodes if "sum.dim" in str(node.target)]
+    assert sums
+    assert sums[0] == [0]

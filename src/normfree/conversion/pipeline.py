@@ -35,9 +35,9 @@ from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.recorder import record
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import call_arguments, restored_on_error
+from normfree.nn.model_state import call_arguments, restored_on_error, small_copy
 from normfree.nn.scalar_wrapping import scalars_of
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, remember_plan_
 
 _NO_SUMS = (
     "no residual sum was found: the model is sequential, concatenates or gates its layers, or adds them by functions "
@@ -69,7 +69,8 @@ def convert(
         generator: The source of every random draw. Default: torch's global generator.
 
     Returns:
-        The converted model, and its plan with a record of all changes in `plan.changes`.
+        The converted model, and its plan with a record of all changes in `plan.changes`. The model remembers its plan,
+        so `param_groups`, `clip_grad_agc_`, `diagnose` and `fold_` need only the model.
 
     Raises:
         ValueError: If the model cannot be copied or converted; the message names each module in the way.
@@ -128,7 +129,9 @@ def convert_(
         _replace_(work, generator)
         _initialize_(work, generator)
         _check_(work)
-    return replace(work.plan, changes=_changes(work))
+    plan = replace(work.plan, changes=_changes(work))
+    remember_plan_(model, plan, small_copy(example))
+    return plan
 
 
 @dataclass

@@ -29,9 +29,10 @@ from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
 from normfree.methods.history import FIRST_RELEASE, as_of
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.models.weight_files import load_weights
-from normfree.plan import ResidualPlan
+from normfree.nn.model_state import small_copy
+from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
 from normfree.provenance import RELEASE, commit, versions
 
 WEIGHTS, PLAN, EXAMPLE, LINES, REPORT = (
@@ -60,16 +61,21 @@ def load(factory={factory}):
 
 
 def save_converted(
-    folder: str | Path, model: nn.Module, plan: ResidualPlan, *, example: Example, source: str | None = None
+    folder: str | Path,
+    model: nn.Module,
+    plan: ResidualPlan | None = None,
+    *,
+    example: Example | None = None,
+    source: str | None = None,
 ) -> Path:
     """Save a converted model to a folder of its own, completely or not at all.
 
     Args:
         folder: The folder to write. A converted model in it is replaced.
         model: The converted model.
-        plan: The plan that the conversion returned. For a model from `fold_batchnorm`, a plan with that record as
-            `plan.changes`.
-        example: The example of the conversion.
+        plan: The plan that the conversion returned. Default: the one that the model remembers. For a model from
+            `fold_batchnorm`, a plan with that record as `plan.changes`.
+        example: The example of the conversion. Default: the one that the model remembers.
         source: The name of the original for `create`, such as 'torchvision:resnet50', so that loading needs no factory.
 
     Returns:
@@ -81,8 +87,13 @@ def save_converted(
         OSError: If the folder cannot be written.
     """
     folder = Path(folder)
-    small = example[:2] if isinstance(example, Tensor) and example.dim() == 4 else example  # two images are enough
-    tensors, packed = pack_example(small)
+    plan = remembered_plan(model) if plan is None else plan
+    example = remembered_example(model) if example is None else example
+    if plan is None or example is None:
+        raise ValueError(
+            f"expected a model that remembers its conversion, got {type(model).__name__}; pass plan= and example="
+        )
+    tensors, packed = pack_example(small_copy(example))
     record = {**describe(plan, source=source), "model": type(model).__name__, "example": packed}
     weights = render_weights(model.state_dict())
     require_free(folder)
@@ -134,6 +145,7 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
         load_weights(folder / WEIGHTS, model)
     except ValueError as error:
         raise ValueError(_wrong_original(record["model"], model, str(error))) from error
+    remember_plan_(model, plan, example)
     return model.eval(), plan
 
 

@@ -19,7 +19,7 @@ from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, remembered_method
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -110,7 +110,7 @@ def diagnose(
         targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
             gradient at the output.
         name: The name in tables and plots (default: the model's name or class).
-        plan: The residual plan (default: the model's own, or the discovered one).
+        plan: The residual plan (default: the one that the model remembers, or the discovered one).
         loss: A function of the output and the targets (default: cross-entropy).
         generator: The source of random gradients (default: seed 0).
 
@@ -133,8 +133,8 @@ def diagnose(
 
 def judge_model(model: nn.Module, signal: Signal) -> Verdict:
     """Judge a model's signal; the verdict recommends only methods that fit the model and that it does not use yet."""
-    converted = str(getattr(signal.plan.changes, "method", "")).partition(":")[0]
-    method = converted or str(getattr(getattr(model, "method", None), "name", ""))
+    spec = getattr(signal.plan.changes, "method", None) or remembered_method(model) or ""
+    method = spec.partition(":")[0]
     return judge(signal, method=method, supports=_supported(model, signal.plan))
 
 

@@ -16,7 +16,7 @@ from normfree.nn.residual import NEUTRAL, Residual
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, remembered_plan
 
 
 @torch.no_grad()
@@ -37,8 +37,8 @@ def initialize_(
     Args:
         model: The model. It must have the modules that the method needs: build or convert it with the same method.
         method: A method, or its name with options, such as `"hanin:r=0.8"`.
-        plan: The residual branches of the model. The default is the model's own plan; for a converted model, pass the
-            plan that `convert` returned; for any other, the one from `discover`.
+        plan: The residual branches of the model. The default is the plan that the model remembers from its
+            conversion or construction; for any other, pass the one from `discover`.
         example: A batch of inputs, for data-driven methods such as `"lsuv"`.
         generator: The source of all draws, so that one seed gives the same weights on any device. The default is
             torch's global generator.
@@ -54,8 +54,8 @@ def initialize_(
     """
     method = get(method)
     if plan is None:
-        plan = getattr(model, "plan", None)
-        if not isinstance(plan, ResidualPlan):
+        plan = remembered_plan(model)
+        if plan is None:
             raise ValueError(
                 f"expected a model that provides a plan, got {type(model).__name__}; "
                 "pass plan=normfree.discover(model, example)"
@@ -69,7 +69,7 @@ def initialize_(
 
 def _write_(ctx: InitContext, method: Method) -> None:
     """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
-    for module in ctx.model.modules():
+    for module in ctx.modules.values():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:

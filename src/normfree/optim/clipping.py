@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from normfree.plan import ResidualPlan
+from normfree.nn.sharding import is_sharded
+from normfree.optim.sharded_clipping import clip_sharded_, is_vector
+from normfree.plan import remembered_plan, unwrapped
 
 _TINY = 1e-30  # avoids a division by 0 for a zero gradient, whose factor is 1 anyway
 _Key = tuple[object, ...]
@@ -41,12 +43,15 @@ def clip_adaptively_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: fl
     if len(params) != len(grads):
         raise ValueError(f"expected a gradient for each of {len(params)} parameters, got {len(grads)}")
     groups: dict[_Key, list[int]] = {}
+    sharded: list[int] = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         if param.shape != grad.shape:
             raise ValueError(
                 f"expected a gradient of its parameter's shape {tuple(param.shape)}, got {tuple(grad.shape)} at {i}"
             )
-        if param.numel():
+        if is_sharded(grad):
+            sharded.append(i)
+        elif param.numel():
             groups.setdefault((param.shape, param.dtype, grad.dtype, grad.device), []).append(i)
     for indices in groups.values():
         weights = torch.stack([params[i] for i in indices])
@@ -54,12 +59,14 @@ def clip_adaptively_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: fl
         most = _unit_norms(weights).clamp_min(eps).mul(clip)
         factor = (most / _unit_norms(steps).clamp_min(_TINY)).clamp_max(1.0)
         torch._foreach_copy_([grads[i] for i in indices], list((steps * factor).unbind()))
+    if sharded:
+        clip_sharded_([params[i] for i in sharded], [grads[i] for i in sharded], clip, eps)  # type: ignore[misc]
 
 
 def _unit_norms(stacked: Tensor) -> Tensor:
     """Return the norm of every unit of tensors stacked along a new first axis, shaped to broadcast over them."""
     shape = stacked.shape[1:]
-    unit_axes = 1 if sum(length > 1 for length in shape) <= 1 else 2  # a vector is one unit
+    unit_axes = 1 if is_vector(shape) else 2
     flat = stacked.reshape(*stacked.shape[:unit_axes], -1)
     wide = torch.promote_types(stacked.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(flat, dim=-1, dtype=wide)
@@ -112,15 +119,15 @@ def clip_grad_agc_(
     Reference: Brock 2021, section 4.1 and appendix E (no clipping of the final linear layer).
 
     Args:
-        model: A model, whose classifier is not clipped, or parameters. Pass `agc_parameters(model)` to look for the
-            classifier once instead of at every step.
+        model: A model, whose output layers are not clipped, or parameters. Pass `agc_parameters(model)` to look for
+            the output layers once instead of at every step.
         clip: The largest ratio of gradient to weight.
         eps: The smallest norm of a weight that counts, so that zero weights can learn.
-        exclude: The names of the modules not to clip, instead of the classifier; `()` clips everything.
+        exclude: The names of the modules not to clip, instead of the output layers; `()` clips everything.
 
     Raises:
         ValueError: If `clip` or `eps` is not positive, if the model has no module of a name in `exclude`, or if no
-            classifier is found and `exclude` is not given.
+            output layer is found and `exclude` is not given.
     """
     if isinstance(model, nn.Module):
         parameters: list[Tensor] = list(agc_parameters(model, exclude=exclude))
@@ -144,38 +151,46 @@ def clip_grad_norm_(model: nn.Module | Iterable[Tensor], max_norm: float) -> Ten
 
 
 def agc_parameters(model: nn.Module, *, exclude: Iterable[str] | None = None) -> list[nn.Parameter]:
-    """Return the parameters for adaptive clipping: all but those of the classifier.
+    """Return the parameters for adaptive clipping: all but those of the output layers.
 
-    The classifier is that of the model's plan, else the last `Linear`.
+    The output layers (the classifier, or all heads) are those of the plan that the model remembers. Of a model without
+    a plan it is the last `Linear`.
 
     Args:
         model: The model.
-        exclude: The names of the modules to leave out, instead of the classifier; `()` leaves out none.
+        exclude: The names of the modules to leave out, instead of the output layers; `()` leaves out none.
 
     Raises:
-        ValueError: If the model has no module of a name in `exclude`, or if no classifier is found and `exclude` is not
-            given.
+        ValueError: If the model has no module of a name in `exclude`, or if no output layer is found and `exclude` is
+            not given.
     """
     if isinstance(exclude, str):
         exclude = (exclude,)
-    excluded: set[int] = set()
-    for name in _classifier(model) if exclude is None else exclude:
-        try:
-            excluded |= {id(p) for p in model.get_submodule(name).parameters()}
-        except AttributeError:
-            raise ValueError(
-                f"expected the name of a module of {type(model).__name__} in exclude, got '{name}'; "
-                "take it from model.named_modules()"
-            ) from None
+    excluded = {id(p) for module in _named(model, exclude) for p in module.parameters()}
     return [p for p in model.parameters() if id(p) not in excluded]
 
 
-def _classifier(model: nn.Module) -> list[str]:
-    """Return the qualified names of the classifier's layers."""
-    plan = getattr(model, "plan", None)
-    if isinstance(plan, ResidualPlan) and plan.classifier:
-        return [layer.name for layer in plan.classifier]
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+def _named(model: nn.Module, names: Iterable[str] | None) -> list[nn.Module]:
+    """Return the modules of these names, or the output layers if none are given."""
+    if names is None:
+        return _output_layers(model)
+    modules = dict(model.named_modules())
+    for name in (names := list(names)):
+        if name not in modules:
+            raise ValueError(
+                f"expected the name of a module of {type(model).__name__} in exclude, got '{name}'; "
+                "take it from model.named_modules()"
+            )
+    return [modules[name] for name in names]
+
+
+def _output_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the output layers that the plan names, else the last `Linear`; an empty list if the plan has none."""
+    plan = remembered_plan(model)
+    if plan is not None:
+        modules = dict(unwrapped(model).named_modules())
+        return [modules[layer.name] for layer in plan.classifier if layer.name in modules]
+    linears: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linears:
         raise ValueError(
             f"expected a model with a plan or a Linear classifier, got {type(model).__name__}; "

@@ -12,7 +12,7 @@ from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
-from normfree.plan import ResidualPlan
+from normfree.plan import ResidualPlan, remembered_method, remembered_plan, unwrapped
 
 
 def param_groups(
@@ -37,8 +37,8 @@ def param_groups(
         model: The model.
         lr: The learning rate of the weights.
         weight_decay: The weight decay.
-        method: The method; the default is the one that the model was built with. A converted model needs it.
-        plan: The plan; the default is the model's own. A converted model needs the one from `convert`.
+        method: The method; the default is the one that the model was built or converted with.
+        plan: The plan; the default is the one that the model remembers.
 
     Returns:
         A list of dictionaries with the keys `name`, `params`, `lr` and `weight_decay`.
@@ -46,13 +46,9 @@ def param_groups(
     Raises:
         ValueError: If the model has no method or plan and none is given, or if a number is invalid.
     """
-    chosen = getattr(model, "method", None) if method is None else get(method)
-    if not isinstance(chosen, Method):
-        raise ValueError(
-            f"expected a model with a method, got {type(model).__name__}; pass method=, or use normfree.build"
-        )
-    plan = getattr(model, "plan", None) if plan is None else plan
-    if not isinstance(plan, ResidualPlan):
+    chosen = _method_of(model) if method is None else get(method)
+    plan = remembered_plan(model) if plan is None else plan
+    if plan is None:
         raise ValueError(f"expected a model with a plan, got {type(model).__name__}; pass plan=normfree.discover(…)")
     if not lr > 0 or weight_decay < 0:
         raise ValueError(f"expected a positive lr and a weight decay of at least 0, got {lr} and {weight_decay}")
@@ -75,6 +71,17 @@ def param_groups(
         "scalars": {"lr": rate, "weight_decay": undecayed},
     }
     return [{"name": n, "params": params, **settings[n]} for n, params in params_by_kind.items() if params]
+
+
+def _method_of(model: nn.Module) -> Method:
+    """Return the method that a model was converted or built with."""
+    spec = remembered_method(model)
+    if spec is None:
+        raise ValueError(
+            f"expected a model that was built or converted with a method, got {type(model).__name__}; pass method="
+        )
+    made_by = getattr(unwrapped(model), "method", None)
+    return made_by if isinstance(made_by, Method) and made_by.spec == spec else get(spec)  # one need not be registered
 
 
 def _kind(module: nn.Module, name: str, parameter: nn.Parameter) -> str:

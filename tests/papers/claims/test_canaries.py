@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.train.canary import canary, differing, settings_of, tolerance
 from normfree_papers.claims import canaries
-from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, stored_families
+from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, kept_families, stored_families
+from normfree_papers.claims.canary import committed_record, differing, tolerance
+from normfree_papers.claims.canary_training import canary, settings_of
 
 needs_results = pytest.mark.skipif(not RUNS.is_dir(), reason="the stored runs are not here")
 
@@ -33,6 +34,26 @@ def test_unknown_commit_has_no_record() -> None:
     assert canaries._of_commit("0" * 40, {}) is None
 
 
+def test_the_canary_of_two_processes_has_the_families_on_which_they_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, figure in (("one", 1.0), ("two", 2.0)):
+        record = {"cuda float32": {"tolerance": 0.1, "figures": {"a": [1.0], "b": [figure]}}}
+        (tmp_path / name).write_text(json.dumps(record))
+    monkeypatch.setattr(canaries, "COMMITTED", tmp_path / "canary.json")
+    canaries.main(["agreed", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert json.loads((tmp_path / "canary.json").read_text())["cuda float32"]["figures"] == {"a": [1.0]}
+
+
+@pytest.mark.gpu
+def test_figures_on_the_gpu_are_the_committed_ones() -> None:
+    families = ["fixup resnet8", "fixup wrn-10-1", "batchnorm resnet8", "crop", "schedule=cosine"]
+    for place in ("cuda float32", "cuda bf16", "cuda mixed"):
+        committed, precision = committed_record()[place]["figures"], place.split()[1]
+        found = canary("cuda", precision=precision, families=families)
+        assert not differing(found, {family: committed[family] for family in families}, tolerance(place))
+
+
 def test_two_commits_have_the_figures_on_which_they_agree() -> None:
     one = {CPU: {"tolerance": 0.1, "figures": {"a": [1.0], "b": [1.0], "c": None}}}
     two = {CPU: {"tolerance": 0.1, "figures": {"a": [1.05], "b": [2.0], "c": [1.0]}}}
@@ -47,6 +68,11 @@ def test_every_commit_of_a_stored_run_has_a_canary() -> None:
         if record != UNKNOWN:
             assert set(record[CPU]["figures"]) >= set(families), commit
             assert record[CPU]["tolerance"] == tolerance(CPU)
+
+
+@needs_results
+def test_families_of_kept_runs_are_committed() -> None:
+    assert set(kept_families()) <= set(committed_record()[CPU]["figures"]), "judging a claim would train them"
 
 
 @needs_results

@@ -17,8 +17,9 @@ from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_wrapping import ScaledModule
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, number_of
 from normfree.nn.weight_layers import weight_kind
+from normfree.plan import remembered_example
 
 # An empty Sequential is a leaf, too.
 _PASS = (
@@ -56,8 +57,8 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
 
     Args:
         model: A norm-free model in evaluation mode.
-        example: An input that the model accepts; only its shape matters. Default: a batch of the model's `input_shape`,
-            which normfree's image and vector networks have.
+        example: An input that the model accepts; only its shape matters. Default: the example that a converted model
+            remembers, or a batch of the model's `input_shape`, which normfree's image and vector networks have.
 
     Returns:
         A record of the modules that were folded and that remain, with the reason.
@@ -92,8 +93,10 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
     return record
 
 
-def _example(model: nn.Module) -> Tensor:
-    """Return a batch in the input shape of a normfree network."""
+def _example(model: nn.Module) -> Any:
+    """Return the example of a converted model, or a batch in the input shape of a normfree network."""
+    if (example := remembered_example(model)) is not None:
+        return example
     shape = getattr(model, "input_shape", None)
     if shape is None:
         raise ValueError(
@@ -177,9 +180,9 @@ def _affine(name: str, module: nn.Module, scale: Tensor | None, shift: Tensor | 
         return []
     step = FoldStep("affine", name, module)
     if scale is not None:
-        step.scale = scale.detach().double().cpu()
+        step.scale = number_of(scale.detach().double().cpu())
     if shift is not None:
-        step.shift = shift.detach().double().cpu()
+        step.shift = number_of(shift.detach().double().cpu())
     return [step]
 
 
