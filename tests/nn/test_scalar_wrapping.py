@@ -213,3 +213,16 @@ def test_compiled_gradient_of_a_bias_is_summed_over_the_batch_first() -> None:
     sums = [node.args[1] for node in graphs[1].graph.nodes if "sum.dim" in str(node.target)]
     assert sums
     assert sums[0] == [0]
+
+
+@pytest.mark.parametrize("name", ["point", "zeros"])
+def test_scaled_convolution_is_exported_for_any_batch(name: str) -> None:
+    """Which side of the equation is computed must not depend on the size of the batch there."""
+    layer = convolution(name).float().eval()
+    for scalar in ("alpha", "shift", "beta", "delta"):
+        add_scalar_(layer, scalar, 0.5, learnable=True)
+    batch = {0: torch.export.Dim("batch", min=1, max=1000)}
+    program = torch.export.export(layer, (torch.randn(2, 4, 2, 2),), dynamic_shapes=(batch,)).module()
+    for count in (1, 7, 64):
+        x = torch.randn(count, 4, 2, 2)
+        torch.testing.assert_close(program(x), layer(x))

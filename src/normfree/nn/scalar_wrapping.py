@@ -112,7 +112,7 @@ class ScaledConvolution(ScaledModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """Run the convolution with the scaled weight and bias."""
-        few = self.weight.numel() > input.numel() and not torch.compiler.is_compiling()
+        few = not torch.compiler.is_compiling() and self.weight.numel() > input.numel()
         if few or self.skip is not None:
             return cast(Tensor, super().forward(input))
         scalars = (self.alpha, self.shift, self.beta, self.delta)
