@@ -75,7 +75,7 @@ class BlockBuilder:
     def scalar(self, law: Law, position: Position) -> ScalarMultiplier | None:
         """Return the multiplier of a law at a position, or None if it is absent or always 1."""
         value = law.at(position)
-        if value is None or (value == 1.0 and not law.learnable and not law.written):
+        if value is None or (value == 1.0 and not law.learnable and not law.set_by_initializer):
             return None
         return ScalarMultiplier(value, learnable=law.learnable)
 
