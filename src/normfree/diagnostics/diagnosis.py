@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
 from normfree.diagnostics.propagation import Loss, Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
+from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get

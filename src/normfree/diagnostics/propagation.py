@@ -1,4 +1,4 @@
-"""Signal propagation: one forward and one backward pass, measured at every residual sum and weight layer.
+"""Signal propagation: one forward and one backward pass, measured at every residual sum, weight layer and both ends.
 
 `diagnostics/moments.py` defines the statistics.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,11 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.diagnostics.layer_signals import LayerSignal, gradient_norms, layer_signals, learning_branches
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal, find_missing_sums
+from normfree.diagnostics.ends import (
+    CountActivations,
+    InputFacts,
+    OutputFacts,
+    broken_parameters,
+    clear_type_errors,
+    find_origin,
+    input_facts,
+    output_facts,
+)
+from normfree.diagnostics.layer_signals import LayerSignal, LayerWeights, learning_branches
+from normfree.diagnostics.places import find_missing_sums
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
+from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
@@ -37,8 +49,9 @@ class Signal:
     """The signal of a model in one forward and one backward pass.
 
     Attributes:
-        sums: The statistics at every residual sum, in the order of the plan.
-        layers: The norms of weights and gradients of every weight layer.
+        sums: The statistics at every residual sum, in the order of the plan; in a network without sums, at the output
+            of every call of a hidden weight layer (`SumSignal.layer`).
+        layers: The norms of weights and gradients of every weight layer, its dead units and equal filters.
         injected: The places where a random gradient was injected, '' if the gradient came from a loss. 'output' is
             the model's output, 'features' the input of a classifier whose weight is zero, and 'memory' the output of
             an encoder that all attentions of the decoder multiply by zero.
@@ -49,6 +62,15 @@ class Signal:
         output: The mean square of the model's output.
         missing_sums: The modules without a residual sum that return the shape they get, while most modules like them
             have a sum.
+        constant_sums: Modules like these that add the same to every sample.
+        inputs: The main input.
+        head: The output, and the loss by chance.
+        activations: The activation functions of a network without sums, the most frequent first.
+        broken: The parameters and buffers that are not finite; empty if the signal is finite.
+        origin: The innermost module that made non-finite numbers out of finite ones, '' if there is none.
+        half: Whether the network computes in float16.
+        normalized: Whether there is a normalizer for at least every second weight layer.
+        classifier_bias: The largest bias of the classifier above the mean of its biases.
     """
 
     sums: tuple[SumSignal, ...]
@@ -59,6 +81,20 @@ class Signal:
     unmeasured: str = ""
     output: float = math.nan
     missing_sums: tuple[str, ...] = ()
+    constant_sums: tuple[str, ...] = ()
+    inputs: InputFacts = field(default_factory=InputFacts)
+    head: OutputFacts = field(default_factory=OutputFacts)
+    activations: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    origin: str = ""
+    half: bool = False
+    normalized: bool = False
+    classifier_bias: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the network has no residual sums, and was measured at its weight layers."""
+        return bool(self.sums) and self.sums[0].layer
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.
@@ -81,13 +117,16 @@ class Signal:
             "unmeasured": self.unmeasured,
             "output": self.output,
             "unsummed": list(self.missing_sums),  # key kept for compatibility with 0.1
+            "inputs": asdict(self.inputs),
+            "head": asdict(self.head),
             "sums": [asdict(s) for s in self.sums],
             "layers": layers,
         }
 
     def __repr__(self) -> str:
         loss = "" if math.isnan(self.loss) else f", loss {self.loss:.4g}"
-        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers{loss})"
+        sums = "no residual sums" if self.plain else f"{len(self.sums)} residual sums"
+        return f"Signal({sums}, {len(self.layers)} weight layers{loss})"
 
 
 def propagate(
@@ -101,6 +140,9 @@ def propagate(
 ) -> Signal:
     """Measure the signal of any model in one forward and one backward pass.
 
+    A network with residual sums is measured at these, any other at the outputs of its hidden weight layers. If a value
+    is not finite, a second forward pass finds the module that made it.
+
     The backward pass starts from the loss if there are `targets` or a `loss`, and otherwise from a random gradient
     with unit variance at the output. If the classifier's weight is zero, as at the start of Fixup, a random gradient
     is injected at its input instead; if all attentions over an encoder's output return zero, one is injected there,
@@ -111,7 +153,7 @@ def propagate(
     so that memory does not grow beyond one plain pass.
 
     Args:
-        model: Any model with residual sums.
+        model: Any model.
         inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
         targets: The second argument of the loss.
         plan: The residual plan (default: the model's own, or the discovered one).
@@ -119,16 +161,19 @@ def propagate(
         generator: The source of random gradients (default: seed 0).
 
     Returns:
-        The statistics at every residual sum, and the norms of weights and gradients.
+        The statistics at every residual sum or weight layer, of the weights, and of the input and output.
 
     Raises:
-        ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs
-            to another model, or if the batch is too small for a variance.
+        ValueError: if the model has no layers to measure, is on the meta device or returns no tensor, if the plan
+            belongs to another model, or if the batch is too small for a variance or has the wrong type.
     """
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
-    plan = plan_of(model, args or kwargs, plan, parts)
-    plan.require_sums()
+    with clear_type_errors(parts, (args, kwargs)):
+        plan = plan_of(model, args or kwargs, plan, parts)
+    given = input_facts((args, kwargs))  # before the model can write into them
+    weights = LayerWeights(parts, plan)
+    activations = CountActivations()
     observer = SumObserver(parts.modules, plan)
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -147,8 +192,10 @@ def propagate(
             handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
-        gradients = stack.enter_context(gradient_norms(parts.parameters))
-        output = model(*args, **kwargs)
+        gradients = stack.enter_context(weights.gradient_norms())
+        with clear_type_errors(parts, (args, kwargs)), nullcontext() if plan.branches else activations:
+            output = model(*args, **kwargs)
+        observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
         starts, injected, value = _start(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
@@ -156,22 +203,48 @@ def propagate(
         if memory is not None and memory.requires_grad and observer.are_zero(memories):
             starts[memory] = _random_gradient(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
-        size = _mean_square(output)
+        size = _tensor_or_none(output)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
     observer.finish()  # before the first wait for the device
-    layers, gradient_sizes = layer_signals(parts, plan, gradients)
+    layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
+    head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
         sums,
         layers,
         injected,
         math.nan if value is None else float(value),
         plan,
-        output=math.nan if size is None else float(size),
-        missing_sums=tuple(missing),
+        output=head.mean_square,
+        missing_sums=tuple(missing.skipped),
+        constant_sums=tuple(missing.constant),
+        inputs=given,
+        head=head,
+        activations=tuple(name for name, _ in activations.counts.most_common()),
+        half=observer.half,
+        normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
+        classifier_bias=_largest_bias(parts, plan),
     )
-    return _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
+    signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
+    return _with_origin(signal, model, parts, inputs) if signal.unmeasured else signal
+
+
+def _largest_bias(parts: ModelParts, plan: ResidualPlan) -> float:
+    """The largest bias of the classifier above the mean of its biases."""
+    biases = [parts.modules[layer.name]._parameters.get("bias") for layer in plan.classifier]
+    return max((float((b.detach() - b.detach().mean()).abs().max()) for b in biases if b is not None), default=0.0)
+
+
+def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any) -> Signal:
+    """Name the weights that are not finite, or the module that makes non-finite numbers, by another forward pass."""
+    broken = broken_parameters(parts)
+    origin: list[str] = []
+    if not broken and signal.inputs.finite:
+        args, kwargs = tree_map(_copy_input, call_arguments(inputs))
+        with torch.no_grad(), preserve_model_state(model, parts), find_origin(parts.modules) as origin:
+            model(*args, **kwargs)
+    return replace(signal, broken=broken, origin=origin[0] if origin else "")
 
 
 def plan_of(
@@ -257,10 +330,10 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     return None
 
 
-def _mean_square(output: Any) -> Tensor | None:
-    """The mean square of a model's output, still on its device; None if only the caller's loss can read the output."""
+def _tensor_or_none(output: Any) -> Tensor | None:
+    """The tensor in a model's output; None if only the caller's loss can read the output."""
     try:
-        return first_tensor(output).detach().float().square().mean()
+        return first_tensor(output).detach()
     except ValueError:
         return None
 
