@@ -33,7 +33,7 @@ import normfree as nf
 from normfree.conversion import convert
 from normfree.conversion.norms import find_norms
 from normfree.files import write_json
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.provenance import commit, hardware, versions
 from normfree.report.progress import progress
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics import propagate
 from normfree.models import build
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table
 

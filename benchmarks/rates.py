@@ -33,7 +33,7 @@ import normfree as nf
 from normfree.conversion import convert
 from normfree.data.images import fashion14
 from normfree.files import write_json
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.optim import agc_parameters
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table, to_markdown

@@ -11,8 +11,11 @@
          torch.compile(mode="reduce-overhead").
 `width`  TFLOP/s of WRN-40-10 at batch 128, counting three times the operations of a forward pass.
 `depth`  time per step and peak memory of Fixup with 100, 1,000 and 10,000 layers, batch 64.
-`kernels` whole steps by the stage kernels (docs/kernels.md): ResNet-110 beside the compiled path and batch norm, then
-         1,000 layers at batch 128 and 10,000 at batch 64. The epoch of 50,000 images is extrapolated from the steps.
+`kernels` whole steps by the stage kernels (docs/kernels.md) beside the compiled path, batch norm in the engine, and
+         batch norm in plain loops: first ResNet-110 at batch 128, with 1,000 layers at batch 128 and 10,000 at batch
+         64, then ResNets of other depths (--depths), then other batches (--batches). An epoch of 50,000 images is
+         extrapolated from the steps. "Cold" rows run in a process of their own with empty caches.
+`one`    the JSON row of one run of the engine: MODEL METHOD BATCH STEPS KERNELS (for the cold rows).
 
 Images are random bytes in the shape of CIFAR-10. The set-up (building, compiling, capturing) is timed separately.
 """
@@ -21,8 +24,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import shlex
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,32 +51,37 @@ CLASSES = tuple("0123456789")
 def noise(count: int) -> Any:
     """Random bytes in the shape of CIFAR-10."""
     g = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=g)
+    few = torch.randint(0, 256, (min(count, 5_000), 3, 32, 32), dtype=torch.uint8, generator=g)
+    images = few.repeat(-(-count // len(few)), 1, 1, 1)[:count]
     train = Split(images, torch.randint(0, 10, (count,), generator=g))
     return image_set("noise", CLASSES, train, Split(images[:10], torch.arange(10)))
 
 
 def engine(model: str, method: str, batch: int, steps: int, **settings: Any) -> RunResult:
     """A run of the engine over `steps` batches of noise, with the augmentation of CIFAR-10."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    _clear()
     base = {"validation": 0.0, "crop": 4, "flip": True, "epochs": 1, "schedule": "constant", "lr": 0.01}
     config = nf.TrainConfig(model=model, method=method, batch_size=batch, **(base | settings))
     return nf.fit(config, data=noise(steps * batch))
 
 
-def rival(method: str, batch: int, steps: int, device: str, *, short: bool, compiled: bool) -> tuple[float, float]:
-    """Images/s and seconds to set up of plain PyTorch with the same network, on one batch that is there already."""
+def rival(
+    model: str, method: str, batch: int, steps: int, device: str, *, short: bool = True, mode: str | None = None
+) -> dict[str, Any]:
+    """Images/s, seconds to set up and memory of plain PyTorch on one batch that is there already.
+
+    `short` is bf16 autocast with channels last; `mode` is that of `torch.compile`, or None for eager PyTorch.
+    """
     began = time.perf_counter()
-    model = nf.build("resnet110", method, generator=torch.Generator().manual_seed(0)).to(device)
+    _clear()
+    network = nf.build(model, method, generator=torch.Generator().manual_seed(0)).to(device)
     x = torch.randn(batch, 3, 32, 32, device=device)
     if short:
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        network, x = network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (batch,), device=device)
-    groups = nf.param_groups(model, lr=0.01, weight_decay=1e-4)
+    groups = nf.param_groups(network, lr=0.01, weight_decay=1e-4)
     optimizer = torch.optim.SGD(groups, momentum=0.9, fused=device == "cuda")
-    run: Callable[..., Any] = torch.compile(model, mode="reduce-overhead") if compiled else model
+    run: Callable[..., Any] = torch.compile(network, mode=mode) if mode else network
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=short):
@@ -85,8 +97,24 @@ def rival(method: str, batch: int, steps: int, device: str, *, short: bool, comp
     for _ in range(steps):
         step()
     synchronize()
+    seconds = time.perf_counter() - start
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
     torch._dynamo.reset()
-    return batch * steps / (time.perf_counter() - start), start - began
+    return {
+        "images_per_second": batch * steps / seconds,
+        "milliseconds": 1e3 * seconds / steps,
+        "steps": steps,
+        "precision": "bf16 autocast" if short else "float32",
+        "peak_gib": peak,
+        "setup_seconds": start - began,
+    }
+
+
+def _clear() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def synchronize() -> None:
@@ -97,8 +125,8 @@ def synchronize() -> None:
 def measure_step(device: str, steps: int, rivals: str) -> list[dict[str, Any]]:
     rows = []
     for method in ("fixup", "batchnorm"):
-        found = engine("resnet110", method, 128, steps, device=device)
-        rows.append(_row(f"engine, {method}, whole step", found.throughput, found.setup_seconds))
+        trained = engine("resnet110", method, 128, steps, device=device)
+        rows.append({"what": f"engine, {method}, whole step", **_numbers(trained, 128)})
     for method in ("fixup", "batchnorm") if rivals != "none" else ():
         for name, short, compiled in (
             ("PyTorch, float32", False, False),
@@ -106,19 +134,28 @@ def measure_step(device: str, steps: int, rivals: str) -> list[dict[str, Any]]:
             ("PyTorch, the same in torch.compile(mode='reduce-overhead')", True, True),
         )[: 3 if rivals == "all" else 2]:
             try:
-                speed, setup = rival(method, 128, max(5, steps // 10), device, short=short, compiled=compiled)
+                mode = "reduce-overhead" if compiled else None
+                found = rival("resnet110", method, 128, max(5, steps // 10), device, short=short, mode=mode)
             except Exception as error:  # a rival that fails is a result, too
                 print(f"{name}, {method}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
-            rows.append(_row(f"{name}, {method}, no data", speed, setup))
+            rows.append({"what": f"{name}, {method}, no data", **found})
     speeds = {row["what"]: row["images_per_second"] for row in rows}
     fixup, batchnorm = (speeds[f"engine, {m}, whole step"] for m in ("fixup", "batchnorm"))
     rows.append({"what": "norm-free / batch norm in the engine", "ratio": fixup / batchnorm})
     return rows
 
 
-def _row(what: str, speed: float, setup: float) -> dict[str, Any]:
-    return {"what": what, "images_per_second": speed, "milliseconds": 1e3 * 128 / speed, "setup_seconds": setup}
+def _numbers(found: RunResult, batch: int) -> dict[str, Any]:
+    return {
+        "images_per_second": found.throughput,
+        "milliseconds": 1e3 * batch / found.throughput,
+        "epoch_seconds": 50_000 / found.throughput,
+        "steps": found.steps,
+        "precision": found.config.precision,
+        "peak_gib": found.peak_gib,
+        "setup_seconds": found.setup_seconds,
+    }
 
 
 def measure_width(device: str, steps: int, model: str = "wrn-40-10", batch: int = 128) -> list[dict[str, Any]]:
@@ -163,55 +200,85 @@ def measure_depth(device: str, steps: int, depths: list[int]) -> list[dict[str, 
     return rows
 
 
-def measure_kernels(device: str, steps: int, rivals: str) -> Iterator[list[dict[str, Any]]]:
+STAGE, COMPILED, NORMED = "fixup, stage kernels", "fixup, compiled", "batchnorm, compiled"
+PLAIN = "batchnorm, plain loop"
+METHODS = {"wrn-1000-1": "fixup:scalar_lr=10/L", "wrn-10000-1": "fixup:scalar_lr=10/L"}
+
+
+def kernel_tasks(steps: int, depths: list[int], batches: list[int]) -> Iterator[tuple[str, str, int, int, bool]]:
+    """Iterate over model, path, batch, number of steps, and whether the row is cold; the table's rows come first."""
+    yield "resnet110", STAGE, 128, 5 * steps, True
+    yield "wrn-10000-1", STAGE, 64, steps // 8, True
+    yield "wrn-1000-1", STAGE, 128, steps // 2, False
+    yield "resnet110", "nf, stage kernels", 128, 5 * steps, False
+    for path in (COMPILED, NORMED, PLAIN):
+        yield "resnet110", path, 128, steps, False
+    for mode in ("reduce-overhead", "max-autotune"):
+        yield "resnet110", f"batchnorm, torch.compile(mode='{mode}')", 128, steps, False
+    for model, batch in [*((f"resnet{depth}", 128) for depth in depths), *(("resnet110", batch) for batch in batches)]:
+        size = int(model.removeprefix("resnet")) * batch / (110 * 128)
+        for path in (STAGE, COMPILED, NORMED, PLAIN):
+            yield model, path, batch, min(steps, 40 + int(steps / 4 / size)), False
+
+
+def measure_kernels(
+    device: str, steps: int, rivals: str, depths: list[int], batches: list[int]
+) -> Iterator[list[dict[str, Any]]]:
     """The rows after each measurement; a long one that fails does not lose those before it."""
     rows: list[dict[str, Any]] = []
-    for what, model, method, batch, count, settings in (
-        ("fixup, stage kernels", "resnet110", "fixup", 128, 5 * steps, {"kernels": "stage"}),
-        ("nf, stage kernels", "resnet110", "nf", 128, 5 * steps, {"kernels": "stage"}),
-        ("fixup, compiled", "resnet110", "fixup", 128, steps, {"kernels": "compiled"}),
-        ("batchnorm, compiled", "resnet110", "batchnorm", 128, steps, {}),
-        ("fixup, stage kernels", "wrn-1000-1", "fixup:scalar_lr=10/L", 128, steps // 2, {"kernels": "stage"}),
-        ("fixup, stage kernels", "wrn-10000-1", "fixup:scalar_lr=10/L", 64, steps // 8, {"kernels": "stage"}),
-    ):
-        found = engine(model, method, batch, count, device=device, **settings)
-        rows.append(
-            {
-                "what": f"{model}, {what}",
-                "batch": batch,
-                "images_per_second": found.throughput,
-                "milliseconds": 1e3 * batch / found.throughput,
-                "epoch_seconds": 50_000 / found.throughput,
-                "steps": count,
-                "precision": found.config.precision,
-                "peak_gib": found.peak_gib,
-                "setup_seconds": found.setup_seconds,
-            }
-        )
+    for model, path, batch, count, cold in kernel_tasks(steps, depths, batches):
+        method, _, how = path.partition(", ")
+        method, kernels = METHODS.get(model, method), "stage" if how == "stage kernels" else "compiled"
+        row = {"what": f"{model}, {path}", "model": model, "path": path, "batch": batch, "cold": cold}
+        if cold:
+            row |= cold_row([model, method, str(batch), str(count), kernels], device)
+        elif how in ("stage kernels", "compiled"):
+            row |= _numbers(engine(model, method, batch, count, device=device, kernels=kernels), batch)
+        elif rivals == "all" or (rivals == "eager" and path == PLAIN):
+            mode = None if path == PLAIN else how.split("'")[1]
+            row |= rival(model, method, batch, 5 if mode is None else max(5, count // 10), device, mode=mode)
+        else:
+            continue
+        rows.append(row)
         yield [*rows, *_kernel_ratio(rows)]
-    if rivals == "all":
-        speed, setup = rival("batchnorm", 128, max(5, steps // 10), device, short=True, compiled=True)
-        what = "resnet110, batchnorm, torch.compile(mode='reduce-overhead'), no data"
-        rows.append({**_row(what, speed, setup), "batch": 128, "precision": "bf16 autocast"})
-        yield [*rows, *_kernel_ratio(rows)]
+
+
+def cold_row(words: list[str], device: str) -> dict[str, Any]:
+    """The numbers of one run of the engine, in a process of its own with empty caches of compiled code."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NORMFREE_CACHE")
+        environment = {**os.environ, **{name: str(Path(folder) / name) for name in caches}}
+        command = [sys.executable, __file__, "one", *words, "--device", device]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def measure_one(words: list[str], device: str) -> dict[str, Any]:
+    model, method, batch, steps, kernels = words
+    return _numbers(engine(model, method, int(batch), int(steps), device=device, kernels=kernels), int(batch))
 
 
 def _kernel_ratio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    speeds = {row["what"]: row["images_per_second"] for row in rows}
-    rivals = [speed for what, speed in speeds.items() if "batchnorm" in what]
-    if not rivals:
+    speeds = {
+        row["path"]: row["images_per_second"] for row in rows if (row["model"], row["batch"]) == ("resnet110", 128)
+    }
+    rivals = [speed for path, speed in speeds.items() if path.startswith("batchnorm")]
+    if not rivals or STAGE not in speeds:
         return []
-    ratio = speeds["resnet110, fixup, stage kernels"] / max(rivals)
+    ratio = speeds[STAGE] / max(rivals)
     return [{"what": "fixup by stage kernels / the fastest batch norm, ResNet-110", "ratio": ratio}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step", "width", "depth", "kernels"])
+    parser.add_argument("what", choices=["step", "width", "depth", "kernels", "one"])
+    parser.add_argument("words", nargs="*", metavar="MODEL METHOD BATCH STEPS KERNELS", help="of the row `one`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rivals", choices=["all", "eager", "none"], default="all", help="eager: no compiled ones")
-    parser.add_argument("--depths", default="100,1000,10000")
+    parser.add_argument("--depths", help="default: 100,1000,10000 for depth, 20,56,998 for kernels")
+    parser.add_argument("--batches", default="32,512,1024")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     if given.what == "step":
@@ -219,16 +286,24 @@ def main() -> None:
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
     elif given.what == "kernels":
-        for rows in measure_kernels(given.device, given.steps, given.rivals):
-            print(rows[-1], file=sys.stderr)
+        depths, batches = _integers(given.depths or "20,56,998"), _integers(given.batches)
+        for rows in measure_kernels(given.device, given.steps, given.rivals, depths, batches):
+            print(next(row for row in reversed(rows) if "path" in row), file=sys.stderr, flush=True)
             _store(given, rows)
+    elif given.what == "one":
+        print(json.dumps(measure_one(given.words, given.device)))
+        return
     else:
-        rows = measure_depth(given.device, given.steps, [int(depth) for depth in given.depths.split(",")])
+        rows = measure_depth(given.device, given.steps, _integers(given.depths or "100,1000,10000"))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = tuple(tuple(_cell(row.get(column)) for column in columns) for row in rows)
     heads = tuple(Column(name.replace("_", " "), "left" if name == "what" else "right") for name in columns)
     print_table(Table(f"training: {given.what}", heads, cells))
     _store(given, rows)
+
+
+def _integers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
 
 
 def _store(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from normfree.cli.compare import compare_methods
-from normfree.cli.demo import make_demo
+from normfree.cli.compare import compare_methods, make_demo
 from normfree.comparison import demo as room
 from normfree.train.engine import loop as engine
 

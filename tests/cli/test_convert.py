@@ -13,7 +13,7 @@ from safetensors.torch import save_model
 import normfree as nf
 from normfree.cli.convert import convert_model
 from normfree.conversion.saving import read_plan
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 
 Run = Callable[..., tuple[int, str, str]]
 

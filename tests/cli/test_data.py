@@ -49,12 +49,12 @@ def test_get_fetches_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return root / name
 
     monkeypatch.setattr("normfree.data.get", get)
-    monkeypatch.setattr("normfree.cli.data._INTERVAL", 0.0)
+    monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
     result = run("get", "cifar10", "mnist", "cifar10", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
     assert asked == [("cifar10", tmp_path, None), ("mnist", tmp_path, None)]
     assert result.stdout.splitlines() == [f"{name}: {tmp_path / name}" for name in ("cifar10", "mnist")]
-    assert "cifar10: 0 of 0 MB from https://example.org/a" in result.stderr
+    assert "cifar10, MB: 0 of 0 done after 0 s, from https://example.org/a" in result.stderr
 
 
 def test_get_of_the_embedded_set_fetches_nothing(tmp_path: Path) -> None:

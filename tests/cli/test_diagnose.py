@@ -19,7 +19,7 @@ from normfree.cli.options import load_plugins
 from normfree.diagnostics import diagnose
 from normfree.methods import unregister
 from normfree.models import build
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.train import TrainConfig, fit, load
 
 Run = Callable[..., tuple[int, str, str]]

@@ -14,10 +14,10 @@ import pytest
 
 import normfree
 from normfree.cli import main
-from normfree.cli.train import _log_shown
-from normfree.train import RunFolder, read_config
+from normfree.cli.train import _log_shown, configuration
+from normfree.train import RunFolder, TrainConfig, read_config, recipe
 from normfree.train.engine import loop as engine
-from normfree.train.engine.evaluation import Score
+from normfree.train.engine.inputs import Score
 from normfree.train.engine.step import TrainStep
 from normfree.train.recipes import recipes
 from tiny_images import tiny_images
@@ -424,3 +424,15 @@ def test_train_shows_its_log_on_stderr(capsys: pytest.CaptureFixture[str]) -> No
         log.info("another process")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "kernels: stage\n")
+
+
+def test_configuration_puts_a_file_over_the_recipe_and_changes_over_both(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("lr = 0.3\nepochs = 7\n")
+    found = configuration("fixup_cifar", file=tmp_path / "mine.toml", changes=["lr=0.2"])
+    assert found == recipe("fixup_cifar", lr=0.2, epochs=7)
+    assert configuration(changes=["seed=3"]) == TrainConfig(seed=3)
+
+
+def test_configuration_of_a_model_says_where_its_name_belongs() -> None:
+    with pytest.raises(ValueError, match="got the model 'resnet20'; give it as --model resnet20"):
+        configuration("resnet20")

@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 
 from normfree.comparison.comparison_report import panel, table
-from normfree.comparison.sweep import RunTask, compare, folder_name, layers
+from normfree.comparison.sweep import RunTask, compare, layers
 from normfree.data.images.fashion14 import LINEAR_ACCURACY
 from normfree.models import build
 from normfree.train import RunFolder, TrainConfig, fit
+from normfree.train.config import folder_name
 from normfree.train.engine import loop as engine
 from normfree.train.recipes import recipe
 from tiny_text import tiny_text

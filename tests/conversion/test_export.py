@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from normfree.conversion import convert
 from normfree.conversion.folding.inference import fold_
 from normfree.models import build
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 
 METHODS = ("fixup", "wn", "nf")
 

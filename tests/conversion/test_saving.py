@@ -244,6 +244,6 @@ def test_plan_and_example_come_back_as_they_were() -> None:
 
 
 def test_thin_resnet_is_made_by_its_name() -> None:
-    from normfree.models.foreign import create_model
+    from normfree.models.third_party import create_model
 
     assert type(create_model("thin_resnet:ThinResNet")) is ThinResNet

@@ -56,10 +56,10 @@ def test_fixup_puts_a_bias_before_an_activation_that_has_none() -> None:
     assert scalars_of(first).keys() == {"shift", "delta"}
     groups = {g["name"]: g for g in normfree.param_groups(model, lr=1.0, method="fixup", plan=plan)}
     assert groups["scalars"]["lr"] == pytest.approx(0.1)
-    scalars = [p for p in groups["scalars"]["params"] if p.dim() == 0]
+    scalars = [p for p in groups["scalars"]["params"] if p.numel() == 1]
     learnable = [a for a in plan.changes.added if a.learnable]
     assert len(scalars) == len(learnable)
-    biases = [p for p in groups["scalars"]["params"] if p.dim() > 0]  # in this model, the classifier's alone
+    biases = [p for p in groups["scalars"]["params"] if p.numel() > 1]  # in this model, the classifier's alone
     assert [id(p) for p in biases] == [id(model.classifier.bias)]
     assert sum(p.numel() for g in groups.values() for p in g["params"]) == plan.changes.parameters_after
 

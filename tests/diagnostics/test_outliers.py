@@ -127,7 +127,7 @@ def test_forgotten_normalizer_in_a_short_stage_is_reported(place: int) -> None:
 
 
 def test_forgotten_normalizer_of_a_resnet18_is_reported() -> None:
-    from normfree.models.foreign import create_model
+    from normfree.models.third_party import create_model
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

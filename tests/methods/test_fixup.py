@@ -155,7 +155,7 @@ def test_fixup_scalars_sit_where_the_authors_put_them(name):
     model = build(name, "fixup", generator=g, dtype=torch.float64)
     with torch.no_grad():
         for p in model.parameters():  # far from the start, where most places would look alike
-            if p.dim() == 0:
+            if p.numel() == 1:
                 p.copy_(p + 0.3 * torch.randn((), generator=g))
             else:
                 p.copy_(torch.randn(p.shape, generator=g) * (2 / p[0].numel()) ** 0.5)
@@ -163,7 +163,7 @@ def test_fixup_scalars_sit_where_the_authors_put_them(name):
     state = dict(model.named_parameters())
     expected = reference(state, x)
     torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
-    found = [p for p in state.values() if p.dim() == 0]
+    found = [p for p in state.values() if p.numel() == 1]
     assert len(found) == scalars
     # The control: every scalar moves the output, so one that stood elsewhere would have been noticed.
     slopes = torch.stack(torch.autograd.grad(expected.square().sum(), found)) / expected.square().sum()
@@ -247,7 +247,7 @@ def first_update(L: int, m: int) -> dict[str, float]:
     model = build(f"resmlp-{L}-{WIDTH}-{m}", "fixup", form="pre", size=4, dtype=torch.float64, generator=seeded(0))
     plan = model.plan
     weights = [model.get_submodule(layer.name).weight for branch in plan.branches for layer in branch.layers]
-    scalars = [p for p in model.parameters() if p.dim() == 0]
+    scalars = [p for p in model.parameters() if p.numel() == 1]
     g = seeded(1)
     x, y = torch.randn(64, 48, generator=g, dtype=torch.float64), torch.randint(10, (64,), generator=g)
     classifier = torch.randn(10, WIDTH, generator=g, dtype=torch.float64) / WIDTH**0.5
@@ -262,7 +262,7 @@ def first_update(L: int, m: int) -> dict[str, float]:
         sizes = {}
         with torch.no_grad():
             for key, (weight_rate, scalar_rate) in rates.items():
-                steps = [ETA * (scalar_rate if d.dim() == 0 else weight_rate) * d for d in gradients]
+                steps = [ETA * (scalar_rate if d.numel() == 1 else weight_rate) * d for d in gradients]
                 for sign in (-1, 1):
                     torch._foreach_add_(weights + scalars, steps, alpha=sign)
                     if sign < 0:

@@ -121,9 +121,9 @@ def test_fixup_has_a_bias_before_every_layer_and_a_multiplier_a_branch() -> None
     def counted(method: str) -> tuple[int, int, int]:
         """The scalars at 0 and at 1, and the bias vectors."""
         parameters = list(built(TRANSFORMER, method).parameters())
-        scalars = [p.item() for p in parameters if p.dim() == 0]
+        scalars = [p.item() for p in parameters if p.numel() == 1]
         assert set(scalars) <= {0.0, 1.0}
-        return scalars.count(0.0), scalars.count(1.0), sum(p.dim() == 1 for p in parameters)
+        return scalars.count(0.0), scalars.count(1.0), sum(p.dim() == 1 and p.numel() > 1 for p in parameters)
 
     attentions, cross, feedforwards = N + M, M, N + M
     branches = attentions + cross + feedforwards

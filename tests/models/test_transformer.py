@@ -15,9 +15,9 @@ from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
 from normfree.models import BaseModel, Decoder, Encoder, Network, Transformer, build
 from normfree.models.registry import find_family
-from normfree.models.special_tokens import PAD, real_positions
 from normfree.models.weight_files import load_weights, save_weights
 from normfree.nn.attention import Attention
+from normfree.nn.embedding import PAD, real_positions
 from normfree.nn.residual import Residual, lower_precision_, set_precision_
 
 WORDS, CLASSES = 30, 5

@@ -1,4 +1,4 @@
-"""Scalars without dimensions: values, no promotion of types, copies and state dicts."""
+"""Scalars: values, no promotion of types, copies and state dicts."""
 
 import copy
 import doctest
@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from normfree.nn import scalars
+from normfree.nn.normalizers import DynamicTanh
+from normfree.nn.scalar_wrapping import add_scalar_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 
 KINDS = (ScalarBias, ScalarMultiplier)
@@ -41,7 +43,7 @@ def test_scalar_does_not_promote_half_precision(
 ) -> None:
     module = kind(0.5, learnable=learnable)
     assert module.value.dtype == torch.float32
-    assert module.value.dim() == 0
+    assert module.value.shape == (1,)
     x = torch.ones(3, dtype=dtype, requires_grad=True)
     out = module(x)
     assert out.dtype == dtype
@@ -97,3 +99,33 @@ def test_scalar_set_keeps_the_tensor(kind: type[ScalarBias | ScalarMultiplier]) 
 def test_scalar_repr_shows_the_number_or_meta() -> None:
     assert repr(ScalarBias(0.5)) == "ScalarBias(0.5, learnable=True)"
     assert repr(ScalarMultiplier(2, learnable=False).to("meta")) == "ScalarMultiplier(meta, learnable=False)"
+
+
+def _scaled() -> nn.Module:
+    layer = nn.Linear(2, 1)
+    add_scalar_(layer, "beta", 0.5, learnable=True)
+    add_scalar_(layer, "shift", 0.25, learnable=False)
+    return layer
+
+
+STORED = {
+    "bias": lambda: ScalarBias(0.5),
+    "fixed multiplier": lambda: ScalarMultiplier(0.5, learnable=False),
+    "scaled layer": _scaled,
+    "dynamic tanh": lambda: DynamicTanh(3),
+    "inside another module": lambda: nn.Sequential(nn.Linear(2, 2), ScalarBias(0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_scalars_have_one_dimension_and_load_without_one(kind: str) -> None:
+    module, other = STORED[kind](), STORED[kind]()
+    assert all(p.dim() > 0 for p in [*module.parameters(), *module.buffers()])
+    numbers = {name for name, t in module.state_dict().items() if t.shape == (1,)}
+    before = {n: t.reshape(()).clone() + 1 if n in numbers else t.clone() for n, t in module.state_dict().items()}
+    other.load_state_dict(before)
+    assert all(torch.equal(t, before[name].reshape(t.shape)) for name, t in other.state_dict().items())
+    assert all(before[name].dim() == 0 for name in numbers)  # the caller's dictionary is unchanged
+    before[next(iter(numbers))] = torch.zeros(2)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict(before)

@@ -287,7 +287,7 @@ def test_learnable_beta_is_published_in_the_weight(method: str, precision: str, 
     masters.unfold_gradients_()
     for weight, beta in scaled.items():
         inner = (gradients[weight].double() * held[weight].double()).sum().float()
-        torch.testing.assert_close(masters.gradients[beta], inner, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(masters.gradients[beta], inner.reshape(1), rtol=1e-4, atol=1e-4)
         assert torch.equal(masters.gradients[weight], gradients[weight] * held[beta])
     for name in gradients.keys() - scaled.keys() - set(scaled.values()):
         assert torch.equal(masters.gradients[name], gradients[name]), name

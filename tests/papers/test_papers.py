@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import MadeUpRuns
-from normfree.comparison.sweep import folder_name
 from normfree.train import RunFolder, TrainConfig
+from normfree.train.config import folder_name
 from normfree_papers.claims.claim import SCALES, Claim, Settings, judge
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.storage import collect, is_whole, panels_of, read_result, result_path

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from normfree.comparison.sweep import folder_name
 from normfree.train import TrainConfig
+from normfree.train.config import folder_name
 from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.storage import collect, panels_of
 
 Make = Callable[[str, TrainConfig], Trained | None]

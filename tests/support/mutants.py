@@ -31,7 +31,7 @@ from normfree.methods.method import ONE, SQRT_HALF, ScalarRate
 from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
 from normfree.models import resnet
-from normfree.models.builder import BlockBuilder
+from normfree.models.base import BlockBuilder
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual

@@ -7,7 +7,7 @@ from made_up_runs import MadeUpRuns, measure
 from normfree.train import TrainConfig
 from normfree_papers.claims import registry as claims
 from normfree_papers.claims.claim import Claim, Judgement, Measurement
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 
 Made = Callable[[TrainConfig], Trained | None]
 DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())

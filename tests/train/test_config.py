@@ -15,9 +15,7 @@ import normfree
 from normfree.data.images.augment import Augmentation
 from normfree.methods import FORMS
 from normfree.optim.schedules import Schedule, ScheduleKind, WarmupShape
-from normfree.train.composition import configuration
 from normfree.train.config import TrainConfig
-from normfree.train.recipes import recipe
 from normfree.train.settings import field_types
 
 positive = st.floats(1e-12, 1e12)
@@ -355,18 +353,6 @@ def test_augmentation_takes_every_setting_over() -> None:
     config = TrainConfig(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
     assert config.augmentation() == Augmentation(crop=4, flip=True, cutout=16, mixup=0.7, randaugment=(2, 9))
     assert TrainConfig().augmentation() == Augmentation()
-
-
-def test_configuration_puts_a_file_over_the_recipe_and_changes_over_both(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("lr = 0.3\nepochs = 7\n")
-    found = configuration("fixup_cifar", file=tmp_path / "mine.toml", changes=["lr=0.2"])
-    assert found == recipe("fixup_cifar", lr=0.2, epochs=7)
-    assert configuration(changes=["seed=3"]) == TrainConfig(seed=3)
-
-
-def test_configuration_of_a_model_says_where_its_name_belongs() -> None:
-    with pytest.raises(ValueError, match="got the model 'resnet20'; give it as --model resnet20"):
-        configuration("resnet20")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`normfree compare`: train methods at several depths; print a table, draw a plot and write a page."""
+"""`normfree compare`: train methods at several depths; `normfree demo`: three short experiments on one page."""
 
 from __future__ import annotations
 
@@ -129,3 +129,37 @@ def default_jobs(device: str) -> int:
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return 1
     return available_cores()
+
+
+def make_demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the page and the runs.")] = Path("demo"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Runs at a time, one thread each (default: one per CPU core).")
+    ] = None,
+) -> None:
+    """Show on one page which networks train without normalization, in about two minutes.
+
+    Three experiments: a signal through a thousand layers, accuracy against depth, and a batch of two. Finished
+    experiments are not run again.
+    """
+    from normfree.comparison.comparison_report import table
+    from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
+    from normfree.report import open_console, print_table
+    from normfree.report.progress import progress
+    from normfree.report.terminal import line_plot
+
+    console = open_console()
+    with progress("demo") as update:
+        demo = run_demo(out, jobs=jobs or default_jobs("cpu"), progress=update)
+    if demo is None:
+        open_console(stderr=True).print(
+            "stopped; the runs so far are kept; run the same command to continue", style="yellow"
+        )
+        raise typer.Exit(130)
+    named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
+    console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
+    console.print()
+    print_table(table(demo.depth), console)
+    console.print()
+    page, picture = save(demo, out)
+    console.print(f"Open {page} in a browser; {picture} is its picture.", markup=False, style="bold")

@@ -106,7 +106,7 @@ class _BeforeAndAfter:
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
     """Return the method, or '' to fold batch norms; refuse options that would be ignored."""
     from normfree.methods import get
-    from normfree.models.foreign import is_foreign
+    from normfree.models.third_party import is_foreign
 
     require_model(model, "convert")
     if not is_foreign(model):

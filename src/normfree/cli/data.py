@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-_INTERVAL = 2.0  # seconds between two lines of progress
+if TYPE_CHECKING:
+    from normfree.report.progress import Update
+
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
 
@@ -34,14 +34,15 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
+    from normfree.report.progress import progress
 
     if tarball is not None and len(names) != 1:
         raise ValueError(f"expected one data set with --tarball, got {', '.join(names)}; get them one by one")
     if unknown := [name for name in names if name not in known()]:  # before anything is fetched
         get(unknown[0], folder)
     for name in dict.fromkeys(names):
-        with _progress(name) as progress:
-            place = get(name, folder, tarball=tarball, progress=progress)
+        with progress(f"{name}, MB") as update:
+            place = get(name, folder, tarball=tarball, progress=partial(_show, update))
         if name == "fashion14":
             typer.echo(f"{name} is part of the package and needs no files")
         else:
@@ -100,31 +101,6 @@ def _size(count: int) -> str:
     return "" if not count else f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e6:.2g} MB"
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar on a terminal, or else a line every two seconds, on stderr."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    from normfree.report import open_console
-
-    console = open_console(stderr=True)
-    if not console.is_terminal:
-        last = time.perf_counter()
-
-        def line(done: int, total: int, address: str) -> None:
-            nonlocal last
-            if time.perf_counter() - last >= _INTERVAL:
-                last = time.perf_counter()
-                whole = f" of {total / 1e6:.0f}" if total else ""
-                console.print(f"{name}: {done / 1e6:.0f}{whole} MB from {address}", markup=False)
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)
-
-        def move(done: int, total: int, address: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=f"{name}: {address.rpartition('/')[2]}")
-
-        yield move
+def _show(update: Update, done: int, total: int, address: str) -> None:
+    """Report a download in megabytes."""
+    update(done // 10**6, total // 10**6 if total else None, f"from {address}")

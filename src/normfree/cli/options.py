@@ -56,7 +56,7 @@ def load_plugins(modules: Sequence[str] | None) -> None:
         except ValueError:
             raise  # the library's own message about a bad method
         except Exception as error:  # the user's code may raise anything
-            from normfree.models.foreign import describe_error
+            from normfree.models.third_party import describe_error
 
             raise ValueError(
                 f"--plugin: expected a module that can be imported, but {module!r} failed: {describe_error(error)}; "
@@ -114,7 +114,7 @@ def require_model(model: str, verb: str) -> None:
 def example_inputs(model: str, example: str, shape: str, batch: int, seed: int) -> Any:
     """Call the function of --example, or draw noise in the shape that the model reads."""
     from normfree.diagnostics.named_models import inputs_from_function, random_inputs
-    from normfree.models.foreign import is_foreign
+    from normfree.models.third_party import is_foreign
 
     if not example:
         return random_inputs(model, shape, batch=batch, seed=seed)

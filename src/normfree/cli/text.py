@@ -121,8 +121,8 @@ def translate_lines(
     For example: echo "Ein Hund läuft im Schnee ." | normfree translate runs/translation
     """
     from normfree.data.text.text_files import decode_lines
-    from normfree.train.text.text_data import PAIRS
-    from normfree.train.text.translation import translate
+    from normfree.train.data import PAIRS
+    from normfree.train.text.generation import translate
 
     load_plugins(plugin)
     config, vocabulary, model = _open_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
@@ -160,8 +160,8 @@ def continue_lines(
     import torch
 
     from normfree.data.text.text_files import decode_lines
+    from normfree.train.data import TEXT
     from normfree.train.text.generation import continue_line
-    from normfree.train.text.text_data import TEXT
 
     load_plugins(plugin)
     what = "a language model, which is a run on text,"

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,8 +97,6 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
-    from normfree.train.composition import configuration
-
     chosen = configuration(recipe, file=config, changes=settings, resume=resume)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
@@ -115,12 +113,59 @@ def train_model(
         raise typer.Exit(128 + result.signal)
 
 
+def configuration(
+    name: str | None = None,
+    *,
+    file: str | Path | None = None,
+    changes: Iterable[str] = (),
+    resume: str | Path | None = None,
+) -> TrainConfig:
+    """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
+
+    Args:
+        name: The recipe; the defaults if None.
+        file: A TOML file with some of the settings.
+        changes: Single settings of the form 'name=value'.
+        resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
+        OSError: If the file cannot be read.
+    """
+    from normfree.train import TrainConfig, recipe
+    from normfree.train.recipes import recipes
+
+    if resume is not None and name is None and file is None:
+        from normfree.train.run.loading import read_config
+
+        chosen = read_config(resume)
+    else:
+        if name is not None and name not in recipes():
+            _refuse_model(name)
+        chosen = TrainConfig() if name is None else recipe(name)
+    if file is not None:
+        chosen = TrainConfig.from_toml(file, base=chosen)
+    return chosen.with_changes(**TrainConfig.parse_changes(changes))
+
+
+def _refuse_model(name: str) -> None:
+    """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
+    from normfree.models import is_model_name
+    from normfree.models.third_party import is_foreign
+
+    if is_foreign(name) or is_model_name(name):
+        raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
+
+
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
     from normfree.report.progress import metrics_text, progress
     from normfree.train import fit
-    from normfree.train.engine.distributed import SharedError
+    from normfree.train.engine.environment import SharedError
 
     first = _is_first_process()
     warned = not first

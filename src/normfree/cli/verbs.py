@@ -12,13 +12,11 @@ import typer
 from typer.core import TyperCommand
 
 from normfree import __version__
-from normfree.cli.compare import compare_methods
+from normfree.cli.compare import compare_methods, make_demo
 from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data
-from normfree.cli.demo import make_demo
 from normfree.cli.diagnose import diagnose_model
-from normfree.cli.methods import list_methods
-from normfree.cli.models import list_models
+from normfree.cli.listing import list_methods, list_models
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model

@@ -17,7 +17,7 @@ from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
-from normfree.train.text.text_data import PAIRS, TEXT
+from normfree.train.data import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
 _CLOSE = 0.05  # a method's card warns if its deepest network is this far below its best accuracy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +14,15 @@ from normfree.comparison.process_pool import Reports, run_tasks, summarize_repor
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.foreign import is_foreign
+from normfree.models.third_party import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
-from normfree.train.config import NOT_IN_FINGERPRINT
-from normfree.train.data import Data, open_data
+from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
+from normfree.train.data import open_data
 from normfree.train.engine.environment import Stop
+from normfree.train.engine.inputs import Data
 from normfree.train.run.result import Snapshot
 
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
@@ -197,12 +197,6 @@ class RunTask(NamedTuple):
 
     config: TrainConfig
     folder: Path
-
-
-def folder_name(config: TrainConfig) -> str:
-    """Name a run after its main settings and the fingerprint of all settings that change its numbers."""
-    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', words)}-{config.fingerprint()}"
 
 
 def ended_result(folder: Path) -> dict[str, Any] | None:

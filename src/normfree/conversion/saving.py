@@ -29,7 +29,7 @@ from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import Example, convert_
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
 from normfree.methods.history import FIRST_RELEASE, as_of
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.models.weight_files import load_weights
 from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from normfree.nn.model_state import Key, by_device_and_type
+from normfree.nn.sharding import whole
 
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
@@ -128,7 +129,7 @@ def to_floats(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
     """Convert tensors of one number each to numbers, with one transfer for each device and type."""
     found: dict[Key, float] = {}
     for keys, _ in by_device_and_type(tensors):
-        found.update(zip(keys, torch.stack([tensors[key] for key in keys]).tolist(), strict=True))
+        found.update(zip(keys, torch.stack([whole(tensors[key]) for key in keys]).tolist(), strict=True))
     return found
 
 

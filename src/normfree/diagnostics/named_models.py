@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.methods import Batch
 from normfree.models import build, find_family
-from normfree.models.foreign import call_factory, create_model, import_object, is_foreign
-from normfree.models.special_tokens import random_words
+from normfree.models.third_party import call_factory, create_model, import_object, is_foreign
 from normfree.models.weight_files import load_weights
+from normfree.nn.embedding import random_words
 
 FOREIGN_IMAGE = (3, 224, 224)
 

@@ -37,6 +37,7 @@ from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
+from normfree.nn.sharding import is_sharded, reshard_, whole
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]
@@ -167,6 +168,7 @@ def propagate(
         ValueError: if the model has no layers to measure, is on the meta device or returns no tensor, if the plan
             belongs to another model, or if the batch is too small for a variance or has the wrong type.
     """
+    reshard_(model.modules())
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
     with clear_type_errors(parts, (args, kwargs)):
@@ -265,7 +267,13 @@ def plan_of(
     if plan is not None:
         return plan
     if not isinstance(model, BaseModel) or kept_plan(model):
-        return remembered_plan(model) or discover(model, inputs)
+        remembered = remembered_plan(model)
+        if remembered is None and any(map(is_sharded, parts.parameters.values())):
+            raise ValueError(
+                f"expected a plan for {type(model).__name__}, whose parameters are sharded; pass plan=, from "
+                "normfree.discover before fully_shard"
+            )
+        return remembered or discover(model, inputs)
     blocks = [(m.shortcut_reads_entry, m.transition) for m in parts.modules.values() if isinstance(m, Residual)]
     structure = (list(parts.modules), [type(m) for m in parts.modules.values()], blocks)
     cached = _STATED_PLANS.get(model)
@@ -325,7 +333,7 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     """
     for layer in plan.classifier:
         module = model.get_submodule(layer.name)
-        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(module.weight != 0):
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd) and not torch.any(whole(module.weight) != 0):
             return module
     return None
 
@@ -386,8 +394,12 @@ def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
 
 @contextmanager
 def _unfrozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let every parameter require a gradient."""
-    frozen = [p for p in parameters if not p.requires_grad and (p.is_floating_point() or p.is_complex())]
+    """Let every parameter require a gradient, but for sharded ones."""
+    frozen = [
+        p
+        for p in parameters
+        if not p.requires_grad and (p.is_floating_point() or p.is_complex()) and not is_sharded(p)  # FSDP2 keeps a copy
+    ]
     try:
         for p in frozen:
             p.requires_grad_(True)

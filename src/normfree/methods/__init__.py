@@ -21,7 +21,6 @@ FAMILIES = tuple(
         "data_driven",
         "weightnorm",
         "normalizer_free",
-        "dyt",
         "transformer_methods",
         "normalized",
     )

@@ -118,7 +118,7 @@ class InitContext:
 
     def embed_(self, factor: float = 1.0) -> None:
         """Draw each `TokenEmbedding` from N(0, 1/width), times a factor; other embeddings stay unchanged."""
-        for module in self.model.modules():
+        for module in self.modules.values():
             if isinstance(module, TokenEmbedding):
                 draw = self._empty(tuple(module.weight.shape)).normal_(generator=self.generator)
                 module.weight.copy_(draw.mul_(factor * module.embedding_dim**-0.5))

@@ -69,7 +69,7 @@ def initialize_(
 
 def _write_(ctx: InitContext, method: Method) -> None:
     """Reset normalizers, scalars and biases, set the scalars of the rule, then run the method's initializer."""
-    for module in ctx.model.modules():
+    for module in ctx.modules.values():
         if isinstance(module, NORM_TYPES):
             module.reset_parameters()
         elif isinstance(module, ScalarBias) and module.learnable:

@@ -193,13 +193,8 @@ class Method:
         >>> get("hanin:r=0.8").spec
         'hanin:r=0.8'
         """
-        shown = self._options(",")
+        shown = options_text(self.options, ",")
         return f"{self.name}:{shown}" if shown else self.name
-
-    def _options(self, separator: str) -> str:
-        """Return the options as they are written after the name."""
-        texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in self.options.items()}
-        return separator.join(f"{key}={text}" for key, text in texts.items())
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Pickle a registered method as its spec, since a plug-in's functions may be lambdas; any other by value."""
@@ -225,7 +220,7 @@ class Method:
             "β": self.rule.beta.text,
             "weights and initialization": self.weights,
             "paper": self.paper,
-            "options": self._options(", "),
+            "options": options_text(self.options, ", "),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -247,3 +242,9 @@ class Method:
             "paper": self.paper,
             "reference": self.reference,
         }
+
+
+def options_text(options: Mapping[str, object], separator: str) -> str:
+    """Return options as they are written after the name of a method."""
+    texts = {key: str(v).lower() if isinstance(v, bool) else f"{v}" for key, v in options.items()}
+    return separator.join(f"{key}={text}" for key, text in texts.items())

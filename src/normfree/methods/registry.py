@@ -73,14 +73,23 @@ def get(spec: str | Method) -> Method:
     """
     if isinstance(spec, Method):
         return spec
+    name, options = parse_spec(spec)
+    return replace(_FACTORIES[name](**options), options=options)
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, object]]:
+    """Return the name of a method and all its options, those at their defaults too, without making the method.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or a value has the wrong type.
+    """
     name, _, text = spec.partition(":")
     if name not in _FACTORIES:
         error = unknown_name("method", name, _FACTORIES)
         if "did you mean" in str(error):
             raise error
         raise ValueError(f"{error}; import your own method's module first (--plugin MODULE)")
-    factory = _FACTORIES[name]
-    defaults = {key: p.default for key, p in inspect.signature(factory).parameters.items()}
+    defaults = {key: p.default for key, p in inspect.signature(_FACTORIES[name]).parameters.items()}
     given: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = pair.partition("=")
@@ -91,8 +100,7 @@ def get(spec: str | Method) -> Method:
         if key in given:
             raise ValueError(f"expected each option once in '{spec}', got '{key}' twice")
         given[key] = _convert(f"option '{key}' of method '{name}'", value, defaults[key])
-    options = {**defaults, **given}
-    return replace(factory(**options), options=options)
+    return name, {**defaults, **given}
 
 
 def _convert(where: str, text: str, default: object) -> object:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normfree.models.base import ModelConfig, Network, has_activation, sequence_layers, weight_layer_names
-from normfree.models.builder import BlockBuilder, NamedModules, named_sequential
+from normfree.models.base import (
+    BlockBuilder,
+    ModelConfig,
+    NamedModules,
+    Network,
+    has_activation,
+    named_sequential,
+    sequence_layers,
+    weight_layer_names,
+)
 from normfree.plan import Layer, ResidualPlan
 
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
-from normfree.models.base import ModelConfig, Network
-from normfree.models.builder import Padding
+from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.families import Family, find_family
-from normfree.models.special_tokens import SPECIAL, VOCABULARY
+from normfree.nn.embedding import SPECIAL, VOCABULARY
 from normfree.theory.errors import unknown_name
 
 CLASSES = 10
@@ -98,7 +97,8 @@ def build(
         model.to(dtype)
     if str(device) == "meta":
         return model
-    model.to_empty(device="cpu")
+    # What `to_empty` does, in a third of its time.
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model
     return model if device is None else model.to(device)
 

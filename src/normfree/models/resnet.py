@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from normfree.models.base import ModelConfig, Network
-from normfree.models.builder import BlockBuilder
+from normfree.models.base import BlockBuilder, ModelConfig, Network
 from normfree.plan import Position, positions
 
 

@@ -14,12 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.models.base import BaseModel, ModelConfig, sequence_layers
-from normfree.models.builder import BlockBuilder, named_sequential
-from normfree.models.special_tokens import real_positions
+from normfree.models.base import BaseModel, BlockBuilder, ModelConfig, named_sequential, sequence_layers
 from normfree.models.transformer_layers import DecoderCache, LayerBuilder, Memory
 from normfree.nn.attention import Attention
-from normfree.nn.embedding import TokenEmbedding
+from normfree.nn.embedding import TokenEmbedding, real_positions
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_folding import Stream
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions

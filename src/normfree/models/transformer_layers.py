@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from normfree.models.builder import BlockBuilder, NamedModules, named_sequential
+from normfree.models.base import BlockBuilder, NamedModules, named_sequential
 from normfree.nn.attention import Attention, KeyValueCache
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier

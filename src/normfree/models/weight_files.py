@@ -10,6 +10,7 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
 from normfree.files import atomic_path, explain_os_errors, render_weights
+from normfree.nn.scalars import with_dimension
 
 
 def save_weights(path: str | Path, model: nn.Module) -> None:
@@ -51,6 +52,7 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
             f"expected the checkpoint '{path}' to fit the model, got {len(missing)} missing and {len(extra)} unknown "
             f"tensors ({shown}); {remedy}"
         )
+    tensors = with_dimension(tensors, own)
     for name, tensor in tensors.items():
         if tensor.shape != own[name].shape:
             raise ValueError(

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from normfree.nn.sharding import is_sharded
+
 Key = TypeVar("Key", bound=Hashable)
 _CONTAINERS = (dict, OrderedDict, list, set)
 
@@ -224,9 +226,12 @@ def _copies(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
 
 
 def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key], torch.dtype]]:
-    """Group the keys of tensors that share device and type, so that one kernel can handle each group."""
-    groups: defaultdict[tuple[torch.device, torch.dtype], list[Key]] = defaultdict(list)
+    """Group the keys of tensors that share device and type, so that one kernel can handle each group.
+
+    Sharded tensors are groups of their own.
+    """
+    groups: defaultdict[tuple[torch.device, torch.dtype, bool], list[Key]] = defaultdict(list)
     for key, tensor in tensors.items():
-        groups[tensor.device, tensor.dtype].append(key)
-    for (_, dtype), keys in groups.items():
+        groups[tensor.device, tensor.dtype, is_sharded(tensor)].append(key)
+    for (_, dtype, _), keys in groups.items():
         yield keys, dtype

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normfree.nn.scalars import OneElementScalars, number_of, scalar_tensor
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.theory import normprop_constants
 
@@ -96,7 +97,7 @@ def _token_normalizer(name: NormName, channels: int) -> nn.Module:
     )
 
 
-class DynamicTanh(nn.Module):
+class DynamicTanh(OneElementScalars):
     """γ · tanh(α · x) + β with a learnable scalar α and learnable γ, β per channel.
 
     `dim` is the dimension of the channels: 1 for images (N, C, H, W), -1 for tokens (N, T, C). `alpha` is the initial
@@ -112,7 +113,7 @@ class DynamicTanh(nn.Module):
         super().__init__()
         self.start = alpha
         self.dim = dim
-        self.alpha = nn.Parameter(torch.tensor(alpha))
+        self.alpha = nn.Parameter(scalar_tensor(alpha))
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
@@ -127,7 +128,7 @@ class DynamicTanh(nn.Module):
         """Apply the function."""
         shape = [1] * x.dim()
         shape[self.dim] = -1
-        return torch.tanh(self.alpha * x) * self.weight.view(shape) + self.bias.view(shape)
+        return torch.tanh(number_of(self.alpha) * x) * self.weight.view(shape) + self.bias.view(shape)
 
     def extra_repr(self) -> str:
         """Return the number of channels, the initial α and the channels' dimension."""

@@ -185,7 +185,9 @@ def lower_precision_(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, WEIGHT_LAYERS):
             if weight_kind(layer) == "plain":
-                layer.to(dtype)
+                for parameter in layer._parameters.values():  # `layer.to` takes seconds for thousands of layers
+                    if parameter is not None:
+                        parameter.data = parameter.data.to(dtype)
             elif layer.bias is not None:
                 layer.bias.data = layer.bias.data.to(dtype)
         elif isinstance(layer, TokenEmbedding | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | DynamicTanh):

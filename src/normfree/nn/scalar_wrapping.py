@@ -15,11 +15,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from normfree.nn.scalars import OneElementScalars, number_of, scalar_tensor
+
 ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
 SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
 
 
-class ScaledModule(nn.Module):
+class ScaledModule(OneElementScalars):
     """β · (f(α · x + b) + (a - 1) · x) + δ around the forward pass f of a module.
 
     `shift` is b and `skip` is a. An absent scalar is None and costs nothing. With several inputs, the signals are
@@ -63,15 +65,15 @@ class ScaledModule(nn.Module):
         return values | dict(zip(names, self._entered([values[name] for name in names]), strict=True))
 
     def _enter(self, x: Tensor) -> Tensor:
-        y = x if self.alpha is None else x * self.alpha
-        return y if self.shift is None else y + self.shift
+        y = x if self.alpha is None else x * number_of(self.alpha)
+        return y if self.shift is None else y + number_of(self.shift)
 
     def _leave(self, y: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if self.skip is not None:
-            y = y + (self.skip - 1) * (args[0] if args else kwargs[self.signals[0]])
+            y = y + (number_of(self.skip) - 1) * (args[0] if args else kwargs[self.signals[0]])
         if self.beta is not None:
-            y = y * self.beta
-        return y if self.delta is None else y + self.delta
+            y = y * number_of(self.beta)
+        return y if self.delta is None else y + number_of(self.delta)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the plain class, or the function that makes it; unpickling makes the scaled class again."""
@@ -143,7 +145,7 @@ def add_scalar_(module: nn.Module, name: ScalarName, value: float, *, learnable:
     if getattr(module, name) is not None:
         raise ValueError(f"expected {type(module).__name__} without a scalar '{name}', got one that has it")
     like = next((t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), None)
-    number = torch.tensor(float(value), device=None if like is None else like.device)
+    number = scalar_tensor(value, None if like is None else like.device)
     if like is not None:
         number = number.to(like.dtype)
     setattr(module, name, nn.Parameter(number, requires_grad=learnable))

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from normfree.nn.sharding import is_sharded
+from normfree.optim.sharded_clipping import clip_sharded_, is_vector
 from normfree.plan import remembered_plan, unwrapped
 
 _TINY = 1e-30  # avoids a division by 0 for a zero gradient, whose factor is 1 anyway
@@ -41,12 +43,15 @@ def clip_adaptively_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: fl
     if len(params) != len(grads):
         raise ValueError(f"expected a gradient for each of {len(params)} parameters, got {len(grads)}")
     groups: dict[_Key, list[int]] = {}
+    sharded: list[int] = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         if param.shape != grad.shape:
             raise ValueError(
                 f"expected a gradient of its parameter's shape {tuple(param.shape)}, got {tuple(grad.shape)} at {i}"
             )
-        if param.numel():
+        if is_sharded(grad):
+            sharded.append(i)
+        elif param.numel():
             groups.setdefault((param.shape, param.dtype, grad.dtype, grad.device), []).append(i)
     for indices in groups.values():
         weights = torch.stack([params[i] for i in indices])
@@ -54,12 +59,14 @@ def clip_adaptively_(params: Sequence[Tensor], grads: Sequence[Tensor], clip: fl
         most = _unit_norms(weights).clamp_min(eps).mul(clip)
         factor = (most / _unit_norms(steps).clamp_min(_TINY)).clamp_max(1.0)
         torch._foreach_copy_([grads[i] for i in indices], list((steps * factor).unbind()))
+    if sharded:
+        clip_sharded_([params[i] for i in sharded], [grads[i] for i in sharded], clip, eps)  # type: ignore[misc]
 
 
 def _unit_norms(stacked: Tensor) -> Tensor:
     """Return the norm of every unit of tensors stacked along a new first axis, shaped to broadcast over them."""
     shape = stacked.shape[1:]
-    unit_axes = 1 if sum(length > 1 for length in shape) <= 1 else 2  # a vector is one unit
+    unit_axes = 1 if is_vector(shape) else 2
     flat = stacked.reshape(*stacked.shape[:unit_axes], -1)
     wide = torch.promote_types(stacked.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(flat, dim=-1, dtype=wide)

@@ -6,6 +6,7 @@ reduction over processes are one operation on a vector each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,11 +97,13 @@ class MasterWeights:
         self.gradient = torch.zeros(end, device=device)
         self._compute = torch.zeros(short_end, device=device, dtype=next(iter(dtypes), torch.float32))
         self._channels_last = channels_last
-        self._starts = [slot.start for slot in slots]
         self.parameters = {names[id(slot.parameter)]: slot.parameter for slot in slots}
+        self._places = [(p.shape, self._strides(p), start) for p, start, _ in slots]
         for view, (parameter, _, short_start) in zip(self.named(self.values).values(), slots, strict=True):
             view.copy_(originals.get(names[id(parameter)], parameter.detach()))
-            parameter.data = view if short_start is None else self._view(self._compute, short_start, parameter)
+            if short_start is not None:
+                view = self._compute.as_strided(view.shape, view.stride(), short_start)
+            parameter.data = view
             parameter.grad = None
         self.gradients = self.named(self.gradient)
         starts = {id(slot.parameter): slot.start for slot in slots}
@@ -142,17 +145,22 @@ class MasterWeights:
         return slots
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name."""
-        starts = zip(self.parameters.items(), self._starts, strict=True)
-        return {name: self._view(vector, start, like) for (name, like), start in starts}
+        """View a vector with the masters' layout as tensors in the parameters' shapes, by qualified name.
 
-    def _view(self, vector: Tensor, start: int, like: nn.Parameter) -> Tensor:
-        """View the part of `vector` that begins at `start` in the shape of `like`; stacks have no memory format."""
-        flat = vector[start : start + like.numel()]
-        if self._channels_last and like.dim() == 4 and id(like) not in self._stacked:
-            n, c, h, w = like.shape
-            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-        return flat.view(like.shape)
+        The vector begins at the start of its storage.
+        """
+        return {
+            name: vector.as_strided(shape, strides, start)
+            for name, (shape, strides, start) in zip(self.parameters, self._places, strict=True)
+        }
+
+    def _strides(self, parameter: nn.Parameter) -> tuple[int, ...]:
+        """Return the strides of a parameter's view; stacks have no memory format."""
+        shape = parameter.shape
+        if self._channels_last and len(shape) == 4 and id(parameter) not in self._stacked:
+            _, c, h, w = shape
+            return (h * w * c, 1, w * c, c)
+        return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
     @torch.no_grad()
     def gather_gradients_(self, *, add: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.provenance import RELEASE
 from normfree.train.settings import (
-    Range,
+    AT_LEAST_ONE,
+    BETAS,
+    FACTOR,
+    FRACTION,
+    FRACTION_OR_NONE,
+    MILESTONES,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RANDAUGMENT,
+    SEED,
     coerce,
     explained_toml,
     field_types,
@@ -26,26 +37,6 @@ from normfree.train.settings import (
 if TYPE_CHECKING:  # these load torch; a command that only reads a configuration must not wait for it
     from normfree.data.images.augment import Augmentation
     from normfree.optim.schedules import Schedule
-
-
-_NOT_EMPTY = Range("not to be empty", bool)
-_POSITIVE = Range("above 0", lambda x: x > 0)
-_NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
-_AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
-_FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
-_FRACTION_OR_NONE = Range("at least 0 and below 1", lambda x: x is None or 0 <= x < 1)
-_FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
-_SEED = Range("at least 0 and below 2^63", lambda x: 0 <= x < 2**63)
-_BETAS = Range("at least 0 and below 1", lambda betas: all(0 <= beta < 1 for beta in betas))
-_RANDAUGMENT = Range(
-    "as at least 0 operations and a magnitude of 0 to 30",
-    lambda pair: pair[0] >= 0 and 0 <= pair[1] <= 30,
-)
-_MILESTONES = Range(
-    "as rising fractions of the run between 0 and 1",
-    lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points),
-    remedy="divide each epoch by the total number of epochs",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,48 +55,48 @@ class TrainConfig:
     """
 
     # Model
-    model: str = setting("resnet20", "the model's name, see `normfree models`", _NOT_EMPTY)
+    model: str = setting("resnet20", "the model's name, see `normfree models`", NOT_EMPTY)
     method: str = setting(
         "fixup",
         "the method's name and options, see `normfree methods`; 'as built' trains a third-party model unconverted",
-        _NOT_EMPTY,
+        NOT_EMPTY,
     )
     form: Literal["post", "pre", "linear"] | None = setting(
         None, "the block form; none for the method's or model's own"
     )
     dropout: float = setting(
-        0.0, "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers", _FRACTION
+        0.0, "dropout probability in Transformers: embeddings, branch outputs, feed-forward layers", FRACTION
     )
     inner_dropout: float | None = setting(
         None,
         "dropout probability between the layers of a feed-forward branch; none for that of `dropout`",
-        _FRACTION_OR_NONE,
+        FRACTION_OR_NONE,
     )
 
     # Data
-    data: str = setting("fashion14", "the data's name, see `normfree data list`", _NOT_EMPTY)
-    data_dir: str = setting(".data", "the folder of the data sets", _NOT_EMPTY)
-    validation: float = setting(0.1, "the fraction of the training data held out; 0 trains on all", _FRACTION)
-    crop: int = setting(0, "zero padding on each side before a random crop, in pixels", _NOT_NEGATIVE)
+    data: str = setting("fashion14", "the data's name, see `normfree data list`", NOT_EMPTY)
+    data_dir: str = setting(".data", "the folder of the data sets", NOT_EMPTY)
+    validation: float = setting(0.1, "the fraction of the training data held out; 0 trains on all", FRACTION)
+    crop: int = setting(0, "zero padding on each side before a random crop, in pixels", NOT_NEGATIVE)
     flip: bool = setting(False, "mirror half of the images")
-    cutout: int = setting(0, "the side of the square that is cut out, in pixels; 0 for none", _NOT_NEGATIVE)
-    mixup: float = setting(0.0, "α of mixup's Beta(α, α); 0 for none", _NOT_NEGATIVE)
+    cutout: int = setting(0, "the side of the square that is cut out, in pixels; 0 for none", NOT_NEGATIVE)
+    mixup: float = setting(0.0, "α of mixup's Beta(α, α); 0 for none", NOT_NEGATIVE)
     randaugment: tuple[int, int] = setting(
-        (0, 0), "RandAugment's operations per image and their magnitude, 0 to 30; (0, 0) for none", _RANDAUGMENT
+        (0, 0), "RandAugment's operations per image and their magnitude, 0 to 30; (0, 0) for none", RANDAUGMENT
     )
 
     # Length and batches
-    epochs: int = setting(10, "passes over the training data", _NOT_NEGATIVE)
+    epochs: int = setting(10, "passes over the training data", NOT_NEGATIVE)
     batch_size: int = setting(
         128,
         "images per step over all processes and micro-batches; for pairs, the maximum number of tokens; for text, the "
         "number of blocks",
-        _AT_LEAST_ONE,
+        AT_LEAST_ONE,
     )
-    accumulate: int = setting(1, "micro-batches that each batch is split into", _AT_LEAST_ONE)
-    eval_batch_size: int = setting(1000, "images per batch in evaluation", _AT_LEAST_ONE)
-    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", _AT_LEAST_ONE)
-    beam: int = setting(5, "hypotheses per sentence in translation", _AT_LEAST_ONE)
+    accumulate: int = setting(1, "micro-batches that each batch is split into", AT_LEAST_ONE)
+    eval_batch_size: int = setting(1000, "images per batch in evaluation", AT_LEAST_ONE)
+    block: int = setting(128, "tokens per block of running text; a batch has `batch_size` blocks", AT_LEAST_ONE)
+    beam: int = setting(5, "hypotheses per sentence in translation", AT_LEAST_ONE)
     length_penalty: float = setting(1.0, "the length penalty of beam search; 0 favours short translations")
 
     # Optimizer
@@ -113,18 +104,18 @@ class TrainConfig:
         "sgd", "SGD, Adam (L2 in the gradient) or AdamW (decoupled decay)"
     )
     lr: float = setting(
-        0.1, "the learning rate of the weights; the method sets that of scalars relative to it", _POSITIVE
+        0.1, "the learning rate of the weights; the method sets that of scalars relative to it", POSITIVE
     )
-    momentum: float = setting(0.9, "momentum of SGD", _FRACTION)
+    momentum: float = setting(0.9, "momentum of SGD", FRACTION)
     nesterov: bool = setting(False, "Nesterov momentum, in SGD")
-    betas: tuple[float, float] = setting((0.9, 0.999), "betas of Adam and AdamW", _BETAS)
-    eps: float = setting(1e-8, "eps of Adam and AdamW", _POSITIVE)
-    weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", _NOT_NEGATIVE)
-    label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", _FRACTION)
+    betas: tuple[float, float] = setting((0.9, 0.999), "betas of Adam and AdamW", BETAS)
+    eps: float = setting(1e-8, "eps of Adam and AdamW", POSITIVE)
+    weight_decay: float = setting(5e-4, "weight decay of every parameter that the method decays", NOT_NEGATIVE)
+    label_smoothing: float = setting(0.0, "the share of a label that is spread over all classes", FRACTION)
     clip: Literal["none", "agc", "norm"] = setting("none", "clip gradients per output unit (AGC) or by their norm")
-    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", _POSITIVE)
+    clip_at: float = setting(0.01, "the largest ratio of norms (AGC) or the largest norm", POSITIVE)
     ema: float = setting(
-        0.0, "the decay of the moving average of the weights, which is evaluated in their place; 0 for none", _FRACTION
+        0.0, "the decay of the moving average of the weights, which is evaluated in their place; 0 for none", FRACTION
     )
 
     # Schedule of the learning rate
@@ -132,11 +123,11 @@ class TrainConfig:
         "cosine", "the shape of the learning-rate schedule"
     )
     milestones: tuple[float, ...] = setting(
-        (0.5, 0.75), "where a step schedule drops, as fractions of the run", _MILESTONES
+        (0.5, 0.75), "where a step schedule drops, as fractions of the run", MILESTONES
     )
-    decay: float = setting(0.1, "the factor of each drop of a step schedule", _FACTOR)
+    decay: float = setting(0.1, "the factor of each drop of a step schedule", FACTOR)
     cosine_by: Literal["step", "epoch"] = setting("step", "whether a cosine schedule falls every step or every epoch")
-    warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", _NOT_NEGATIVE)
+    warmup: float = setting(0.0, "the length of the warm-up, in the unit `warmup_in`", NOT_NEGATIVE)
     warmup_in: Literal["epochs", "steps"] = setting("epochs", "the unit of `warmup`")
     warmup_shape: Literal["linear", "quadratic"] = setting("linear", "how the rate rises during warm-up")
 
@@ -150,22 +141,20 @@ class TrainConfig:
     kernels: Literal["auto", "stage", "compiled"] = setting(
         "auto", "stage: the stage kernels, where they apply (docs/kernels.md); compiled: torch.compile alone"
     )
-    region: int = setting(1, "blocks per compiled region", _AT_LEAST_ONE)
+    region: int = setting(1, "blocks per compiled region", AT_LEAST_ONE)
     recompute: int = setting(
-        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", _NOT_NEGATIVE
+        0, "compiled regions per segment that the backward pass recomputes; 0 keeps all activations", NOT_NEGATIVE
     )
 
     # The run
-    seed: int = setting(0, "seed of the initial weights, the order of the data and the augmentation", _SEED)
-    loss_limit: float = setting(1e4, "a run with a loss above it has diverged", _POSITIVE)
-    device: str = setting("auto", "a torch device; auto takes a GPU if there is one", _NOT_EMPTY)
-    checkpoint_minutes: float = setting(
-        10.0, "minutes between checkpoints; 0 disables timed checkpoints", _NOT_NEGATIVE
-    )
+    seed: int = setting(0, "seed of the initial weights, the order of the data and the augmentation", SEED)
+    loss_limit: float = setting(1e4, "a run with a loss above it has diverged", POSITIVE)
+    device: str = setting("auto", "a torch device; auto takes a GPU if there is one", NOT_EMPTY)
+    checkpoint_minutes: float = setting(10.0, "minutes between checkpoints; 0 disables timed checkpoints", NOT_NEGATIVE)
     checkpoint_epochs: int = setting(
-        1, "epochs between checkpoints (large ones are written less often); 0 disables them", _NOT_NEGATIVE
+        1, "epochs between checkpoints (large ones are written less often); 0 disables them", NOT_NEGATIVE
     )
-    workers: int = setting(4, "processes that read an image folder, at most one per core", _NOT_NEGATIVE)
+    workers: int = setting(4, "processes that read an image folder, at most one per core", NOT_NEGATIVE)
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
 
     def __post_init__(self) -> None:
@@ -372,3 +361,14 @@ NOT_IN_FINGERPRINT = {
     "tensorboard",
 }
 _DEFAULTS = asdict(TrainConfig())
+
+
+def folder_name(config: TrainConfig) -> str:
+    """Name the folder of a run after its main settings and the fingerprint of all settings that change its numbers."""
+    words = f"{config.model}-{config.method}-lr{config.lr:g}-seed{config.seed}"
+    return f"{plain_name(words)}-{config.fingerprint()}"
+
+
+def plain_name(words: str) -> str:
+    """Return a text as part of the name of a folder: other characters than letters, digits, '.' and '_' become '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words)

@@ -1,28 +1,44 @@
-"""The data of a run: one protocol for images in memory, image folders and text.
+"""The data of a run: open it by name; images in memory, or in a folder from which they are read as they are needed.
 
-`fit` and `evaluate` open their data here once; the training loop does not depend on the kind of data.
+Text is in `train/text/`, which is imported only for text. `Data` in `train/engine/inputs.py` is the protocol of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.data import ImageSet, load
-from normfree.data.text.prepared_folder import Prepared
+from normfree.data.counter_rng import epoch_order
+from normfree.data.images.fashion14 import LINEAR_ACCURACY
+from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
+from normfree.data.images.image_set import ImageBatches, Split, in_order
+from normfree.methods import get
+from normfree.models import build
+from normfree.models.third_party import create_model, is_foreign
+from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.inputs import Inputs
-from normfree.train.image_data import FOLDER, FolderImages, MemoryImages
-from normfree.train.text.text_data import TextData, is_text, open_text
-from normfree.train.text.translation import Bleu
+from normfree.train.engine.environment import Processes
+from normfree.train.engine.inputs import Data, EvalBatches, Inputs
+from normfree.train.engine.step import image_loss
 
+if TYPE_CHECKING:
+    from normfree.data.text.prepared_folder import Prepared
+    from normfree.train.text.generation import Bleu
+
+AS_BUILT = "as built"  # method name for third-party models trained unchanged
+FOLDER = "folder:"
+FOLDER_SIZE = 224  # the side that the images of a folder are scaled to
+PAIRS, TEXT = "pairs:", "text:"
 _NOUNS = {  # the noun of each entry of a fingerprint, for error messages
     "classes": "classes",
     "input_shape": "shape of images",
@@ -34,84 +50,9 @@ _NOUNS = {  # the noun of each entry of a fingerprint, for error messages
 }
 
 
-class Data(Protocol):
-    """Data that a model can be trained on.
-
-    Attributes:
-        name: The name of the data in a configuration.
-        kind: The kind of data, "images" or "text".
-        unit: The unit of throughput, "images" or "tokens".
-        num_classes: The number of scores per image or token.
-        linear_accuracy: The test accuracy of a linear classifier, for comparison; None if nobody measured it.
-        source_files: The text files that the data was prepared from, with their sha256; None for images.
-        unused_settings: The settings that have no effect on such data.
-        translates_test: Whether a run ends with a translation of test sentences.
-    """
-
-    name: str
-    kind: str
-    unit: str
-    unused_settings: tuple[str, ...]
-    translates_test: bool
-
-    @property
-    def num_classes(self) -> int: ...
-
-    @property
-    def linear_accuracy(self) -> float | None: ...
-
-    @property
-    def source_files(self) -> Mapping[str, Any] | None: ...
-
-    def require_usable(self) -> None:
-        """Raise `ValueError` if a model cannot be trained and tested on the data."""
-        ...
-
-    def missing_validation(self, config: TrainConfig) -> str | None:
-        """Return what the data has in place of a validation part, and the remedy; None if it has one."""
-        ...
-
-    def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
-        """Build the configured model with the configured seed; return it, and its plan if it was converted."""
-        ...
-
-    def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
-        """Raise `ValueError` if a model does not score the data."""
-        ...
-
-    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor, ...]:
-        """Return the arguments of the model for the first training examples."""
-        ...
-
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
-        """Return the batches for training, validation and test. Raises `ValueError` for unusable settings."""
-        ...
-
-    def label_fingerprint(self) -> dict[str, Any]:
-        """Return the meaning of the labels: the classes, or the vocabulary."""
-        ...
-
-    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
-        """Return the checkpoint entries that describe the data: enough to build the model and detect different data."""
-        ...
-
-    def translate_test(
-        self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
-    ) -> tuple[list[str], Bleu]:
-        """Translate the test sentences; return the lines and their BLEU."""
-        ...
-
-    def write_files(self, folder: Path) -> None:
-        """Write the files that a run's folder needs besides checkpoints."""
-        ...
+def is_text(name: str) -> bool:
+    """Return whether the name of data is that of a prepared folder, such as 'pairs:.data/multi30k'."""
+    return name.startswith((PAIRS, TEXT))
 
 
 def open_data(config: TrainConfig) -> Data:
@@ -120,6 +61,8 @@ def open_data(config: TrainConfig) -> Data:
     Raises `ValueError` if it is not there or damaged.
     """
     if is_text(config.data):
+        from normfree.train.text.text_data import open_text  # imported here because images do not need it
+
         return open_text(config.data)
     if config.data.startswith(FOLDER):
         return FolderImages(config.data.removeprefix(FOLDER))
@@ -128,7 +71,11 @@ def open_data(config: TrainConfig) -> Data:
 
 def as_data(given: ImageSet | Prepared) -> Data:
     """Wrap data that a caller passes to `fit`."""
-    return TextData(given) if isinstance(given, Prepared) else MemoryImages(given)
+    if isinstance(given, ImageSet):
+        return MemoryImages(given)
+    from normfree.train.text.text_data import TextData  # imported here because images do not need it
+
+    return TextData(given)
 
 
 def with_data_dir(config: TrainConfig, folder: str) -> TrainConfig:
@@ -153,3 +100,247 @@ def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, An
                 f"expected '{data.name}' to have the same {_NOUNS[key]} as the run in '{run}', but it differs; use the "
                 "same data, or start another run"
             )
+
+
+class ImageData(ABC):
+    """Labelled images; implements `Data` except for how the images are read."""
+
+    kind = "images"
+    unit = "images"
+    unused_settings: tuple[str, ...] = ("dropout", "inner_dropout", "block", "beam", "length_penalty")
+    source_files = None
+    translates_test = False
+    linear_accuracy: float | None = None
+
+    name: str
+    classes: tuple[str, ...]
+
+    train: Any  # a `Split` or an `ImageFolder`, as is `test`
+    test: Any
+
+    @abstractmethod
+    def _batches(self, part: Any, **settings: Any) -> ImageBatches | FolderBatches:
+        """Return the training batches of a part."""
+
+    @abstractmethod
+    def _in_order(self, part: Any, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return every image of a part once, in batches."""
+
+    @abstractmethod
+    def _hold_out(self, count: int, seed: int) -> tuple[Any, Any]:
+        """Split `count` images off the training images; return the others and them."""
+
+    @abstractmethod
+    def _update_digest(self, digest: Any, part: Any) -> None:
+        """Add the images of a part to a digest."""
+
+    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+        """Return more settings of the batches."""
+        return {}
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
+
+    def missing_validation(self, config: TrainConfig) -> str | None:
+        """Return the remedy if no training images are held out."""
+        return None if config.validation > 0 else "got validation=0; set validation=0.1"
+
+    def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
+        """Build the configured model, initialized from the configured seed; convert a third-party one by the method."""
+        generator = torch.Generator().manual_seed(config.seed)
+        if not is_foreign(config.model):
+            network = build(
+                config.model,
+                config.method,
+                num_classes=self.num_classes,
+                form=config.form,
+                example=self.example(config)[0],
+                generator=generator,
+            )
+            return network, None
+        model = create_model(config.model, classes=self.num_classes)
+        if config.method == AS_BUILT:
+            return model, None
+        from normfree.conversion import convert_  # imported here because our own models are not converted
+
+        (images,) = self.example(config, 64 if get(config.method).needs_example else 16)
+        _require_scores(model, images[:2], self.num_classes)
+        try:
+            return model, convert_(model, config.method, images, generator=generator)
+        except ValueError as error:
+            raise ValueError(f"{error}; or train it without a method, with method='{AS_BUILT}'") from error
+
+    def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
+        """Raise `ValueError` if a model does not give each image one score per class."""
+        _require_scores(model, self.example(config, 2)[0], self.num_classes)
+
+    def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor]:
+        """Return the first training images as the network reads them."""
+        return (next(self._in_order(self.train.take(slice(count)), batch_size=count))[0],)
+
+    def inputs(
+        self,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        processes: Processes,
+    ) -> Inputs:
+        """Return the batches; part of the training images is held out for validation.
+
+        Raises `ValueError` if the processes cannot share a batch evenly.
+        """
+        rank, world = processes.rank, processes.world
+        if config.batch_size % (world * config.accumulate):
+            raise ValueError(
+                f"expected a batch size that {world} processes with {config.accumulate} micro-batches each share "
+                f"evenly, got {config.batch_size}; change it"
+            )
+        train, held_out = self._hold_out(round(config.validation * len(self.train)), config.seed)
+        layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": channels_last}
+        layout |= self._reading(config)
+
+        def scored(part: Any) -> EvalBatches:
+            own = part.take(slice(rank, None, world))
+            return partial(self._in_order, own, batch_size=config.eval_batch_size, **layout) if own else _no_batches
+
+        return Inputs(
+            feed=self._batches(
+                train,
+                batch_size=config.batch_size,
+                augmentation=config.augmentation(),
+                seed=config.seed,
+                rank=rank,
+                world=world,
+                **layout,
+            ),
+            validation=scored(held_out) if held_out else None,
+            test=scored(self.test),
+            unit=self.unit,
+            per_step=config.batch_size,
+            loss=image_loss,
+        )
+
+    def label_fingerprint(self) -> dict[str, Any]:
+        """Return the names of the classes."""
+        return {"classes": list(self.classes)}
+
+    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
+        """Return the classes, and the shape, the number and the digest of the images."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            self._update_digest(digest, part)
+            digest.update(part.labels.cpu().contiguous().numpy().data)
+        return {
+            **self.label_fingerprint(),
+            "input_shape": list(self.example(config, 1)[0].shape[1:]),
+            "images": [len(self.train), len(self.test)],
+            "images_sha256": digest.hexdigest(),
+        }
+
+    def translate_test(
+        self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[str], Bleu]:
+        """Raise `ValueError`: there are no sentences to translate."""
+        raise ValueError(f"expected pairs of sentences to translate, got images ('{self.name}'); see translates_test")
+
+    def write_files(self, folder: Path) -> None:
+        """Write nothing: the checkpoint has all that `load` needs."""
+        return
+
+
+class MemoryImages(ImageData):
+    """An `ImageSet`, all in memory."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images, self.name, self.classes = images, images.name, images.classes
+        self.train, self.test = images.train, images.test
+        self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
+
+    def require_usable(self) -> None:
+        """Raise `ValueError` if the training or the test split is empty, or a label has no class."""
+        count = len(self.classes)
+        for part, split in (("training", self.train), ("test", self.test)):
+            if not len(split):
+                raise ValueError(f"expected {part} images in '{self.name}', found none; give it at least one")
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if low < 0 or high >= count:
+                raise ValueError(
+                    f"expected {part} labels of 0 to {count - 1} for the {count} classes of '{self.name}', got {low} "
+                    f"to {high}; name every class"
+                )
+
+    def _batches(self, part: Split, **settings: Any) -> ImageBatches:
+        return ImageBatches(part, mean=self.images.mean, std=self.images.std, **settings)
+
+    def _in_order(self, part: Split, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return in_order(part, mean=self.images.mean, std=self.images.std, **settings)
+
+    def _hold_out(self, count: int, seed: int) -> tuple[Split, Split]:
+        return self.images.hold_out(count, seed)
+
+    def _update_digest(self, digest: Any, part: Split) -> None:
+        digest.update(part.images.cpu().contiguous().numpy().data)
+
+
+class FolderImages(ImageData):
+    """An image folder: train/<class>/<image> and val/<class>/<image>.
+
+    Raises `ValueError` if there are no images.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.name = f"{FOLDER}{root}"
+        self.train = read_folder(root, "train")
+        self.classes = self.train.classes
+        self.test = read_folder(root, "val", self.classes)
+
+    def require_usable(self) -> None:
+        """Do nothing: `read_folder` made sure of it."""
+
+    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+        return {"workers": config.workers}
+
+    def _batches(self, part: ImageFolder, **settings: Any) -> FolderBatches:
+        return FolderBatches(part, size=FOLDER_SIZE, **settings)
+
+    def _in_order(self, part: ImageFolder, **settings: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        return folder_in_order(part, size=FOLDER_SIZE, **settings)
+
+    def _hold_out(self, count: int, seed: int) -> tuple[ImageFolder, ImageFolder]:
+        drawn = epoch_order(seed, 0, len(self.train))
+        return self.train.take(drawn[count:].sort().values), self.train.take(drawn[:count].sort().values)
+
+    def _update_digest(self, digest: Any, part: ImageFolder) -> None:
+        """Add the names and sizes of the files: reading their content would take too long."""
+        listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
+        digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
+
+
+@torch.no_grad()
+def _require_scores(model: nn.Module, images: Tensor, classes: int) -> None:
+    """Raise `ValueError` if a model does not give each image one score per class."""
+    expected = f"expected a model that gives images of {tuple(images.shape[1:])} a score for each of {classes} classes"
+    weight = next(model.parameters(), None)
+    try:
+        with eval_mode(model):
+            scores = model(images if weight is None else images.to(weight.device))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{expected}, but {type(model).__name__} failed: {str(error).splitlines()[0]}; "
+            "change the model's input or output size, or use other data"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < classes:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(
+            f"{expected}, got {got} from {len(images)} images; change the output size of {type(model).__name__}, or "
+            "use other data"
+        )
+
+
+def _no_batches() -> Iterator[tuple[Tensor, Tensor]]:
+    """No batches: for a process that got no images."""
+    return iter(())

@@ -29,6 +29,26 @@ class Range:
     remedy: str = ""
 
 
+NOT_EMPTY = Range("not to be empty", bool)
+POSITIVE = Range("above 0", lambda x: x > 0)
+NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
+AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
+FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+FRACTION_OR_NONE = Range("at least 0 and below 1", lambda x: x is None or 0 <= x < 1)
+FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
+SEED = Range("at least 0 and below 2^63", lambda x: 0 <= x < 2**63)
+BETAS = Range("at least 0 and below 1", lambda betas: all(0 <= beta < 1 for beta in betas))
+RANDAUGMENT = Range(
+    "as at least 0 operations and a magnitude of 0 to 30",
+    lambda pair: pair[0] >= 0 and 0 <= pair[1] <= 30,
+)
+MILESTONES = Range(
+    "as rising fractions of the run between 0 and 1",
+    lambda points: all(0 <= point <= 1 for point in points) and list(points) == sorted(points),
+    remedy="divide each epoch by the total number of epochs",
+)
+
+
 def setting(default: Any, help: str, range: Range | None = None) -> Any:
     """Declare a dataclass field with its default, its meaning in one line, and the range of its values."""
     return field(default=default, metadata={"help": help, "range": range})

@@ -13,8 +13,8 @@ from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,

@@ -17,8 +17,8 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import Numbers, combined, minus, values_of
 from normfree_papers.claims.translation_runs import bleu, made_up_language
 

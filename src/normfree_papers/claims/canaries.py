@@ -1,9 +1,9 @@
-"""Compute canaries: today's, for the library, and those of the commits that made the stored runs.
+"""Compute canaries: today's, and those of the commits that made the stored runs.
 
     python -m normfree_papers.claims.canaries today [--device cuda]
     python -m normfree_papers.claims.canaries commits
 
-`normfree.train.canary` describes canaries and the files.
+`normfree_papers.claims.canary` describes canaries and the files.
 """
 
 from __future__ import annotations
@@ -22,18 +22,10 @@ from typing import Any
 from normfree.files import write_text
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.nn.devices import device_of
-from normfree.train.canary import (
-    COMMITTED,
-    Record,
-    canary,
-    differing,
-    families_of,
-    generated_images,
-    generated_text,
-    settings_of,
-    tolerance,
-)
 from normfree.train.config import TrainConfig
+from normfree_papers.claims.canary import COMMITTED, Record, differing, families_of, tolerance
+from normfree_papers.claims.canary_training import all_families, canary, generated_images, generated_text, settings_of
+from normfree_papers.claims.kept_runs import KeptRun
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS, STORED = ROOT / "results" / "runs", ROOT / "results" / "canaries.json"
@@ -43,9 +35,10 @@ UNKNOWN, CPU = "unknown", "cpu float32"
 def write_todays(device: str) -> None:
     """Write today's canary beside the code; the figures of other devices stay."""
     record: Record = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else {}
+    wanted = dict.fromkeys([*all_families(), *kept_families()])
     for precision in ("float32", "bf16", "mixed") if device == "cuda" else ("float32",):
         place = f"{device} {precision}"
-        record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision)}
+        record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision, families=wanted)}
     write_text(COMMITTED, _lines(record) + "\n")
 
 
@@ -61,6 +54,12 @@ def write_commits() -> None:
         f'"{commit}": {json.dumps(one) if isinstance(one, str) else _lines(one)}' for commit, one in records.items()
     )
     write_text(STORED, '{"commits": {\n' + ",\n".join(rows) + "}}\n")
+
+
+def kept_families() -> list[str]:
+    """Return the families of all kept runs, as today's code spells them."""
+    configs = (KeptRun(path.parent).config for path in sorted(RUNS.glob("*/config.toml")))
+    return list(dict.fromkeys(family for config in configs for family in families_of(config)))
 
 
 def stored_families() -> dict[str, dict[str, dict[str, Any]]]:

@@ -22,7 +22,8 @@ from normfree_papers.claims.intervals import Interval, mean, mean_interval, shar
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
-    from normfree_papers.claims.run_cache import RunCache, Trained
+    from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.run_cache import RunCache
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.train import RunFolder
-from normfree.train.canary import stale_families
-from normfree.train.settings import read_toml
-from normfree_papers.claims.run_index import canonical
+from normfree_papers.claims.canary import stale_families
+from normfree_papers.claims.kept_runs import KeptRun
 
 State = Literal["fresh", "stale", "unknown", ""]
 
@@ -34,12 +32,18 @@ class Freshness:
         return f"{self.state}: {'; '.join(self.reasons)}" if self.reasons else self.state
 
 
-def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> Freshness:
-    """Judge the runs of a result: the records of the kept ones have their folder and the method asked for.
+def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]], kept: Mapping[str, KeptRun]) -> Freshness:
+    """Judge the runs of a result.
 
     A result of release 0.1 does not say which method was asked for: it is the one that the run's file names.
+
+    Args:
+        out: Folder of the results, with canaries.json.
+        runs: The records of the runs; those of the kept ones have their folder and the method asked for.
+        kept: The kept runs by folder.
     """
-    made = [_run(out, run["folder"], run.get("method")) for run in runs.values() if "folder" in run]
+    commits = _canaries(out)
+    made = [_run(commits, kept[run["folder"]], run.get("method")) for run in runs.values() if "folder" in run]
     found = Counter(made)
     if not found:
         return Freshness()
@@ -50,23 +54,20 @@ def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> Freshness:
     return Freshness(state, tuple(reasons))
 
 
-def _run(out: Path, name: str, asked: str | None) -> tuple[State, str]:
+def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[State, str]:
     """The state of one run, and the reason."""
-    run = RunFolder(out / "runs" / name)
-    if not run.config_path.exists() or not run.result_path.exists():
+    if run.result is None:
         return "unknown", "no longer kept"
-    config, result = run.read_config(), run.read_result()
-    wanted = asked or str(read_toml(run.config_path)["method"])
-    if canonical(config.method) != canonical(wanted):
-        return "stale", f"made with {config.method}, not {wanted}"
-    families = stale_families(config, result.get("canary") or _canary_of(out, result["commit"]))
+    wanted = asked or run.written_method
+    if not run.is_of(wanted):
+        return "stale", f"made with {run.config.method}, not {wanted}"
+    families = stale_families(run.config, run.result.get("canary") or commits.get(run.result["commit"], "unknown"))
     if families is None:
         return "unknown", "without a canary"
     return ("stale", f"with another canary ({', '.join(families)})") if families else ("fresh", "")
 
 
-def _canary_of(out: Path, commit: str) -> Any:
-    """The canary of an earlier commit, as stored beside the results; "unknown" if there is none."""
+def _canaries(out: Path) -> Mapping[str, Any]:
+    """The canaries of earlier commits, as stored beside the results."""
     path = out / "canaries.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"commits": {}}
-    return stored["commits"].get(commit, "unknown")
+    return dict(json.loads(path.read_text(encoding="utf-8"))["commits"]) if path.exists() else {}

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normfree.comparison.sweep import ended_result
 from normfree.report.formatting import percent
 from normfree.report.tables import Column
 from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.freshness import Freshness, freshness_of
+from normfree_papers.claims.kept_runs import KeptRun
 from normfree_papers.claims.registry import all_claims
 from normfree_papers.claims.storage import Result, stored
 
@@ -141,9 +141,11 @@ def entry_of(
 ) -> Entry:
     """A claim with one of its results, judged; by default with the record of planted errors below `out`."""
     out, asked = Path(out), (result or {}).get("runs", {})
-    runs = {run["folder"]: ended_result(out / "runs" / run["folder"]) for run in asked.values() if "folder" in run}
+    folders = [run["folder"] for run in asked.values() if "folder" in run]
+    kept = {folder: KeptRun(out / "runs" / folder) for folder in folders}
+    runs = {folder: run.result for folder, run in kept.items()}
     planted = (_mutants(out) if mutants is None else mutants).get(claim.id, {})
-    return Entry(claim, result, judge(claim, result), full, runs, freshness_of(out, asked), planted)
+    return Entry(claim, result, judge(claim, result), full, runs, freshness_of(out, asked, kept), planted)
 
 
 def _mutants(out: Path) -> Mapping[str, Mapping[str, Any]]:

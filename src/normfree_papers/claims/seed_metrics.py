@@ -14,7 +14,7 @@ from typing import Any
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 
 Numbers = dict[int, float]  # by seed
 Runs = dict[str, dict[int, Trained]]  # by row and seed; missing runs are left out

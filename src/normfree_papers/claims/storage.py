@@ -25,7 +25,6 @@ from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
-from normfree_papers.claims.run_cache import gpu_seconds
 
 Result = dict[str, Any]
 _NUMERIC = ("values", "panels")  # in these parts "nan", "inf" and "-inf" are numbers, except below the keys
@@ -41,7 +40,9 @@ def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".jso
 def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
     """The result of a run as plain data, with everything needed to run it again."""
     contents = contents_of(measurement, settings)
-    if settings.runs is not None:
+    if settings.runs is not None and settings.runs.missing:
+        from normfree_papers.claims.run_training import gpu_seconds  # builds networks
+
         for name, config in settings.runs.missing.items():
             contents["runs"][name] = {"gpu_seconds": round(gpu_seconds(config))}
     return {

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from normfree.data.text.prepared_folder import prepare_pairs
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 
 _WORDS, _LONGEST = 16, 6
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from torch import nn
 
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect

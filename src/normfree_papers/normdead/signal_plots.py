@@ -16,7 +16,7 @@ import torch
 from normfree import theory
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.models import build
-from normfree.models.builder import Padding
+from normfree.models.base import Padding
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.fits import factor_per_block, means, stage_starts, straight_line

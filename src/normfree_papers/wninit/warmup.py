@@ -13,9 +13,9 @@ from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.readings import counted_error, reading, trains
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.run_cache import Trained
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,

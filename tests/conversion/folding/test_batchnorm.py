@@ -12,7 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from normfree.conversion.changes import Folding
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.models import build
-from normfree.models.foreign import create_model
+from normfree.models.third_party import create_model
 from normfree.nn.normalizers import ChannelAffine
 
 

@@ -16,7 +16,8 @@ from torchvision.transforms import functional as TF
 from torchvision.transforms.autoaugment import _apply_op
 
 from normfree.data.counter_rng import key
-from normfree.data.images.randaugment import BINS, Operation, apply, draw_operations, randaugment
+from normfree.data.images.augment import draw_operations
+from normfree.data.images.randaugment import BINS, Operation, apply, randaugment
 
 CODES = {name: code for name, code in vars(Operation).items() if name.isupper()}
 NAMES = {code: name.title().replace("_", "") for name, code in CODES.items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from normfree.data.counter_rng import epoch_order
 from normfree.data.text.text_batches import TextBatches
 from normfree.data.text.token_pairs import TokenLines
-from normfree.models.special_tokens import END, PAD, START
+from normfree.nn.embedding import END, PAD, START
 
 LINES = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normfree.data.text.token_pairs import TokenLines, TokenPairs, pack_lines, unpack_lines
-from normfree.models.special_tokens import END
+from normfree.nn.embedding import END
 
 TOKENS = st.lists(st.sampled_from([1, 4, 5, 9000, 2**31 - 1]), max_size=6)
 LINES = st.lists(TOKENS, max_size=8)

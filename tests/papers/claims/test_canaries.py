@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import normfree
-from normfree.train.canary import canary, differing, settings_of, tolerance
 from normfree_papers.claims import canaries
-from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, stored_families
+from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, kept_families, stored_families
+from normfree_papers.claims.canary import committed_record, differing, tolerance
+from normfree_papers.claims.canary_training import canary, settings_of
 
 needs_results = pytest.mark.skipif(not RUNS.is_dir(), reason="the stored runs are not here")
 
@@ -47,6 +48,11 @@ def test_every_commit_of_a_stored_run_has_a_canary() -> None:
         if record != UNKNOWN:
             assert set(record[CPU]["figures"]) >= set(families), commit
             assert record[CPU]["tolerance"] == tolerance(CPU)
+
+
+@needs_results
+def test_families_of_kept_runs_are_committed() -> None:
+    assert set(kept_families()) <= set(committed_record()[CPU]["figures"]), "judging a claim would train them"
 
 
 @needs_results

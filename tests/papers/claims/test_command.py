@@ -202,7 +202,7 @@ def test_missing_papers_are_one_sentence(run, monkeypatch):
 
 def test_stored_result_is_judged_without_building_a_network(run, monkeypatch):
     """Missing training runs are estimated only when a new result is stored or printed."""
-    monkeypatch.setattr("normfree_papers.claims.run_cache.build", None)
+    monkeypatch.setattr("normfree_papers.claims.run_training.build", None)
     read: list[Path] = []
     read_result = storage.read_result
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from normfree.comparison.sweep import folder_name
 from normfree.files import write_json
 from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
-from normfree.train.canary import families_of, todays, tolerance
-from normfree_papers.claims.freshness import Freshness, freshness_of
+from normfree.train.config import folder_name
+from normfree_papers.claims.canary import families_of, todays, tolerance
+from normfree_papers.claims.freshness import Freshness
+from normfree_papers.claims.freshness import freshness_of as _freshness_of
+from normfree_papers.claims.kept_runs import KeptRun, RunIndex
 from normfree_papers.claims.run_cache import RunCache
-from normfree_papers.claims.run_index import RunIndex, asked_config
 
 BASE = TrainConfig(model="resmlp-3-16-3", method="nf", data="fashion14", epochs=1)
 TODAY = BASE.with_changes(method="nf")
@@ -46,6 +47,16 @@ def record(folder: Path, method: str | None = None) -> dict[str, dict[str, str]]
     return {"one": {"folder": folder.name, **({} if method is None else {"method": method})}}
 
 
+def freshness_of(out: Path, runs: dict[str, dict[str, str]]) -> Freshness:
+    folders = [run["folder"] for run in runs.values() if run]
+    return _freshness_of(out, runs, {folder: KeptRun(out / "runs" / folder) for folder in folders})
+
+
+def found(index: RunIndex, config: TrainConfig) -> Path | None:
+    run = index.find(config)
+    return None if run is None else run.path
+
+
 # The index
 
 
@@ -53,19 +64,19 @@ def record(folder: Path, method: str | None = None) -> dict[str, dict[str, str]]
 def test_settings_that_were_left_open_are_found_again(tmp_path: Path, changes: dict[str, Any]) -> None:
     config = BASE.with_changes(**changes)
     folder = keep(tmp_path, config)
-    assert asked_config(folder) == config
+    assert KeptRun(folder).asked_config() == config
     assert RunFolder(folder).read_config() != config
-    assert RunIndex(tmp_path / "runs").find(config) == folder
+    assert found(RunIndex(tmp_path / "runs"), config) == folder
 
 
 def test_run_of_an_earlier_release_is_found_under_todays_spelling(tmp_path: Path) -> None:
     folder = keep(tmp_path, TODAY, "0.1")  # as release 0.1 wrote it
     index = RunIndex(tmp_path / "runs")
     assert folder.name == folder_name(TODAY)
-    assert asked_config(folder).method == BEFORE.method
-    assert index.find(BEFORE) == folder
-    assert index.find(TODAY) == folder  # for want of a better one
-    assert index.find(TODAY.with_changes(lr=0.3)) is None
+    assert KeptRun(folder).asked_config().method == BEFORE.method
+    assert found(index, BEFORE) == folder
+    assert found(index, TODAY) == folder  # for want of a better one
+    assert found(index, TODAY.with_changes(lr=0.3)) is None
     assert index.new_folder(TODAY).name == f"{folder_name(TODAY)}-{RELEASE}"  # nothing is written over
     assert index.new_folder(BEFORE.with_changes(lr=0.3)).name == folder_name(BEFORE.with_changes(lr=0.3))
 
@@ -75,12 +86,12 @@ def test_run_of_today_comes_before_that_of_an_earlier_release(tmp_path: Path) ->
     new = old.with_name(f"{old.name}-{RELEASE}")
     keep(tmp_path / "other", TODAY).rename(new)
     index = RunIndex(tmp_path / "runs")
-    assert (index.find(TODAY), index.find(BEFORE)) == (new, old)
+    assert (found(index, TODAY), found(index, BEFORE)) == (new, old)
 
 
 def test_order_of_the_options_does_not_matter(tmp_path: Path) -> None:
     folder = keep(tmp_path, BASE.with_changes(method="nf:beta=0.5,bias=false"))
-    assert RunIndex(tmp_path / "runs").find(BASE.with_changes(method="nf:bias=false,beta=0.5")) == folder
+    assert found(RunIndex(tmp_path / "runs"), BASE.with_changes(method="nf:bias=false,beta=0.5")) == folder
 
 
 def test_cache_uses_an_earlier_run_and_names_it(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_missing_numbers_of_an_undecided_claim_are_named(tmp_path: Path) -> None
 
 def test_stale_runs_are_marked_and_the_verdict_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = Freshness("stale", ("1 of 1 runs made with nf:bias=false, not nf",))
-    monkeypatch.setattr(ledger_entries, "freshness_of", lambda out, runs: stale if runs else Freshness())
+    monkeypatch.setattr(ledger_entries, "freshness_of", lambda out, runs, kept: stale if runs else Freshness())
     keep_run(tmp_path)
     store(tmp_path, made_up(), runs={"one": {"folder": FOLDER, "method": "nf"}})
     seen = Reader(text_of(tmp_path, made_up()))

@@ -19,18 +19,21 @@ import pytest
 
 import normfree
 from forked_runs import Runs, _serve
-from normfree.comparison.sweep import RunTask, folder_name, train_run
+from normfree.comparison.sweep import RunTask, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train import data as train_data
+from normfree.train.config import folder_name
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
-from normfree_papers.claims import run_cache as place
+from normfree_papers.claims import run_training as place
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import register
 from normfree_papers.claims.reproduction import reproduce
-from normfree_papers.claims.run_cache import RunCache, StoppedError, Trained, gpu_seconds
+from normfree_papers.claims.run_cache import RunCache, StoppedError
+from normfree_papers.claims.run_training import gpu_seconds
 from tiny_images import tiny_images
 
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)
@@ -203,9 +206,9 @@ def test_error_of_a_run_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     assert [f.name for f in (tmp_path / "kept").iterdir()] == [folder_name(BASE)]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Folder, "write_result"), (RunCache, "_keep")])
+@pytest.mark.parametrize(("owner", "name"), [(Folder, "write_result"), (place, "keep")])
 def test_signal_at_the_end_of_a_run_begins_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     original = getattr(owner, name)
 
@@ -398,8 +401,8 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
     ("function", "call"),
     [
         ("normfree.train.config:TrainConfig.to_toml", 2),  # the first is the run's own; the temporary file is there
-        ("normfree_papers.claims.run_cache:atomic_path", 2),  # the configuration is there
-        ("normfree_papers.claims.run_cache:write_json", 1),  # the first run is whole
+        ("normfree_papers.claims.run_training:atomic_path", 2),  # the configuration is there
+        ("normfree_papers.claims.run_training:write_json", 1),  # the first run is whole
         ("normfree_papers.claims.reproduction:run", 1),  # all is measured, and nothing written
         ("normfree_papers.claims.reproduction:write_json", 1),  # the picture is missing
     ],

@@ -6,7 +6,7 @@ from made_up_runs import MadeUpRuns
 from normfree.train import TrainConfig
 from normfree_papers.claims import seed_metrics as rows
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.run_cache import Trained
+from normfree_papers.claims.kept_runs import Trained
 
 BASE = TrainConfig()
 ROWS = {"one": BASE, "two": BASE.with_changes(lr=0.01)}

@@ -10,8 +10,9 @@ from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Judgement, Measurement
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import get
-from normfree_papers.claims.run_cache import Trained, gpu_seconds
+from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.fixup import rules, training
 
 TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/sec3")

@@ -11,8 +11,10 @@ from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Judgement, Measurement, Settings, judge
+from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import get
-from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
+from normfree_papers.claims.run_cache import RunCache
+from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.storage import collect
 from normfree_papers.robust.training import BESIDE, FIGURES, ROWS
 

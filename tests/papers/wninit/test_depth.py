@@ -8,7 +8,9 @@ from made_up_runs import checks_that, judge_means
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.run_cache import RunCache, Trained, gpu_seconds
+from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.run_cache import RunCache
+from normfree_papers.claims.run_training import gpu_seconds
 from normfree_papers.claims.seed_metrics import Sweep
 from normfree_papers.claims.storage import collect
 from wninit_runs import DIVERGED, Made, asked_for, depth_of, get, made_up, measured, nothing

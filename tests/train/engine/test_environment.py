@@ -1,5 +1,6 @@
 """Generators are seeded and restored; a signal becomes a flag, and the handlers are restored."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import normfree
-from normfree.train.engine.environment import Stop, seeded_generators
+from normfree.train.engine.environment import Stop, objects_frozen, seeded_generators
 
 WAITS = """
 import sys, time
@@ -151,3 +152,13 @@ def test_generator_is_given_back_after_an_error() -> None:
     except KeyboardInterrupt:
         pass
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_frozen_objects_are_unfrozen_at_the_end() -> None:
+    assert gc.get_freeze_count() == 0
+    with objects_frozen():
+        assert gc.get_freeze_count() > 0
+        with objects_frozen():
+            pass
+        assert gc.get_freeze_count() > 0, "the inner one does not own them"
+    assert gc.get_freeze_count() == 0

@@ -1,8 +1,15 @@
-"""Training by the stage kernels beside the compiled path, on a GPU: `pytest -m gpu`."""
+"""Training by the stage kernels beside the compiled path, on a GPU: `pytest -m gpu`.
+
+Run as a program this file is one of two processes.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +17,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import normfree as nf
 from normfree.data import Split, image_set
 from normfree.methods import get, names
 from normfree.train import RunFolder
-from normfree.train.engine.distributed import join_processes
+from normfree.train.engine.environment import join_processes
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
 from stopped_steps import stop_at
@@ -153,3 +161,39 @@ def test_settings_work_with_the_kernels(settings: dict[str, Any]) -> None:
     assert ours.test is not None
     assert theirs.test is not None
     assert ours.test.loss == pytest.approx(theirs.test.loss, rel=8 * BF16)
+
+
+def apart(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    weights = {name: value.double() for name, value in expected.items() if name.startswith("model.")}
+    return distance({name: got[name].double() for name in weights}, weights)
+
+
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    """Two processes on one GPU, with gloo because NCCL wants a GPU for each; another seed shows what is far."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    command = [sys.executable, __file__, str(tmp_path / "two")]
+    started = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in (0, 1)]
+    assert [process.wait(timeout=180) for process in started] == [0, 0]
+    one, other = fit(tmp_path / "one", kernels="stage"), fit(tmp_path / "other", kernels="stage", seed=1)
+    two = RunFolder(tmp_path / "two").read_result()
+    assert two["config"]["kernels"] == "stage"
+    assert two["train_loss"] == pytest.approx(one.train_loss, rel=BF16)
+    assert other.status == "finished"
+    states = {name: state(tmp_path / name) for name in ("one", "two", "other")}
+    near, far = apart(states["two"], states["one"]), apart(states["other"], states["one"])
+    print(f"weights of two processes {near:.1e} from those of one, of another seed {far:.1e}")
+    assert near < BF16
+    assert far > 10 * BF16
+
+
+def main(out: Path) -> None:
+    dist.init_process_group("gloo")
+    fit(out, kernels="stage")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

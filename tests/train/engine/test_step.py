@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.data.images.augment import Augmentation
-from normfree.data.images.image_batches import ImageBatch, ImageBatches
-from normfree.data.images.image_set import Split
+from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups

@@ -17,15 +17,15 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_batches import TokenBatch, TokenBatches
 from normfree.data.text.token_pairs import TokenPairs
 from normfree.methods import names
-from normfree.models.special_tokens import END, PAD, START
+from normfree.nn.embedding import END, PAD, START
 from normfree.nn.model_state import eval_mode
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
 from normfree.train.engine import loop as engine
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.evaluation import score
+from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_, forward_of
+from normfree.train.engine.inputs import score
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned

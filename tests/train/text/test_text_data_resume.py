@@ -19,7 +19,7 @@ from normfree.data.text.prepared_folder import Prepared
 from normfree.train import RunFolder, RunResult
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
-from normfree.train.text import translation as translating
+from normfree.train.text import generation as translating
 from normfree.train.text.text_data import TextData
 from stopped_steps import stop_at
 from tiny_text import SIZE, drawn, tiny_pairs, tiny_text

@@ -17,7 +17,7 @@ from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_wrapping import ScaledModule
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, number_of
 from normfree.nn.weight_layers import weight_kind
 from normfree.plan import remembered_example
 
@@ -180,9 +180,9 @@ def _affine(name: str, module: nn.Module, scale: Tensor | None, shift: Tensor | 
         return []
     step = FoldStep("affine", name, module)
     if scale is not None:
-        step.scale = scale.detach().double().cpu()
+        step.scale = number_of(scale.detach().double().cpu())
     if shift is not None:
-        step.shift = shift.detach().double().cpu()
+        step.shift = number_of(shift.detach().double().cpu())
     return [step]
 
 

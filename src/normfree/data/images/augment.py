@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normfree.data.counter_rng import Purpose, below, extend, key, uniform
-from normfree.data.images.randaugment import BINS, draw_operations, randaugment
+from normfree.data.images.randaugment import BINS, OPERATIONS, randaugment
 
 _TABLE_CELLS = 4096  # of the table of mixup's shares; a power of two, so that finding the cell of a draw is exact
 _INTEGRAL_STEPS = 1 << 18  # of the integral behind the table
@@ -61,8 +61,8 @@ class AugmentParams(NamedTuple):
         flip: 0 or 1.
         hole_y: the row of the pixel in the middle of Cutout's square.
         hole_x: its column.
-        operations: see `randaugment.draw_operations`.
-        signs: see `randaugment.draw_operations`.
+        operations: see `draw_operations`.
+        signs: see `draw_operations`.
     """
 
     top: Tensor
@@ -93,6 +93,13 @@ def draw_params(keys: Tensor, augmentation: Augmentation, height: int, width: in
 def draw_flips(keys: Tensor) -> Tensor:
     """Draw whether each sample is flipped, 0 or 1 (int64)."""
     return below(extend(keys, Purpose.FLIP), 2)
+
+
+def draw_operations(keys: Tensor, operations: int) -> tuple[Tensor, Tensor]:
+    """Draw the operations of each sample, in the order of application, and their signs ±1; both (n, operations)."""
+    turn = torch.arange(operations, device=keys.device)
+    operation = below(extend(keys[:, None], Purpose.OPERATION, turn), OPERATIONS)
+    return operation, 1 - 2 * below(extend(keys[:, None], Purpose.SIGN, turn), 2)
 
 
 def augment(images: Tensor, params: AugmentParams, augmentation: Augmentation, rows: Tensor | None = None) -> Tensor:

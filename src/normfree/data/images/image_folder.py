@@ -1,7 +1,7 @@
 """An image folder in the layout of ImageNet, root/train/<class>/<image>.jpg: its files, their decoding, its batches.
 
 Worker processes decode the images, because the folder may be too large for memory. The draws are those of
-`image_batches`.
+`image_set`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from normfree.data.images.augment import (
     normalize,
     per_channel,
 )
-from normfree.data.images.image_batches import ImageBatch, check_ranks, check_split, to_format
+from normfree.data.images.image_set import ImageBatch, check_ranks, check_split, to_format
 from normfree.provenance import available_cores
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -59,6 +59,11 @@ class ImageFolder:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def take(self, which: Tensor | slice) -> ImageFolder:
+        """The files and labels at some indices, or in a slice."""
+        rows = torch.arange(len(self))[which].tolist()
+        return replace(self, files=tuple(self.files[row] for row in rows), labels=self.labels[which])
 
 
 def read_folder(root: str | Path, part: str = "train", classes: Sequence[str] | None = None) -> ImageFolder:

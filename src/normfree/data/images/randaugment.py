@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normfree.data.counter_rng import Purpose, below, extend
-
 BINS = 31  # magnitudes 0 … 30, as torchvision counts them
 _BITS = 24  # of the fixed-point coefficients of a map; the error is 1e-5 of a pixel at 300 pixels
 
@@ -40,14 +38,7 @@ class Operation:
     EQUALIZE = 13
 
 
-_OPERATIONS = 14
-
-
-def draw_operations(keys: Tensor, operations: int) -> tuple[Tensor, Tensor]:
-    """Draw the operations of each sample, in the order of application, and their signs ±1; both (n, operations)."""
-    turn = torch.arange(operations, device=keys.device)
-    operation = below(extend(keys[:, None], Purpose.OPERATION, turn), _OPERATIONS)
-    return operation, 1 - 2 * below(extend(keys[:, None], Purpose.SIGN, turn), 2)
+OPERATIONS = 14
 
 
 def randaugment(images: Tensor, operations: Tensor, signs: Tensor, magnitude: int) -> Tensor:

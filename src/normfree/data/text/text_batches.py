@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from normfree.data.counter_rng import epoch_order
-from normfree.data.images.image_batches import check_ranks
+from normfree.data.images.image_set import check_ranks
 from normfree.data.text.token_pairs import TokenLines
-from normfree.models.special_tokens import PAD, START
+from normfree.nn.embedding import PAD, START
 
 
 class TextBatch(NamedTuple):

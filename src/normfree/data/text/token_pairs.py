@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from normfree.models.special_tokens import END, PAD, START
+from normfree.nn.embedding import END, PAD, START
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: the equality of tensors is not one truth value

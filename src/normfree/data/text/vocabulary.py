@@ -10,7 +10,7 @@ from typing import Any
 
 from normfree.extras import missing_package
 from normfree.files import explain_os_errors, write_bytes
-from normfree.models.special_tokens import END, PAD, SPECIAL, START, UNKNOWN
+from normfree.nn.embedding import END, PAD, SPECIAL, START, UNKNOWN
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # kinds of pieces in a sentencepiece model
 _SPACE = "\u2581"

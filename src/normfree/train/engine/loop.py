@@ -11,29 +11,34 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.data import ImageSet
-from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explain_os_errors, write_text
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
-from normfree.train.canary import record_of
 from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
 from normfree.train.data import require_same_data
-from normfree.train.engine.distributed import join_processes
-from normfree.train.engine.environment import LaunchQueue, Stop, StopRequestedError, Throughput, seeded_generators
-from normfree.train.engine.evaluation import Score, UntilSignal
-from normfree.train.engine.inputs import EvalBatches
+from normfree.train.engine.environment import (
+    LaunchQueue,
+    Stop,
+    StopRequestedError,
+    Throughput,
+    join_processes,
+    seeded_generators,
+)
+from normfree.train.engine.inputs import EvalBatches, Score, UntilSignal
 from normfree.train.engine.setup import TrainSetup, prepare_training
 from normfree.train.run import checkpoint
-from normfree.train.run.result import RunResult, Snapshot
+from normfree.train.run.result import EventLog, RunResult, Snapshot, write_curves
 from normfree.train.run.run_folder import RunFolder, RunStatus
-from normfree.train.run.run_logging import EventLog, write_curves
-from normfree.train.text.translation import Bleu
+
+if TYPE_CHECKING:
+    from normfree.data.text.prepared_folder import Prepared
+    from normfree.train.text.generation import Bleu
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
@@ -96,8 +101,10 @@ def fit(
             if folder is not None and processes.first:
                 stack.enter_context(folder.hold(resume=resume))
             seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
-            options: dict[str, Any] = {"resume": resume, "device": device, "processes": processes}
-            setup = stack.enter_context(prepare_training(config, model=model, data=data, plan=plan, **options))
+            prepared = prepare_training(
+                config, model=model, data=data, plan=plan, resume=resume, device=device, processes=processes
+            )
+            setup = stack.enter_context(prepared)
             trainer = Trainer(setup, folder if processes.first else None, stop, seed_generators, started)
         return trainer.run(resume=resume, progress=progress, command=command, picture=picture)
 
@@ -135,12 +142,7 @@ class Trainer:
         self._fingerprint = self.data.fingerprint(self.config) if folder is not None else {}
 
     def run(
-        self,
-        *,
-        resume: bool,
-        progress: Callable[[Snapshot], None] | None,
-        command: str | None,
-        picture: bool,
+        self, *, resume: bool, progress: Callable[[Snapshot], None] | None, command: str | None, picture: bool
     ) -> RunResult:
         """Train until the end, a signal or a divergence; test the model, and write and return the result."""
         self._start(resume)
@@ -345,8 +347,8 @@ class Trainer:
         the first one's.
         """
         self.done = int(self.step.count)  # where it diverged
-        good = next((saved for saved in reversed(self._saved) if saved[1]["step"] < self.done), self._saved[0])
-        tensors, state = good
+        good = (saved for saved in reversed(self._saved) if saved[1]["step"] < self.done)
+        tensors, state = next(good, self._saved[0])
         self.step.restore_(tensors)
         self.validation = Score(*state["validation"]) if state["validation"] else None
         self._share_state()
@@ -362,26 +364,22 @@ class Trainer:
             self.step.capture()
         with self.processes.shared_errors():
             if self.folder is not None:
-                self._open(self.folder, resume)
+                if resume:
+                    self._resume(self.folder)
+                if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
+                    self._log = EventLog(self.folder.path, done=self.done)
+                    self.setup.cleanup.callback(self._log.close)
+                self.setup.write_files(self.folder)
         self._share_state()
         self._saved.append(self._state())
         self._throughput.start(self.done)
         self._polled_at = self._saved_at = time.perf_counter()
         self._setup_seconds = self._saved_at - self._started
 
-    def _open(self, folder: RunFolder, resume: bool) -> None:
-        if resume:
-            self._resume(folder)
-        if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-            self._log = EventLog(folder.path, done=self.done)
-            self.setup.cleanup.callback(self._log.close)
-        self.setup.write_files(folder)
-
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
         if self.folder is not None and self.folder.status != "finished":
-            device = self.setup.device
-            self.folder.write_result({**result.to_json(), "canary": record_of(self.config, device)}, str(device))
+            self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()

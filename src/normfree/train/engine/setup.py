@@ -5,35 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion import Changes
-from normfree.conversion.saving import PLAN, describe
 from normfree.data import ImageSet
-from normfree.data.text.prepared_folder import Prepared
 from normfree.files import explain_os_errors, write_json, write_text
 from normfree.models import BaseModel
-from normfree.models.foreign import is_foreign
+from normfree.models.third_party import is_foreign
 from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
+from normfree.nn.sync_batchnorm import sync_batch_norms_, unsync_batch_norms_
 from normfree.optim import agc_parameters, param_groups
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
-from normfree.train.data import Data, as_data, open_data
-from normfree.train.engine.distributed import Processes, desynchronize_, synchronize_
-from normfree.train.engine.environment import collector_paused, torch_settings
-from normfree.train.engine.evaluation import Score, score
+from normfree.train.data import AS_BUILT, as_data, open_data
+from normfree.train.engine.environment import Processes, collector_paused, objects_frozen, torch_settings
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
+from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.engine.stages import StageChoice, choose_stages
 from normfree.train.engine.step import StepSettings, TrainStep
-from normfree.train.image_data import AS_BUILT
 from normfree.train.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from normfree.data.text.prepared_folder import Prepared
 
 _log = logging.getLogger("normfree.train")
 
@@ -70,7 +69,9 @@ class TrainSetup:
                 overlap_(model)
             self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
             cleanup.callback(_close, self.inputs.feed)
-            synchronize_(model, processes)
+            if processes.world > 1:
+                sync_batch_norms_(model, processes.sum_, processes.world)
+                cleanup.callback(unsync_batch_norms_, model)
             self.parameters = sum(p.numel() for p in named.values())
             masters = MasterWeights(
                 model,
@@ -136,6 +137,8 @@ class TrainSetup:
         with explain_os_errors("the configuration", folder.config_path):
             write_text(folder.config_path, self.config.to_toml())
         if self.plan is not None and self.plan.changes is not None:
+            from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
+
             with explain_os_errors("the plan", folder.path / PLAN):
                 write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
         self.data.write_files(folder.path)
@@ -161,55 +164,41 @@ def prepare_training(
     Raises `ValueError` if the configuration, the model and the data do not fit together.
     """
     with collector_paused():
-        parts = _chosen_parts(config, model, data, plan, resume=resume, device=device, processes=processes)
-    with torch_settings(device, parts[0]):
+        opened = open_data(config) if data is None else as_data(data)
+        opened.require_usable()
+        if plan is not None and model is None:
+            raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
+        trained, plan = opened.build_model(config) if model is None else (model, plan)
+        if not resume:  # a resumed run keeps its settings, even useless ones
+            _require_effect(config, opened, given=model is not None)
+        if model is not None or is_foreign(config.model):
+            opened.require_scores(trained, config)
+        if model is not None:
+            config = config.with_changes(**model_settings(config, model, plan))
+        if data is not None:
+            config = config.with_changes(data=opened.name)
+        branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
+        left_open = config.compile is None
+        config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
+        if config.graph and device.type != "cuda":
+            remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
+            raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
+        images = config.batch_size // config.accumulate // processes.world
+        choice = choose_stages(trained, config, device, images)
+        for stage in choice.stages:
+            stage.prepare(device, images)
+        _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
+        config = config.with_changes(kernels="stage" if choice.stages else "compiled")
+        if left_open and choice.stages and branches >= DEEP:
+            config = config.with_changes(compile=False)  # compiling the rest of a deep network takes too long
+    with torch_settings(device, config):
         with collector_paused():
-            setup = TrainSetup(*parts, device, processes)
+            setup = TrainSetup(config, trained, plan, opened, choice, device, processes)
         try:
-            yield setup
+            with objects_frozen():
+                yield setup
         finally:
             setup.release()
-
-
-def _chosen_parts(
-    config: TrainConfig,
-    model: nn.Module | None,
-    data: ImageSet | Prepared | None,
-    plan: ResidualPlan | None,
-    *,
-    resume: bool,
-    device: torch.device,
-    processes: Processes,
-) -> tuple[TrainConfig, nn.Module, ResidualPlan | None, Data, StageChoice]:
-    """Return the settings with every choice made, the model, its plan, the data, and the stages that run by kernels."""
-    opened = open_data(config) if data is None else as_data(data)
-    opened.require_usable()
-    if plan is not None and model is None:
-        raise ValueError("expected `plan` together with the converted model, got a plan alone; pass model= as well")
-    trained, plan = opened.build_model(config) if model is None else (model, plan)
-    if not resume:  # a resumed run keeps its settings, even useless ones
-        _require_effect(config, opened, given=model is not None)
-    if model is not None or is_foreign(config.model):
-        opened.require_scores(trained, config)
-    if model is not None:
-        config = config.with_changes(**model_settings(config, model, plan))
-    if data is not None:
-        config = config.with_changes(data=opened.name)
-    branches = len(trained.plan.branches) if isinstance(trained, BaseModel) else 0
-    left_open = config.compile is None
-    config = config.resolved(cuda=device.type == "cuda", branches=branches, world=processes.world)
-    if config.graph and device.type != "cuda":
-        remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
-        raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
-    images = config.batch_size // config.accumulate // processes.world
-    choice = choose_stages(trained, config, device, images)
-    for stage in choice.stages:
-        stage.prepare(device, images)
-    _log.log(logging.INFO if device.type == "cuda" else logging.DEBUG, choice.explain())
-    config = config.with_changes(kernels="stage" if choice.stages else "compiled")
-    if left_open and choice.stages and branches >= DEEP:
-        config = config.with_changes(compile=False)  # the rest of a deep network is not worth the time to compile it
-    return config, trained, plan, opened, choice
 
 
 def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | None = None) -> dict[str, Any]:
@@ -220,10 +209,8 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if isinstance(model, BaseModel):
         return {"model": model.name, "method": model.method.spec, "form": model.form}
     method = AS_BUILT
-    if plan is not None and isinstance(plan.changes, Changes):
-        method = plan.changes.method
-    elif plan is not None and plan.changes is None:
-        method = config.method
+    if plan is not None:
+        method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
 
 
@@ -294,12 +281,11 @@ def _keep_precise_(named: Mapping[str, nn.Parameter], choice: StageChoice, origi
 
 
 def _reset_(model: nn.Module, originals: Mapping[str, Tensor]) -> None:
-    """Undo compilation, synchronization and reduced precision, restore rounded parameters, and set evaluation mode."""
+    """Undo compilation and reduced precision, restore rounded parameters, and set evaluation mode."""
     for name, parameter in model.named_parameters():
         if name in originals:
             parameter.data = originals[name]
     uncompile_(model)
-    desynchronize_(model)
     overlap_(reset_precision_(model), False)
     model.eval()
 

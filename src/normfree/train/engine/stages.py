@@ -211,7 +211,7 @@ class Stage:
         for column, name in self._fixed:
             found = [(row, block.scalars[name].value) for row, block in enumerate(self.parts) if name in block.scalars]
             rows = torch.tensor([row for row, _ in found], device=self._base.device)
-            self._base[rows, column] = torch.stack([value for _, value in found]).to(self._base)
+            self._base[rows, column] = torch.cat([value for _, value in found]).to(self._base)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the blocks."""

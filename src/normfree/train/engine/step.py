@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.data.images.image_batches import ImageBatch
+from normfree.data.images.image_set import ImageBatch
 from normfree.nn.overlap import overlapping
+from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
@@ -259,6 +260,7 @@ class TrainStep:
         Raises `ValueError` if the state has other names or shapes; nothing is changed then.
         """
         own = self.state()
+        state = with_dimension(state, own)
         if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in state.items()}:
             wrong = sorted(
                 n for n in {*own, *state} if n not in own or n not in state or own[n].shape != state[n].shape
@@ -269,6 +271,10 @@ class TrainStep:
             )
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self._revive_()
+
+    def _revive_(self) -> None:
+        """Set the run alive, and let the model and the stages read the state again."""
         self.alive.fill_(True)
         self.masters.gradient.zero_()  # after a divergence it may hold NaN, even in the gaps between parameters
         self.masters.copy_to_model_()
@@ -299,7 +305,9 @@ class TrainStep:
 
         This starts no epoch.
         """
-        before = {name: t if name in self._views else t.clone() for name, t in self.state().items()}
+        # A step that is not alive leaves the weights and the optimizer's memory as they are, but not the buffers.
+        changing = [tensor for name, tensor in self.state().items() if name not in self._views]
+        before = [tensor.clone() for tensor in changing]
         self._fetch()
         shapes = range(len(self.feed.shapes))
         stream = torch.cuda.Stream()
@@ -307,7 +315,7 @@ class TrainStep:
         with torch.cuda.stream(stream):
             for shape in shapes:
                 for _ in range(_WARM_UP):
-                    self.alive.fill_(False)  # a step that is not alive leaves the weights as they are
+                    self.alive.fill_(False)
                     self.number.zero_()
                     self._step(shape)
         torch.cuda.current_stream().wait_stream(stream)
@@ -318,5 +326,8 @@ class TrainStep:
             self._graphs[shape] = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graphs[shape], pool=pool):
                 self._step(shape)
-        self.restore_(before)
+        with torch.no_grad():
+            for tensor, value in zip(changing, before, strict=True):
+                tensor.copy_(value)
+            self._revive_()
         self.number.zero_()

@@ -23,18 +23,18 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.foreign import is_foreign
-from normfree.models.special_tokens import random_words
+from normfree.models.third_party import is_foreign
 from normfree.nn.devices import device_of
+from normfree.nn.embedding import random_words
+from normfree.nn.scalars import with_dimension
 from normfree.train.config import TrainConfig
-from normfree.train.data import Data, open_data, require_same_data, with_data_dir
-from normfree.train.engine.distributed import Processes
-from normfree.train.engine.evaluation import Score, score
+from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
+from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
+from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree.train.text.text_data import is_text
-from normfree.train.text.translation import Bleu
+from normfree.train.text.generation import Bleu
 
 
 def read_config(run: str | Path) -> TrainConfig:
@@ -164,6 +164,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
 def _fill_(model: nn.Module, weights: dict[str, Tensor], run: str | Path) -> None:
     """Write all parameters and buffers, including those that are in no `state_dict`."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    weights = with_dimension(weights, own)
     wrong = [n for n in {**own, **weights} if n not in own or n not in weights or own[n].shape != weights[n].shape]
     if wrong:
         raise ValueError(

@@ -1,18 +1,24 @@
-"""The progress of a run and its result."""
+"""The progress of a run, its result, its curves and its TensorBoard log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from normfree.extras import missing_package
+from normfree.files import explain_os_errors
+from normfree.report.training_curves import draw_training_curves
 from normfree.train.config import TrainConfig
-from normfree.train.engine.evaluation import Score
-from normfree.train.run.run_folder import RunStatus
-from normfree.train.text.translation import Bleu
+from normfree.train.engine.inputs import Score
+from normfree.train.run.run_folder import RunFolder, RunStatus
+
+if TYPE_CHECKING:
+    from normfree.train.text.generation import Bleu
 
 _GUESS = 0.995  # a loss above this share of a random guess's is a guess; a network that learns is soon below it
 
@@ -135,3 +141,44 @@ class RunResult:
                 del plain[name]
         plain[f"{self.unit}_per_second"] = self.throughput
         return {**plain, "seed": self.config.seed, "config": asdict(self.config)}
+
+
+def write_curves(folder: RunFolder, title: str) -> Path | None:
+    """Draw the metrics of a run into curves.png; return None if there are none yet, or matplotlib is not installed."""
+    records = folder.read_metrics()
+    path = folder.path / "curves.png"
+    if not records:
+        return None
+    try:
+        with explain_os_errors("the picture", path):
+            draw_training_curves(records, path, title)
+    except ImportError:  # a run does not need a picture
+        return None
+    return path
+
+
+class EventLog:
+    """A TensorBoard log in the folder of a run.
+
+    TensorBoard hides records after step `done`, left by an interrupted run.
+
+    Raises `ValueError` if TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, done: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(missing_package("tensorboard", "tensorboard=true")) from error
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Log the numbers of a record."""
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the writing thread."""
+        self._writer.close()

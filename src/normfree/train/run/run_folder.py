@@ -34,7 +34,7 @@ _log = logging.getLogger("normfree.train")
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
 _NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
-_SHOWN = 5  # fields that differ and are named
+_SHOWN = 5  # settings that differ and are named
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -139,7 +139,14 @@ class RunFolder:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
             before = self.read_config()
-            require_same(asdict(before), asdict(config), self.path, free=free)
+            values = ((name, value, getattr(config, name)) for name, value in asdict(before).items())
+            differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
+            if differing:
+                more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
+                raise ValueError(
+                    f"expected the configuration of the run in '{self.path}', got a different one: it has "
+                    f"{'; '.join(differing[:_SHOWN] + more)}; resume it without changes, or choose another folder"
+                )
             if before.kernels not in ("auto", config.kernels):
                 _log.warning(
                     "kernels: the run in '%s' began with kernels=%s and goes on with kernels=%s, so it does not "
@@ -302,42 +309,6 @@ def _holder(path: Path) -> str:
         return f" by process {int(path.read_bytes())}"
     except (OSError, ValueError):
         return ""
-
-
-def require_same(
-    stored: Mapping[str, Any], wanted: Mapping[str, Any], path: str | Path, *, free: Collection[str] = ()
-) -> None:
-    """Raise `ValueError` if a run is resumed with another configuration; fields in `free` (dotted names) may differ.
-
-    The message gives the names of the fields that differ, and both values.
-    """
-    there, here = _flat(to_json_values(stored)), _flat(to_json_values(wanted))
-    differing = [name for name in {**there, **here} if name not in free and not _equal(there, here, name)]
-    if differing:
-        shown = [f"{name} {_show(there, name)}, not {_show(here, name)}" for name in differing[:_SHOWN]]
-        shown += [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
-        raise ValueError(
-            f"expected the configuration of the run in '{path}', got a different one: it has {'; '.join(shown)}; "
-            "resume it without changes, or choose another folder"
-        )
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries; the keys become dotted names."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else key).items()}
-
-
-def _equal(there: Mapping[str, Any], here: Mapping[str, Any], name: str) -> bool:
-    if name not in there or name not in here:
-        return False
-    a, b = there[name], here[name]
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
-
-
-def _show(values: Mapping[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "nothing"
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

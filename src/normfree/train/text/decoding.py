@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normfree.models.special_tokens import END, PAD, START
 from normfree.models.transformer import Transformer
 from normfree.models.transformer_layers import DecoderCache
+from normfree.nn.embedding import END, PAD, START
 from normfree.nn.model_state import eval_mode
 
 Longest = int | Callable[[int], int]

@@ -23,21 +23,15 @@ from normfree.data.text.token_batches import TokenBatches
 from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.special_tokens import PAD
 from normfree.models.transformer import Transformer
+from normfree.nn.embedding import PAD
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
-from normfree.train.engine.distributed import Processes
+from normfree.train.data import PAIRS, TEXT
+from normfree.train.engine.environment import Processes
 from normfree.train.engine.inputs import EvalBatches, Inputs
-from normfree.train.text.translation import Bleu, as_line, bleu, translate_tokens
-
-PAIRS, TEXT = "pairs:", "text:"
-
-
-def is_text(name: str) -> bool:
-    """Return whether the name of data is that of a prepared folder, such as 'pairs:.data/multi30k'."""
-    return name.startswith((PAIRS, TEXT))
+from normfree.train.text.generation import Bleu, as_line, bleu, translate_tokens
 
 
 def open_text(name: str) -> TextData:
@@ -54,7 +48,7 @@ def open_text(name: str) -> TextData:
 
 
 class TextData:
-    """A prepared folder of text; implements `normfree.train.data.Data`."""
+    """A prepared folder of text; implements `Data`."""
 
     kind = "text"
     unit = "tokens"

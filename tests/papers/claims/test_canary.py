@@ -1,6 +1,5 @@
 """The canary: today's figures are the committed ones, and a change of the code changes those of its families only."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,33 +10,38 @@ from torch import Tensor
 import normfree as nf
 from normfree import theory
 from normfree.data.counter_rng import epoch_order
-from normfree.data.images import image_batches
+from normfree.data.images import image_set
 from normfree.data.images.augment import Augmentation, AugmentParams, augment, cutout, normalize
 from normfree.methods import fixup, names
 from normfree.methods.init_context import InitContext
 from normfree.methods.method import ScalarRate
 from normfree.plan import Layer
-from normfree.train import TrainConfig, canary
+from normfree.train import RunFolder, TrainConfig
+from normfree_papers.claims import canary, canary_training
+from normfree_papers.claims.run_training import keep
 
 PLACE, WITHIN = "cpu float32", canary.tolerance("cpu float32")
-TEXT, SETTINGS = "transformer-1-1-16-32-2", tuple(family for family in canary.all_families() if " " not in family)
+TEXT, SETTINGS = (
+    "transformer-1-1-16-32-2",
+    tuple(family for family in canary_training.all_families() if " " not in family),
+)
 WATCHED = ("fixup resnet8", "he_in resnet8", "wn mlp-3-16", f"fixup {TEXT}", f"layernorm {TEXT}", "crop", "cutout")
 
 
 def changed(families: tuple[str, ...] = WATCHED) -> set[str]:
     """Return the families that the code, as it is patched now, computes otherwise than committed."""
-    return set(canary.differing(canary.canary(families=families), canary.todays(PLACE, families), WITHIN))
+    return set(canary.differing(canary_training.canary(families=families), canary.todays(PLACE, families), WITHIN))
 
 
 def test_every_method_and_setting_is_committed() -> None:
     committed = canary.committed_record()[PLACE]["figures"]
-    assert set(canary.all_families()) <= set(committed)
+    assert set(canary_training.all_families()) <= set(committed)
     assert {family.split()[0] for family in committed if " " in family} >= set(names())
 
 
 def test_todays_figures_are_the_committed_ones() -> None:
     once: dict[str, str] = {}  # a method on its first model, and on a Transformer
-    for family in canary.all_families():
+    for family in canary_training.all_families():
         method, _, model = family.partition(" ")
         if model and "spectralnorm" not in method:
             once.setdefault(f"{method} {TEXT if model == TEXT else ''}", family)
@@ -75,7 +79,7 @@ def test_cutout_before_the_normalization_changes_cutout_alone(monkeypatch: pytes
         x = augment(images, params, settings, rows)
         return normalize(cutout(x, params, settings.cutout) if settings.cutout else x, mean, std)
 
-    monkeypatch.setattr(image_batches, "augment_and_normalize", other_order)
+    monkeypatch.setattr(image_set, "augment_and_normalize", other_order)
     assert changed() == {"cutout"}
 
 
@@ -83,7 +87,7 @@ def test_another_order_of_images_changes_all_families_of_images(monkeypatch: pyt
     def reverse(seed: int, epoch: int, n: int, device: torch.device | str | None = None) -> Tensor:
         return epoch_order(seed, epoch, n, device).flip(0)
 
-    monkeypatch.setattr(image_batches, "epoch_order", reverse)
+    monkeypatch.setattr(image_set, "epoch_order", reverse)
     assert changed() == {family for family in WATCHED if TEXT not in family}
 
 
@@ -102,29 +106,49 @@ def test_families_of_a_run() -> None:
 
 def test_unknown_family() -> None:
     with pytest.raises(ValueError, match="got the family 'fixup resnet9'"):
-        canary.canary(families=["fixup resnet9"])
+        canary_training.canary(families=["fixup resnet9"])
 
 
 def test_canary_leaves_the_random_generator_as_it_was() -> None:
     before = torch.get_rng_state()
-    canary.canary(families=["fixup resnet8", "dropout"])
+    canary_training.canary(families=["fixup resnet8", "dropout"])
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_run_stores_its_canary_and_is_not_changed_by_it(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run as `normfree train` leaves it."""
+    folder = tmp_path_factory.mktemp("run")
     config = TrainConfig(model="mlp-2-8", method="he_in", epochs=1, crop=1, device="cpu")
-    data = canary.generated_images()
-    stored, unstored = nf.fit(config, data=data, out=tmp_path), nf.fit(config, data=data)
-    assert stored.train_loss == unstored.train_loss
-    result = json.loads((tmp_path / "result.json").read_text())
+    nf.fit(config, data=canary_training.generated_images(), out=folder)
+    return folder
+
+
+def test_a_run_has_no_canary_until_a_claim_keeps_it(trained: Path, tmp_path: Path) -> None:
+    assert "canary" not in RunFolder(trained).read_result()
+    keep(trained, tmp_path / "kept")
+    run = RunFolder(tmp_path / "kept")
+    result = run.read_result()
     assert set(result["canary"][PLACE]["figures"]) == {"he_in mlp-3-16", "crop", "schedule=cosine"}
     assert result["canary"][PLACE]["tolerance"] == WITHIN
-    assert canary.stale_families(config, result["canary"]) == []
+    assert canary.stale_families(run.read_config(), result["canary"]) == []
+
+
+def test_a_run_of_other_code_is_kept_without_a_canary(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMFREE_COMMIT", "0" * 40)
+    keep(trained, tmp_path / "kept")
+    assert "canary" not in RunFolder(tmp_path / "kept").read_result()
+
+
+def test_a_model_of_another_package_has_no_canary() -> None:
+    assert canary_training.record_of(TrainConfig(model="elsewhere:net"), torch.device("cpu")) == {}
 
 
 def test_stale_families() -> None:
     config = TrainConfig(model="mlp-20-64", method="he_in", schedule="constant", crop=4)
-    record = canary.record_of(config, torch.device("cpu"))
+    record = canary_training.record_of(config, torch.device("cpu"))
     assert canary.stale_families(config, record) == []
     record[PLACE]["figures"]["crop"][0] *= 1 + 2 * WITHIN
     assert canary.stale_families(config, record) == ["crop"]

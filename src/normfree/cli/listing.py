@@ -1,4 +1,4 @@
-"""`normfree methods`: list the methods, or explain some of them."""
+"""`normfree methods` and `normfree models`: list the methods and the families of models, or explain some methods."""
 
 from __future__ import annotations
 
@@ -42,5 +42,34 @@ def list_methods(
             columns=columns or (Column("method"),),
             rows=tuple(tuple(row.values()) for row in rows),
             caption=f"{len(rows)} methods. Options follow the name: hanin:r=0.8. normfree methods NAME explains one.",
+        )
+    )
+
+
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
+) -> None:
+    """List the model families and how their names are formed."""
+    from normfree.models import catalog
+
+    families = catalog()
+    if as_json:
+        typer.echo(json.dumps([family.to_json() for family in families], indent=2, ensure_ascii=False))
+        return
+    print_table(
+        Table(
+            title="Models",
+            columns=(
+                Column("name", style="cyan"),
+                Column("description"),
+                Column("for example"),
+                Column("form"),
+                Column("skip"),
+                Column("paper"),
+            ),
+            rows=tuple(
+                (family.pattern, family.summary, ", ".join(family.examples), family.form, family.skip, family.paper)
+                for family in families
+            ),
         )
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.models.foreign import create_model, is_foreign
+from normfree.models.third_party import create_model, is_foreign
 
 MODULE = """
 from functools import partial

@@ -27,12 +27,12 @@ from normfree.data import ImageSet
 from normfree.data.images import fashion14
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.nn.sync_batchnorm import SyncedBatchNorm
+from normfree.nn.sync_batchnorm import SyncedBatchNorm, sync_batch_norms_
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train import data as train_data
 from normfree.train.engine import loop as engine
 from normfree.train.engine import setup
-from normfree.train.engine.distributed import Processes, join_processes, synchronize_
+from normfree.train.engine.environment import Processes, join_processes
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
 
@@ -116,9 +116,9 @@ def live(place: Path) -> None:
     clock = {"checkpoint_epochs": 0, "checkpoint_minutes": 0.0 if rank else 1e-9}  # the second never keeps a state
     diverged = trained("diverged", {"method": "fixup", "lr": 100.0, "warmup": 2.0, **clock})
     said["diverged"]["finite"] = all(bool(t.isfinite().all()) for t in diverged.model.state_dict().values())
-    setup.synchronize_ = lambda *_: None
+    setup.sync_batch_norms_ = lambda *_: None
     trained("unsynchronized", CASES["batchnorm"], out=None)
-    setup.synchronize_ = synchronize_
+    setup.sync_batch_norms_ = sync_batch_norms_
     (place / f"said-{rank}.json").write_text(json.dumps(said))
 
 

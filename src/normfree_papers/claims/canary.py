@@ -1,0 +1,192 @@
+"""The canary of a run: a few steps of small networks, whose figures show whether the code still computes the same.
+
+A stored result is stale if today's code would train another network, or train it otherwise. So every run that a claim
+keeps stores the figures of a few steps of small networks beside its result, and a later reader compares them with
+today's. This file names the figures and compares them, without training; `canary_training` computes them.
+
+A *family* names one small training run, and is one of two things:
+
+- "fixup resnet8": a method with the options that differ from their defaults, the small model that stands for the
+  family of the trained model, and the block form if one was chosen.
+- "crop", "optimizer=adam": a setting, tried on one small network.
+
+`families_of` gives the families that concern a run. The *figures* of a family are the losses of its training steps, the
+test loss and, for all scalars together, all vectors and all larger parameters: their number, the norm of the initial
+values, and the norm of their change. They depend on the order of the data, augmentation, initialization, forward and
+backward pass, parameter groups, update rule, schedule and evaluation. They do not depend on compilation and CUDA
+graphs, which a canary does without, nor on the depth, width and bottlenecks of the trained model.
+
+A *record* has the figures by the place where they were computed, "DEVICE PRECISION", with the tolerance there:
+
+    {"cpu float32": {"tolerance": 0.01, "figures": {"fixup resnet8": [2.302585, 2.298731, …], "crop": […]}}}
+
+There are records in three files:
+
+- canary.json beside this file: today's figures. `python -m normfree_papers.claims.canaries today` writes it.
+- result.json of every run that a claim keeps, under "canary": the families of the run; for a GPU run also those on the
+  GPU. Runs of `normfree train` have none.
+- results/canaries.json, under "commits": the record of each commit that made stored runs, or "unknown". A family is
+  spelled as today's code spells the same computation. Figures are null where the commit could not compute them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from normfree.methods.method import options_text
+from normfree.methods.registry import parse_spec
+from normfree.train.config import TrainConfig
+
+Figures = dict[str, list[float]]
+"""The figures of each family."""
+Record = dict[str, dict[str, Any]]
+"""The figures and their tolerance by place."""
+
+COMMITTED = Path(__file__).with_suffix(".json")
+SMALL_MODELS = {  # the small model for each family of models, by how its names begin
+    "resnet": "resnet8",
+    "preact_resnet": "wrn-10-1",
+    "wrn-": "wrn-10-1",
+    "resmlp-": "resmlp-3-16-3",
+    "mlp-": "mlp-3-16",
+    "cnn-": "cnn-4-8",
+    "dense-": "dense-7-4",
+    "highway-": "highway-3-16",
+    "transformer-": "transformer-1-1-16-32-2",
+    "decoder-": "decoder-2-16-32-2",
+}
+TRIED: dict[str, dict[str, Any]] = {  # the settings of each family that tries a setting
+    "crop": {"crop": 2},
+    "flip": {"flip": True},
+    "cutout": {"cutout": 4},
+    "mixup": {"mixup": 0.5},
+    "randaugment": {"randaugment": (2, 10)},
+    "accumulate": {"accumulate": 2},
+    "optimizer=adam": {"optimizer": "adam", "lr": 0.005},
+    "optimizer=adamw": {"optimizer": "adamw", "lr": 0.005},
+    "nesterov": {"nesterov": True},
+    "label_smoothing": {"label_smoothing": 0.1},
+    "clip=agc": {"clip": "agc", "clip_at": 0.05},
+    "clip=norm": {"clip": "norm", "clip_at": 0.3},
+    "ema": {"ema": 0.5},
+    "schedule=step": {"schedule": "step"},
+    "schedule=cosine": {"schedule": "cosine"},
+    "schedule=inverse_sqrt": {"schedule": "inverse_sqrt", "warmup": 1},
+    "schedule=linear": {"schedule": "linear"},
+    "warmup": {"warmup": 1},
+    "dropout": {"dropout": 0.2, "method": "layernorm", "model": SMALL_MODELS["transformer-"]},
+    "inner_dropout": {"inner_dropout": 0.2, "method": "layernorm", "model": SMALL_MODELS["transformer-"]},
+}
+
+
+def families_of(config: TrainConfig) -> tuple[str, ...]:
+    """Return the families that concern a run: that of its method and model, and one per setting that it uses.
+
+    >>> families_of(TrainConfig(model="wrn-100-1", method="fixup:scalar_lr=10/L", crop=4))
+    ('fixup:scalar_lr=10/L wrn-10-1', 'crop', 'schedule=cosine')
+
+    Args:
+        config: The configuration of the run.
+
+    Returns:
+        The families; none if the model is not one of normfree's, or the method is not registered.
+    """
+    small = next((found for start, found in SMALL_MODELS.items() if config.model.startswith(start)), None)
+    try:
+        method = spelled(config.method)
+    except ValueError:
+        return ()
+    if small is None:
+        return ()
+    words = [method, small, *([config.form] if config.form else [])]
+    tried = []
+    for family in TRIED:
+        setting, _, choice = family.partition("=")
+        value = getattr(config, setting)
+        if value == choice if choice else value != getattr(TrainConfig, setting):
+            tried.append(family)
+    return (" ".join(words), *tried)
+
+
+def differing(stored: Mapping[str, Sequence[float]], today: Mapping[str, Sequence[float]], within: float) -> list[str]:
+    """Return the families of `stored` whose figures differ from today's by more than a relative tolerance."""
+    return [family for family, figures in stored.items() if not _close(figures, today.get(family, ()), within)]
+
+
+def stale_families(config: TrainConfig, record: Record | str) -> list[str] | None:
+    """Compare the canary of a stored run with today's code.
+
+    Places without committed figures are left out: there are none for a GPU yet, so a GPU run is compared on the CPU.
+
+    Args:
+        config: The configuration of the run, with its method as today's code spells it.
+        record: The canary that the run or its commit stored, or "unknown".
+
+    Returns:
+        The families of the run that today's code computes otherwise; None if the canary does not say.
+    """
+    families = families_of(config)
+    if isinstance(record, str) or not record or not families:
+        return None
+    stale: list[str] = []
+    for place, found in record.items():
+        stored = {family: found["figures"].get(family) for family in families}
+        if not all(stored.values()):
+            return None
+        today = todays(place, families)
+        known = {family: figures for family, figures in stored.items() if family in today}
+        stale += [family for family in differing(known, today, found["tolerance"]) if family not in stale]
+    return stale
+
+
+def todays(place: str, families: Iterable[str]) -> Figures:
+    """Return today's figures of families in a place: the committed ones; on the CPU, others are computed."""
+    committed: Figures = committed_record().get(place, {}).get("figures", {})
+    wanted = tuple(families)
+    found = {family: committed[family] for family in wanted if family in committed}
+    device, precision = place.split()
+    if device == "cpu" and len(found) < len(wanted):
+        from normfree_papers.claims.canary_training import cached_figures  # trains
+
+        found |= {family: list(cached_figures(family, device, precision)) for family in wanted if family not in found}
+    return found
+
+
+@cache
+def committed_record() -> Record:
+    """Read the committed record of today's code."""
+    record: Record = json.loads(COMMITTED.read_text(encoding="utf-8")) if COMMITTED.exists() else {}
+    return record
+
+
+def tolerance(place: str) -> float:
+    """Return the relative difference of figures up to which two canaries of a place, such as "cpu float32", agree.
+
+    It is at least five times what rounding was measured to change. In float32 on a CPU that is 2e-3: torch 2.11 and
+    2.13 give equal figures; two threads change them by 1e-6, initial weights that differ by 1e-7 by 6e-5, and
+    instructions without AVX by 2e-3, where a ReLU switches. In bf16 and mixed precision such initial weights change
+    them by 2e-3, on a CPU. Convolutions in float32 on a GPU use TF32, which rounds less than bf16.
+    """
+    return 1e-2 if place == "cpu float32" else 2e-2
+
+
+def spelled(method: str) -> str:
+    """Return the name of a method with the options that differ from their defaults."""
+    name, options = parse_spec(method)
+    _, defaults = parse_spec(name)
+    changed = {option: value for option, value in options.items() if value != defaults[option]}
+    return f"{name}:{options_text(changed, ',')}" if changed else name
+
+
+def _close(figures: Sequence[float], others: Sequence[float], within: float) -> bool:
+    if len(figures) != len(others):
+        return False
+    return all(
+        a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= within * max(abs(a), abs(b))
+        for a, b in zip(figures, others, strict=True)
+    )

@@ -1,0 +1,124 @@
+"""Make the training runs of claims: train them, keep them with their canary, and estimate their time on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from normfree.comparison.process_pool import Reports, summarize_reports
+from normfree.comparison.sweep import RunTask, train_runs
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
+from normfree.models import build
+from normfree.models.third_party import is_foreign
+from normfree.nn.devices import device_of
+from normfree.provenance import commit
+from normfree.train import RunFolder, TrainConfig
+from normfree.train.config import folder_name
+from normfree.train.data import is_text
+from normfree_papers.claims.canary_training import record_of
+
+# Measured on one H200: operations per second of a wide network, seconds per image and layer of a narrow one, and
+# seconds to set up.
+_FLOPS, _NARROW, _SET_UP = 4e14, 0.5e-6, 40.0
+_IMAGES = {"fashion14": 6_000, "mnist": 60_000}  # training images; other data sets count as CIFAR-10
+_CIFAR_IMAGES = 50_000
+_TOKENS = {"multi30k": 4.3e5, "europarl": 6.0e6}  # target tokens for training, by the first word of the folder's name
+_TOKEN_SPEED = 3e5  # per second, of a Transformer of 6 + 6 layers; assumed
+_DEEP, _STEP = 160, 18  # deeper networks are not built for an estimate: 10,000 layers take half a minute
+
+
+def train_and_keep(
+    wanted: Mapping[str, TrainConfig],
+    work: Path,
+    kept: Callable[[TrainConfig], Path],
+    *,
+    jobs: int,
+    report: Callable[[int, int, str], None],
+) -> int | None:
+    """Train runs, and copy the files of each that ends.
+
+    Args:
+        wanted: The configurations by the names of the runs; two names may ask for the same run.
+        work: Folder of the runs in progress.
+        kept: Returns the folder in which to keep a run.
+        jobs: Number of runs at a time.
+        report: Called with the runs done, the number of runs, and a status text.
+
+    Returns:
+        The signal that stopped the training, or None.
+    """
+    names = {folder_name(config): name for name, config in wanted.items()}
+    tasks = [RunTask(config, work / folder) for folder, config in {folder_name(c): c for c in wanted.values()}.items()]
+    done = 0
+
+    def show(reports: Reports) -> None:
+        report(done, len(tasks), summarize_reports(reports, [names[task.folder.name] for task in tasks]))
+
+    def keep_ended(task: RunTask, _: Mapping[str, Any]) -> None:
+        nonlocal done
+        keep(task.folder, kept(task.config))
+        done += 1
+        report(done, len(tasks), names[task.folder.name])
+
+    report(0, len(tasks), "")
+    return train_runs(tasks, keep_ended, jobs=jobs, on_report=show)
+
+
+def keep(folder: Path, kept: Path) -> None:
+    """Copy config, metrics and result (they contain no local paths); result.json comes last and marks the end.
+
+    The result gets the canary of today's code, unless other code trained the run.
+    """
+    run, target = RunFolder(folder), RunFolder(kept)
+    here = {"data_dir": TrainConfig.data_dir}
+    config = TrainConfig.from_toml(run.config_path).with_changes(**here)
+    result = run.read_result()
+    result["config"] |= here
+    if result["commit"] == commit():
+        result["canary"] = record_of(config, device_of(config.device))
+    with explain_os_errors("the run", target.path):
+        target.path.mkdir(parents=True, exist_ok=True)
+        for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
+            left.unlink(missing_ok=True)
+        with atomic_path(target.config_path) as temporary:
+            temporary.write_text(config.to_toml(), encoding="utf-8")
+        with atomic_path(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
+            temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
+        write_json(target.result_path, result)
+
+
+# Estimates
+
+
+def gpu_seconds(config: TrainConfig) -> float:
+    """About how long a run takes on one H200, for planning; a third-party model is not built and counts as small."""
+    if is_text(config.data):
+        return 2 * _SET_UP + config.epochs * _TOKENS.get(Path(config.data).name.partition("-")[0], 0.0) / _TOKEN_SPEED
+    layers, operations = (0.0, 0.0) if is_foreign(config.model) else _size(config.model)
+    images = _IMAGES.get(config.data, _CIFAR_IMAGES) * (1 - config.validation)
+    return _SET_UP + config.epochs * images * max(layers * _NARROW, 3 * operations / _FLOPS)
+
+
+@cache
+def _size(model: str) -> tuple[float, float]:
+    """Weight layers of a model, and operations of a forward pass of one image in the shape of CIFAR-10.
+
+    Both are linear in the depth, so that those of a deep network follow from two others of its family.
+    """
+    named = re.fullmatch(r"(resnet|wrn-|mlp-|resmlp-|cnn-)(\d+)(.*)", model)
+    if named is not None and int(named[2]) > _DEEP:
+        depth = int(named[2])
+        steps = (depth - 60) // _STEP
+        (a, b), (c, d) = (_size(f"{named[1]}{depth - n * _STEP}{named[3]}") for n in (steps, steps - 1))
+        return a + steps * (c - a), b + steps * (d - b)
+    x = torch.empty(2, 3, 32, 32, device="meta")
+    network = build(model, "he_in", example=x, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        network(x)
+    return sum(1 for p in network.parameters() if p.dim() > 1), counter.get_total_flops() / 2
