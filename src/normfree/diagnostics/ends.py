@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.graph.functions import ACTIVATIONS, name_of
 from normfree.nn.model_state import ModelParts
+from normfree.nn.sharding import whole
 
 MOST_VALUES = 2**22  # of an output that are looked at
 
@@ -121,8 +122,8 @@ def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
     with torch.no_grad():
         return tuple(
             name
-            for name, t in named.items()
-            if t.is_floating_point() and not bool(torch.isfinite(t).all() | _is_mask(t))
+            for name, t in ((name, whole(t)) for name, t in named.items() if t.is_floating_point())
+            if not bool(torch.isfinite(t).all()) and not _is_mask(t)
         )
 
 
@@ -182,3 +183,29 @@ def clear_type_errors(parts: ModelParts, arguments: Any) -> Iterator[None]:
             f"expected inputs of type {wanted}, as the weights have, got {got}; convert them with "
             f"inputs.to(torch.{wanted}), and scale bytes to about unit variance"
         ) from error
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    items = values if isinstance(values, list | tuple) else ()
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    for value in (output, logits, *items):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise ValueError(
+        f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
+        "pass a loss= that turns it into a number"
+    )
+
+
+def cross_entropy(output: Any, targets: Any) -> Tensor:
+    """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
+    logits = first_tensor(output)
+    if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+    return nn.functional.cross_entropy(logits, targets)

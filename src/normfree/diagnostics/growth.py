@@ -72,10 +72,11 @@ def judge_direction(
 
     The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
     *growing* if a power of the depth fits clearly better than an exponential. It is *exploding* if it changes a
-    thousandfold, inside all stages together or from end to end of them, or tenfold from end to end with a factor of at least
-    1.5 per block (measured in a stage of three or more), and *vanishing* by the inverse numbers. An exponential change
-    inside stages that does neither, but would at twice the depth, is *drifting*. A network without residual sums
-    tolerates a decay to 1e-4 (`plain`), and one with normalizers a gradient that grows to 1e5 (`normalized`).
+    thousandfold, inside all stages together or from end to end, or tenfold from end to end with a factor of at least
+    1.5 per block (measured in a stage of three or more), and *vanishing* by the inverse numbers. From end to end, the
+    jump between two stages counts at most tenfold. An exponential change inside stages that does neither, but would at
+    twice the depth, is *drifting*. A network without residual sums tolerates a decay to 1e-4 (`plain`), and one with
+    normalizers a gradient that grows to 1e5 (`normalized`).
 
     Sums inside the branch of another sum are a stream of their own. A branch that starts small has a small gradient,
     which says nothing about depth, so that streams are not compared with each other. The worst stream counts.

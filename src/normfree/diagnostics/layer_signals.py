@@ -15,7 +15,9 @@ from normfree.diagnostics.limits import EQUAL_SHARE
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
 from normfree.nn.scalars import ScalarBias
+from normfree.nn.sharding import whole
 from normfree.plan import Branch, Layer, ResidualPlan
+from normfree.report.tables import Column, Table
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
 COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal
@@ -102,7 +104,7 @@ class LayerWeights:
         weights = norms({name: parameters[name] for names in self.names.values() for name in names})
         starts = {name: _filter_starts(parameters[name], dim) for name, dim in self.outputs.items()}
         tensors = [*weights.values(), *gradients.values(), *starts.values()]
-        values = concatenate([t.detach().flatten() for t in tensors])  # one wait for the device
+        values = concatenate([whole(t.detach()).flatten() for t in tensors])  # one wait for the device
         pieces = np.split(values, np.cumsum([t.numel() for t in tensors])[:-1])
         sizes = dict(zip(weights, (float(p[0]) for p in pieces), strict=False))
         rows = dict(zip(gradients, pieces[len(weights) :], strict=False))
@@ -126,7 +128,7 @@ class LayerWeights:
         """The fraction of filters that equal another one; filters of zeros do not count."""
         if _equal_rows(starts) < EQUAL_SHARE:
             return 0.0
-        weight = self.parts.parameters[name].detach().movedim(self.outputs[name], 0).flatten(1)
+        weight = whole(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
         module = self.parts.modules.get(name.rpartition(".")[0])
         if getattr(module, "groups", 1) > 1 or weight.shape[0] < 2:
             return 0.0  # equal filters of different inputs differ in their outputs
@@ -150,13 +152,13 @@ def _output_dimension(module: nn.Module, layer: Layer) -> int:
 def _norms_by_output(gradient: Tensor, outputs: int) -> Tensor:
     dims = [i for i in range(gradient.dim()) if i != outputs]
     wide = torch.float32 if gradient.dtype in HALF else None
-    found: Tensor = torch.linalg.vector_norm(gradient.detach(), dim=dims, dtype=wide)
+    found: Tensor = torch.linalg.vector_norm(whole(gradient.detach()), dim=dims, dtype=wide)
     return found
 
 
 def _filter_starts(weight: Tensor, outputs: int) -> Tensor:
     """The first numbers of each filter, as one vector."""
-    return weight.detach().movedim(outputs, 0).flatten(1)[:, :COMPARED].flatten()
+    return whole(weight.detach()).movedim(outputs, 0).flatten(1)[:, :COMPARED].flatten()
 
 
 def _portions(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[list[str], nn.Parameter]]:
@@ -199,3 +201,22 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
                 prefix = prefix.rpartition(".")[0]
             found.update(branch.name for branch in homes.get(prefix, ()))
     return found
+
+
+def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:
+    """Make a table of weight layers: norms, the update-to-weight ratio, dead units and equal filters."""
+    names = ("weight", "gradient", "gradient / weight", "dead units", "equal filters")
+    rows = tuple(
+        (
+            layer.name,
+            f"{layer.weight_norm:.3g}",
+            f"{layer.gradient_norm:.3g}",
+            f"{layer.ratio:.2g}",
+            f"{100 * layer.dead:.0f} %" if layer.units else "–",
+            f"{100 * layer.equal:.0f} %" if layer.units else "–",
+        )
+        for layer in layers
+    )
+    caption = "norms of the weight and its gradient; their ratio is the relative size of an SGD step at learning rate 1"
+    columns = (Column("layer"), *(Column(name, "right") for name in names))
+    return Table(f"weight layers of {model}", columns, rows, caption)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,7 +25,9 @@ from normfree.diagnostics.ends import (
     OutputFacts,
     broken_parameters,
     clear_type_errors,
+    cross_entropy,
     find_origin,
+    first_tensor,
     input_facts,
     output_facts,
 )
@@ -235,7 +237,8 @@ def propagate(
 def _largest_bias(parts: ModelParts, plan: ResidualPlan) -> float:
     """The largest bias of the classifier above the mean of its biases."""
     biases = [parts.modules[layer.name]._parameters.get("bias") for layer in plan.classifier]
-    return max((float((b.detach() - b.detach().mean()).abs().max()) for b in biases if b is not None), default=0.0)
+    found = [whole(b.detach()) for b in biases if b is not None]
+    return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
 
 
 def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any) -> Signal:
@@ -298,32 +301,6 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     if not output_is_finite:
         layers = tuple(replace(layer, gradient_norm=math.nan) for layer in layers)
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    values = list(output.values()) if isinstance(output, Mapping) else output
-    items = values if isinstance(values, list | tuple) else ()
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    for value in (output, logits, *items):
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
-    raise ValueError(
-        f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
-        "pass a loss= that turns it into a number"
-    )
-
-
-def cross_entropy(output: Any, targets: Any) -> Tensor:
-    """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
-    logits = first_tensor(output)
-    if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
-        logits, targets = logits.flatten(0, 1), targets.flatten()
-    return nn.functional.cross_entropy(logits, targets)
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:

@@ -8,6 +8,8 @@ branch*. The verdict is a pure function of the signal. `limits.py` has the numbe
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -114,8 +116,9 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
     left_out.update(_side_outputs(signal))
     reached = [s for s in signal.sums if s.name not in left_out]
-    points = [DepthPoint(s.name, s.around or "", s.stage, s.level) for s in signal.sums]
-    back_points = [DepthPoint(s.name, s.around or "", s.stage, s.gradient_level) for s in reached]
+    stages = _stages(signal.sums)
+    points = [DepthPoint(s.name, s.around or "", stages[s.name], s.level) for s in signal.sums]
+    back_points = [DepthPoint(s.name, s.around or "", stages[s.name], s.gradient_level) for s in reached]
     kind = {"plain": signal.plain, "normalized": signal.normalized}
     forward = judge_direction(points, **kind)
     backward = judge_direction(back_points, backward=True, **kind)
@@ -159,8 +162,8 @@ def _local_faults(
         yield from end_faults.faults_of_the_input(signal)
         yield from faults.non_finite(signal, forward)
         yield from faults.forgotten_skips(signal)
-        yield from faults.faulty_branches(signal, dead)
         yield from faults.faulty_weights(signal)
+        yield from faults.faulty_branches(signal, dead)
         yield from faults.silent(signal, forward)
         yield from faults.gradient_cut(signal, forward, backward)
         yield from faults.dead_units(signal)
@@ -193,6 +196,23 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     if math.isnan(d.factor):
         return Finding(way, d.broken_at or d.worst, status, "", advice)
     return Finding(f"{way} ×{d.factor:.2f} per {'layer' if plain else 'block'}", "", status, "", advice)
+
+
+def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
+    """Number the stages of the sums: those of the plan, and a new one where another list of blocks begins.
+
+    Lists are told apart by the part of a name before its first number.
+    """
+    lists = [re.split(r"\d", s.name)[0] for s in sums]
+    counts = Counter(lists)
+    found: dict[str, int] = {}
+    number = 0
+    for i, s in enumerate(sums):
+        new_list = i > 0 and lists[i] != lists[i - 1] and min(counts[lists[i]], counts[lists[i - 1]]) > 1
+        if i == 0 or s.stage != sums[i - 1].stage or (new_list and not s.layer):
+            number += 1
+        found[s.name] = number
+    return found
 
 
 def _side_outputs(signal: Signal) -> list[str]:
