@@ -199,6 +199,7 @@ def propagate(
         gradients = stack.enter_context(weights.gradient_norms())
         with clear_type_errors(parts, (args, kwargs)), nullcontext() if plan.branches else activations:
             output = model(*args, **kwargs)
+        observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
         starts, injected, value = _start(output, features, targets, loss, source)
@@ -318,7 +319,7 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
 def _tensor_or_none(output: Any) -> Tensor | None:
     """The tensor in a model's output; None if only the caller's loss can read the output."""
     try:
-        return first_tensor(output).detach()
+        return first_tensor(output)
     except ValueError:
         return None
 

@@ -117,6 +117,7 @@ class SumObserver(Observer):
         self._moments: dict[SumPart, ChannelMoments] = {}
         self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
+        self._latest_layer: list[tuple[Branch, Tensor]] = []
         self._hooked_parts: dict[SumPart, list[SumPart]] = {}
         self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
 
@@ -132,6 +133,7 @@ class SumObserver(Observer):
         finally:
             self._recent.clear()  # tensors hold hooks, which hold this
             self._hooked_parts.clear()
+            self._latest_layer.clear()
             self.remove_hooks()
 
     def _hook_residuals(self) -> None:
@@ -158,7 +160,7 @@ class SumObserver(Observer):
             hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)}
         layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
         calls = Counter[str]()
-        latest: list[tuple[Branch, Tensor]] = []
+        latest = self._latest_layer
 
         def behind_normalizer(_m: nn.Module, args: Any, out: Any) -> None:
             if latest and args and args[0] is latest[0][1]:
@@ -292,6 +294,11 @@ class SumObserver(Observer):
         """Whether the output of each of these branches was exactly zero."""
         measured = [self._moments.get((name, "branch")) for name in branches]
         return all(m is not None and not m.mean.any() and not m.variance.any() for m in measured)
+
+    def leave_out_head(self, output: Tensor | None) -> None:
+        """Leave out the last layer of a network without sums if it returns the output: the head is judged apart."""
+        if len(self._points) > 1 and self._latest_layer and self._latest_layer[0][1] is output:
+            self._points.remove(self._latest_layer[0][0])
 
     def require_points(self) -> None:
         """Refuse a forward pass in which nothing was measured."""
