@@ -1,4 +1,7 @@
-"""For every claim, errors planted in the library that make it fail.
+"""For every claim before training, errors planted in the library that make it fail.
+
+Claims that need training have made-up readings that refute them (`planted_readings`), and the mutants to be run when
+they are.
 
 `make mutants` runs the trials of all claims, and `make mutants CLAIMS="fixup/eq5 …"` those of some; both write
 results/mutants.json. The slow tests run them claim by claim; the fastest are among the usual tests.
@@ -21,6 +24,7 @@ from normfree.provenance import commit, versions
 from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.storage import contents_of
+from planted_readings import PLANTED, gpu_minutes, refuted
 
 STORED = Path(__file__).parents[2] / "results" / "mutants.json"
 
@@ -72,13 +76,14 @@ TRIALS = {
     "normdead/sec5_2": Trial("nf_alpha_one no_centring batch_norm_running nf_no_biases"),
 }
 UNNOTICED = {  # errors that no claim before training notices; the tests of methods and layers do
-    "fixup_no_multipliers": "the multipliers start at 1",
-    "nf_beta_not_squared": "the claims before training have β = 1, where β and β² are the same",
-    "wn_norm_detached": "only the curvature of wninit/table2 depends on this gradient",
+    "fixup_no_multipliers": "the multipliers start at 1; after training, the errors of fixup/table1 should show it",
+    "nf_beta_not_squared": "the claims before training have β = 1, where β and β² are the same; after training, the "
+    "accuracy of normdead/sec4_3 should show it",
+    "wn_norm_detached": "the weights at the start do not depend on this gradient, and the curvature of wninit/table2 "
+    "hardly; after training, the errors of wninit/table1 should show it",
 }
 FAST = ("fixup/thm1", "normdead/eq1", "normdead/eq3", "normdead/sec2_3")  # together a few seconds
 ERRORS = {name: mutant.error for name, mutant in MUTANTS.items() if name != "nothing"}
-NOT_YET = {"not_tested": "run make mutants"}
 CLAIMS = {claim.id: claim for claim in all_claims()}
 
 
@@ -113,7 +118,10 @@ def untried(claim: Claim) -> dict[str, Any]:
     """The entry of a claim without a trial."""
     if claim.unbreakable:
         return {"unbreakable": claim.unbreakable}
-    return {"not_tested": f"needs about {claim.cost.full_seconds / 60:.0f} GPU minutes"}
+    planted = PLANTED[claim.id]
+    minutes = {mutant: gpu_minutes(claim, planted, mutant) for mutant in planted.mutants}
+    entry = {"fails_with_readings": refuted(claim, planted), "gpu_minutes_of_mutants": minutes}
+    return {**entry, **({"remark": planted.remark} if planted.remark else {})}
 
 
 # Tests
@@ -121,8 +129,8 @@ def untried(claim: Claim) -> dict[str, Any]:
 
 def test_every_claim_is_tried_or_says_why_not() -> None:
     for claim in CLAIMS.values():
-        reasons = (claim.id in TRIALS, bool(claim.unbreakable), claim.cost.device == "gpu")
-        assert any(reasons), f"{claim.id}: expected mutants that break it, unbreakable=, or a claim for a GPU"
+        reasons = (claim.id in TRIALS, bool(claim.unbreakable), claim.id in PLANTED)
+        assert any(reasons), f"{claim.id}: expected mutants that break it, unbreakable=, or readings that refute it"
         assert not (claim.id in TRIALS and claim.unbreakable), claim.id
     assert set(TRIALS) <= set(CLAIMS)
 
@@ -168,7 +176,12 @@ def test_stored_trials_are_those_of_the_table() -> None:
     for claim_id, claim in CLAIMS.items():
         entry = stored["claims"][claim_id]
         if claim_id not in TRIALS:
-            assert set(entry) == set(untried(claim)), claim_id
+            planted = None if claim.unbreakable else PLANTED[claim_id]
+            assert entry.get("unbreakable", "") == claim.unbreakable
+            if planted is not None:
+                assert entry["fails_with_readings"] == refuted(claim, planted), f"{claim_id}: run make mutants"
+                assert set(entry["gpu_minutes_of_mutants"]) == set(planted.mutants), claim_id
+                assert entry.get("remark", "") == planted.remark, claim_id
             continue
         assert_every_mutant_is_noticed(claim_id, entry)
         names = {
@@ -194,11 +207,12 @@ def write(claim_ids: list[str]) -> None:
     chosen = {claim_id: TRIALS[claim_id] for claim_id in claim_ids or TRIALS}
     origin = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
     stored = json.loads(STORED.read_text(encoding="utf-8"))["claims"] if STORED.exists() else {}
+    others = {name: untried(claim) for name, claim in CLAIMS.items() if name not in TRIALS}
     with ProcessPoolExecutor(initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for claim_id, entry in zip(chosen, pool.map(try_claim, chosen), strict=True):
             print(claim_id, entry["broken_by"], entry["asides_broken_by"], f"{entry['seconds']} s", flush=True)
             stored[claim_id] = entry | origin
-            claims = {name: stored.get(name, NOT_YET) if name in TRIALS else untried(c) for name, c in CLAIMS.items()}
+            claims = {name: stored.get(name, {}) if name in TRIALS else others[name] for name in CLAIMS}
             record = {"command": "make mutants", "mutants": ERRORS, "unnoticed": UNNOTICED, "claims": claims}
             STORED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -1,7 +1,11 @@
 """Compute canaries: today's, and those of the commits that made the stored runs.
 
     python -m normfree_papers.claims.canaries today [--device cuda]
+    python -m normfree_papers.claims.canaries agreed FILE FILE
     python -m normfree_papers.claims.canaries commits
+
+On a GPU two processes round differently, and a few families amplify that beyond the tolerance: compute today's canary
+in two processes, and write the figures on which the two files agree.
 
 `normfree_papers.claims.canary` describes canaries and the files.
 """
@@ -39,6 +43,14 @@ def write_todays(device: str) -> None:
     for precision in ("float32", "bf16", "mixed") if device == "cuda" else ("float32",):
         place = f"{device} {precision}"
         record[place] = {"tolerance": tolerance(place), "figures": canary(device, precision=precision, families=wanted)}
+    write_text(COMMITTED, _lines(record) + "\n")
+
+
+def write_agreed(files: Iterable[Path]) -> None:
+    """Write the canary that today's canaries of several processes have in common; other families are left out."""
+    record = _common([json.loads(file.read_text(encoding="utf-8")) for file in files])
+    for found in record.values():
+        found["figures"] = {family: figures for family, figures in found["figures"].items() if figures}
     write_text(COMMITTED, _lines(record) + "\n")
 
 
@@ -143,7 +155,8 @@ def _lines(record: Record) -> str:
 def main(arguments: Iterable[str] | None = None) -> None:
     """Parse the command line, and write the canaries that it names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("which", choices=["today", "commits"])
+    parser.add_argument("which", choices=["today", "agreed", "commits"])
+    parser.add_argument("files", nargs="*", type=Path, help="of the canaries to compare, for `agreed`")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where to compute today's canary")
     given = parser.parse_args(None if arguments is None else list(arguments))
     try:
@@ -152,6 +165,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
         parser.error(str(error))
     if given.which == "today":
         write_todays(given.device)
+    elif given.which == "agreed":
+        write_agreed(given.files)
     else:
         write_commits()
 

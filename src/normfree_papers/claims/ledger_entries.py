@@ -97,8 +97,13 @@ class Entry:
             return f"none can make it fail: {self.claim.unbreakable}"
         if "broken_by" in self.mutants:
             return "none of those tried makes it fail"
-        reason = self.mutants.get("not_tested", "")
-        return f"not tested: {reason}" if reason else "not yet tested"
+        if readings := self.mutants.get("fails_with_readings"):
+            minutes = self.mutants["gpu_minutes_of_mutants"]
+            runs = " and ".join(f"{mutant} (about {time} GPU minutes)" for mutant, time in minutes.items())
+            texts = [f"not yet in training runs; with made-up runs it fails if {', or if '.join(readings)}"]
+            texts += [f"to be trained with the claim: {runs}"] if runs else []
+            return "; ".join([*texts, *filter(None, [self.mutants.get("remark")])])
+        return "not yet tested"
 
     @property
     def folders(self) -> dict[str, str]:

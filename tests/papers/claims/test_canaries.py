@@ -34,6 +34,26 @@ def test_unknown_commit_has_no_record() -> None:
     assert canaries._of_commit("0" * 40, {}) is None
 
 
+def test_the_canary_of_two_processes_has_the_families_on_which_they_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, figure in (("one", 1.0), ("two", 2.0)):
+        record = {"cuda float32": {"tolerance": 0.1, "figures": {"a": [1.0], "b": [figure]}}}
+        (tmp_path / name).write_text(json.dumps(record))
+    monkeypatch.setattr(canaries, "COMMITTED", tmp_path / "canary.json")
+    canaries.main(["agreed", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert json.loads((tmp_path / "canary.json").read_text())["cuda float32"]["figures"] == {"a": [1.0]}
+
+
+@pytest.mark.gpu
+def test_figures_on_the_gpu_are_the_committed_ones() -> None:
+    families = ["fixup resnet8", "fixup wrn-10-1", "batchnorm resnet8", "crop", "schedule=cosine"]
+    for place in ("cuda float32", "cuda bf16", "cuda mixed"):
+        committed, precision = committed_record()[place]["figures"], place.split()[1]
+        found = canary("cuda", precision=precision, families=families)
+        assert not differing(found, {family: committed[family] for family in families}, tolerance(place))
+
+
 def test_two_commits_have_the_figures_on_which_they_agree() -> None:
     one = {CPU: {"tolerance": 0.1, "figures": {"a": [1.0], "b": [1.0], "c": None}}}
     two = {CPU: {"tolerance": 0.1, "figures": {"a": [1.05], "b": [2.0], "c": [1.0]}}}

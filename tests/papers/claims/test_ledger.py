@@ -309,7 +309,8 @@ def test_quick_result_is_marked_as_a_stand_in(tmp_path: Path) -> None:
 def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verdict(tmp_path: Path) -> None:
     proxy = made_up(proxy="CIFAR-10 in place of ImageNet", departures=("ten epochs", "one rate"), precision="float64")
     other = made_up("other", unbreakable="it counts parameters")
-    planted = {proxy.id: {"broken_by": {"no_scale": ["one"]}}, "fixup/third": {"not_tested": "needs a GPU"}}
+    refuted = {"fails_with_readings": {"it diverges": ["one"]}, "gpu_minutes_of_mutants": {"no_scale": 7}}
+    planted = {proxy.id: {"broken_by": {"no_scale": ["one"]}}, "fixup/third": {**refuted, "remark": "one seed only"}}
     write_json(tmp_path / "mutants.json", {"claims": planted})
     for claim in (proxy, other):
         store(tmp_path, claim)
@@ -322,7 +323,8 @@ def test_stand_ins_departures_precision_and_planted_errors_stand_beside_the_verd
         "Precision: float64",
         "Planted errors: fails with no_scale",
         "Planted errors: none can make it fail: it counts parameters",
-        "Planted errors: not tested: needs a GPU",
+        "Planted errors: not yet in training runs; with made-up runs it fails if it diverges; to be trained with the "
+        "claim: no_scale (about 7 GPU minutes); one seed only",
         "Planted errors: not yet tested",
     ):
         assert words in text
