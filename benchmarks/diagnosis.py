@@ -1,7 +1,7 @@
 """Score the diagnosis on networks that are broken on purpose, on their mended twins, and on healthy networks.
 
-    python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json
-    python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json      # the table of docs/diagnosis.md
+    PYTHONPATH=tests/support python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
+    PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
 
 The networks stand in tests/support (broken_networks.py, healthy_networks.py). Their author had not read the detector.
 A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
@@ -19,13 +19,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
-
 import torch
+
 from broken_networks import REVIEWED, UNSEEN, Broken
 from fault_cases import Subject
 from healthy_networks import HEALTHY, build_healthy
-
 from normfree.diagnostics import diagnose
 from normfree.provenance import commit, versions
 from normfree.report import Column, Table, print_table
@@ -108,7 +106,8 @@ def tables(scores: dict[str, Any]) -> list[Table]:
     ]
     words: dict[str, list[str]] = {}
     for row in last["healthy"]:
-        words.setdefault(row["word"].partition(":")[0].partition(",")[0] + (" (alarm)" if row["alarm"] else ""), []).append(row["name"])
+        word = row["word"].partition(":")[0].partition(",")[0] + " (alarm)" * row["alarm"]
+        words.setdefault(word, []).append(row["name"])
     sound = tuple((word, str(len(names)), ", ".join(names)) for word, names in words.items())
     return [
         overview,
@@ -129,7 +128,8 @@ def main() -> None:
         return
     warnings.filterwarnings("ignore")
     name = options.keep or "last"
-    before = json.loads(options.json.read_text(encoding="utf-8"))["scores"] if options.json and options.json.exists() else {}
+    earlier = options.json is not None and options.json.exists()
+    before = json.loads(options.json.read_text(encoding="utf-8"))["scores"] if earlier else {}
     scores = {**{key: value for key, value in before.items() if key != name}, name: measure()}
     if options.json:
         record = {"command": shlex.join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]]), "scores": scores}
