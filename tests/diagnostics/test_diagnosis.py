@@ -342,7 +342,7 @@ def test_notebook_shows_the_verdict_and_escapes_names(deep: Diagnosis) -> None:
     assert "<script>" not in html
 
 
-@pytest.mark.parametrize(("method", "status"), [("batchnorm", "good"), ("xavier", "warn"), ("he_in", "bad")])
+@pytest.mark.parametrize(("method", "status"), [("batchnorm", "good"), ("xavier", "bad"), ("he_in", "bad")])
 def test_colour_follows_the_rate_of_growth(method: str, status: str) -> None:
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     model = build("resnet56", method, generator=torch.Generator().manual_seed(0))
@@ -357,3 +357,11 @@ def test_large_growth_by_a_power_is_not_green() -> None:
     assert verdict.status == "growing"
     assert rating(verdict) == "warn"
     assert rating(judge(made_up_signal([1.0] * 100, [float(i) ** -1 for i in range(1, 101)]))) == "good"
+
+
+def test_drift_says_at_which_depth_it_fails() -> None:
+    verdict = judge(made_up_signal([1.05**i for i in range(100)]))
+    assert (verdict.status, rating(verdict)) == ("drifting", "warn")
+    assert verdict.forward.fails_at == math.ceil(math.log(1000) / math.log(1.05)) + 1
+    assert f"fails from about {verdict.forward.fails_at} blocks on" in verdict.sentence
+    assert judge(made_up_signal([1.05**i for i in range(verdict.forward.fails_at)])).status == "exploding"

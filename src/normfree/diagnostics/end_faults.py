@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from normfree.diagnostics.faults import Finding
-from normfree.diagnostics.growth import SignalStatus
+from normfree.diagnostics.growth import Finding, SignalStatus
 from normfree.diagnostics.limits import (
-    CHANCE_LOSS,
     CLASSIFIER_GAIN,
     CONSTANT_OUTPUT,
+    DRIFTED_LOSS,
     FIRST_LOSS,
     INPUT_LARGE,
     INPUT_OFFSET,
@@ -83,15 +82,18 @@ def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
         )
 
 
-def faults_of_the_head(signal: Signal) -> Iterator[Finding]:
-    """An output that is too large, constant, saturated or already a probability, and a first loss far above log C."""
+def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Finding]:
+    """An output that is too large, constant, saturated or already a probability, and a first loss far above log C.
+
+    The limit of the loss is lower if the forward signal drifts.
+    """
     head, classifier = signal.head, shorten_names([layer.name for layer in signal.plan.classifier]) or "the last layer"
     place = signal.plan.classifier[0].name if signal.plan.classifier else "the output"
     last = signal.sums[-1]
     grown = head.mean_square / power if (power := last.sum.mean_square + last.sum.variance) > 0 else math.nan
     log_classes = math.log(head.classes) if head.classes else math.nan
     with_loss = not math.isnan(signal.loss)
-    limit = FIRST_LOSS * log_classes + 2 if with_loss else CHANCE_LOSS * log_classes + 5
+    limit = DRIFTED_LOSS * log_classes + 2 if drifting else FIRST_LOSS * log_classes + 5
     first_loss = signal.loss if with_loss else head.chance_loss if signal.plan.classifier else math.nan
     if head.probabilities and with_loss and head.classes:
         yield Finding(
@@ -113,7 +115,9 @@ def faults_of_the_head(signal: Signal) -> Iterator[Finding]:
         else:
             cause = "classifier scale" if grown > CLASSIFIER_GAIN or not head.classes else "first loss"
             where = "look at the layers between the last block and the output"
-            yield Finding(cause, place, status, text, f"{where}: {classifier} has too large weights")
+            why = f"; {numbers}{sure}" if head.classes else ""
+            remedy = f"{where}: the logits are too large, by the weights of {classifier} or a scale behind it{why}"
+            yield Finding(cause, place, status, text, remedy)
     elif head.variation <= CONSTANT_OUTPUT and head.mean_square > 0 and not signal.inputs.alike:
         zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
         if not zero & {layer.name for layer in signal.plan.classifier}:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from normfree.graph.functions import ACTIVATIONS, name_of
-from normfree.nn.model_state import ModelParts
+from normfree.nn.model_state import ModelParts, preserve_model_state
 from normfree.nn.sharding import whole
 
 MOST_VALUES = 2**22  # of an output that are looked at
@@ -73,7 +73,7 @@ class OutputFacts:
 def input_facts(arguments: Any) -> InputFacts:
     """Measure the arguments of a model."""
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
-    finite = all(bool(torch.isfinite(t).all()) or _is_mask(t) for t in tensors)
+    finite = all(map(is_finite, tensors))
     main = max((t for t in tensors if t.dim() >= 2), key=lambda t: t.numel(), default=None)
     if main is None:
         return InputFacts(finite)
@@ -128,17 +128,39 @@ def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
 
 
 @contextmanager
-def find_origin(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
-    """Collect the innermost modules that return non-finite numbers for finite ones, while a model runs."""
+def find_single_values(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """Collect the group and layer norms whose groups are single values, which become zero, while a model runs."""
     found: list[str] = []
 
-    def finite(tree: Any) -> bool:
-        tensors = [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
-        return all(bool(torch.isfinite(t).all()) or _is_mask(t) for t in tensors)
+    def hook(name: str) -> Any:
+        def look(module: nn.Module, args: Any) -> None:
+            groups = module.num_groups if isinstance(module, nn.GroupNorm) else 0
+            size = args[0][0].numel() // groups if groups else math.prod(getattr(module, "normalized_shape", (0,)))
+            if size == 1 and name not in found:
+                found.append(name)
+
+        return look
+
+    kinds = (nn.GroupNorm, nn.LayerNorm)
+    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items() if isinstance(m, kinds)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]) -> Iterator[list[str]]:
+    """Collect the innermost modules that get good tensors and return one that is not, while a model runs."""
+    found: list[str] = []
+
+    def all_good(tree: Any) -> bool:
+        return all(good(t) for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
 
     def hook(name: str) -> Any:
         def look(_m: nn.Module, args: Any, out: Any) -> None:
-            if not finite(out) and finite(args) and not any(n.startswith(f"{name}.") for n in found):
+            if not all_good(out) and all_good(args) and not any(n.startswith(f"{name}.") for n in found):
                 found.append(name)
 
         return look
@@ -149,6 +171,31 @@ def find_origin(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has no NaN and no infinity, or is a mask."""
+    return bool(torch.isfinite(tensor).all()) or _is_mask(tensor)
+
+
+def is_not_zero(tensor: Tensor) -> bool:
+    """Whether a tensor has another value than zero."""
+    return bool(tensor.any())
+
+
+def influences(model: nn.Module, module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether the output of a module changes the output of the model."""
+    outputs = []
+    for factor in (1.0, 1.5):
+        handle = module.register_forward_hook(
+            lambda _m, _a, out, factor=factor: out * factor if isinstance(out, Tensor) else None
+        )
+        try:
+            with preserve_model_state(model):
+                outputs.append(first_tensor(model(*args, **kwargs)))
+        finally:
+            handle.remove()
+    return not torch.equal(*outputs)
 
 
 class CountActivations(TorchFunctionMode):

@@ -7,48 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from normfree.diagnostics.growth import Direction, SignalStatus
+from normfree.diagnostics.growth import Direction, Finding
 from normfree.diagnostics.limits import (
     CONSTANT_BRANCH,
-    DEAD_BY_CHANCE,
-    DEAD_SHARE,
-    EQUAL_SHARE,
+    POST_NORM_DEEP,
     POST_NORM_LEFT,
     POST_NORM_SAME,
+    POST_NORM_SUMS,
+    SHUT,
 )
 from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
+from normfree.diagnostics.weight_faults import zeroed
 from normfree.report.formatting import shorten_names
 
 DIVIDES = (
     "a weight is not finite, or something divides by zero or takes a root or logarithm outside its range"  # of a sum
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fault.
-
-    Attributes:
-        cause: The fault in a few words, such as 'forgotten skip'.
-        place: The module or sum, 'the input' or 'the output'.
-        status: The verdict that it causes.
-        text: The fault with its numbers, as a clause.
-        remedy: The place to look at and what to change there, as a clause.
-    """
-
-    cause: str
-    place: str
-    status: SignalStatus
-    text: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """Return the cause and the place."""
-        return f"{self.cause} at {self.place}" if self.place else self.cause
 
 
 def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
@@ -153,77 +130,49 @@ def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Findi
         )
 
 
+def small_branches(signal: Signal) -> Iterator[Finding]:
+    """Branches that are too small to change their sum: a gate that is shut, or scales below rounding."""
+    shut = [
+        s.name
+        for s in signal.sums
+        if 0 < s.branch.mean_square + s.branch.variance < SHUT * (s.shortcut.mean_square + s.shortcut.variance)
+    ]
+    if shut:
+        size = "its gate is shut, or a scale is next to zero"
+        yield Finding(
+            "shut branch",
+            shut[0],
+            "dead branch",
+            f"the branch of {shorten_names(shut)} is below 1e-10 of its shortcut",
+            f"look at the branch of {shut[0]}: it is dead, because {size}; look at biases and scales",
+        )
+    elif signal.tiny_scales:
+        names = shorten_names(signal.tiny_scales)
+        yield Finding(
+            "tiny scale",
+            signal.tiny_scales[0],
+            "vanishing",
+            f"{names} {'are' if len(signal.tiny_scales) > 1 else 'is'} below 1e-7, but not zero",
+            f"look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too "
+            "small; start at 1e-6 or more, or at exactly 0",
+        )
+
+
 def _is_constant(branch: Stats) -> bool:
     return branch.variance <= CONSTANT_BRANCH * branch.mean_square
 
 
-def faulty_weights(signal: Signal) -> Iterator[Finding]:
-    """Layers outside of branches whose weights are zero, equal filters, and units that never learn."""
-    for name in _zeroed(signal)[:1]:
-        yield Finding(
-            "zero weights",
-            name,
-            "vanishing",
-            f"all weights of {name} are zero",
-            f"look at {name}: its weights are all zero, so nothing passes through it; initialize it",
-        )
-    last = {layer.name for layer in signal.plan.classifier}
-    equal = [
-        layer
-        for layer in signal.layers
-        if layer.equal >= EQUAL_SHARE and layer.name not in last and math.isfinite(layer.weight_norm)
-    ]
-    if equal:
-        names = shorten_names([layer.name for layer in equal])
-        yield Finding(
-            "equal filters",
-            equal[0].name,
-            "faulty",
-            f"{100 * equal[0].equal:.0f} % of the filters of {names} are equal to another one",
-            f"look at {names}: equal filters get equal gradients and stay equal; draw the weights at random",
-        )
-
-
-def _zeroed(signal: Signal) -> list[str]:
-    """The layers outside of branches, but for the classifier, whose weights are all zero."""
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)}
-    return [layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside]
-
-
-def dead_units(signal: Signal) -> Iterator[Finding]:
-    """Layers in which most units get no gradient, more than chance explains."""
-    gates = {layer.name for layer in signal.plan.layers() if layer.gate}
-    dead = [
-        layer
-        for layer in signal.layers
-        if layer.dead >= DEAD_SHARE
-        and layer.name not in gates
-        and _chance(layer.units, round(layer.dead * layer.units)) < DEAD_BY_CHANCE
-    ]
-    if dead:
-        worst = max(dead, key=lambda layer: layer.dead)
-        names = shorten_names([layer.name for layer in dead])
-        yield Finding(
-            "dead units",
-            worst.name,
-            "faulty",
-            f"{100 * worst.dead:.0f} % of the units of {worst.name} get no gradient",
-            f"look at {names}: the ReLU behind is never positive for most units; look at the biases and the scale of "
-            "the input",
-        )
-
-
-def _chance(units: int, dead: int) -> float:
-    """The probability that this many units or more are off, each with probability 1/2 (a Chernoff bound)."""
-    share = dead / units if units else 0.0
-    if share <= 0.5:
-        return 1.0
-    entropy = sum(q * math.log(2 * q) for q in (share, 1 - share) if q > 0)
-    return math.exp(-units * entropy)
-
-
 def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Iterator[Finding]:
     """A place that no gradient, or no finite one, passes."""
+    if signal.cut and not backward.broken_at:
+        name = signal.cut[-1]
+        yield Finding(
+            "gradient cut",
+            name,
+            "vanishing",
+            f"{name} changes the output, but gets no gradient",
+            f"look behind {name}: detach() or no_grad cuts the gradient off there, so that it does not learn",
+        )
     if not backward.broken_at or not backward.sudden or forward.broken_at:
         return
     names = [s.name for s in signal.sums]
@@ -262,21 +211,38 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
 
 def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     """A place from which on the signal is exactly zero."""
-    if not (forward.broken_at and forward.sudden and forward.status == "vanishing") or _zeroed(signal):
+    broken = forward.broken_at if forward.sudden and forward.status == "vanishing" else ""
+    if zeroed(signal) or signal.unmeasured or not (broken or (signal.origin and not forward.broken_at)):
         return
     names = [s.name for s in signal.sums]
-    i = names.index(forward.broken_at)
-    if signal.plain and i:
-        yield _dead_layer(names[i - 1], forward.broken_at)
-        return
-    where = forward.broken_at if i else f"{forward.broken_at} and the layers before it"
-    yield Finding(
-        "no signal",
-        forward.broken_at,
-        "vanishing",
-        "",
-        f"look at {where}: something returns zero, such as a ReLU that is never positive or a weight of zeros",
-    )
+    behind = broken or "the output"
+    before = names[(names.index(broken) if broken else len(names)) - 1] if broken != names[0] else ""
+    kind = signal.origin_kind
+    if signal.half:
+        yield Finding(
+            "half precision overflow",
+            signal.origin or behind,
+            "vanishing",
+            f"{signal.origin or behind} returns zeros in float16",
+            f"look at {signal.origin or behind}: in half precision (float16) numbers or their squares overflow or "
+            f"become zero between {before or 'the input'} and {behind}; use bfloat16 or float32 there",
+        )
+    elif "Dropout" in kind or "Norm" in kind:
+        why = "its probability is 1" if "Dropout" in kind else "it normalizes groups of one value"
+        what = "dropout of everything" if "Dropout" in kind else "normalizer of one value"
+        remedy = f"look at {signal.origin} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero"
+        yield Finding(what, signal.origin, "vanishing", f"{signal.origin} returns zero", remedy)
+    elif signal.plain and before:
+        yield _dead_layer(before, behind)
+    else:
+        where = signal.origin or (behind if before else f"{behind} and the layers before it")
+        yield Finding(
+            "no signal",
+            signal.origin or behind,
+            "vanishing",
+            "",
+            f"look at {where}: something returns zero, such as a ReLU that is never positive or a weight of zeros",
+        )
 
 
 def _dead_layer(name: str, behind: str) -> Finding:
@@ -306,7 +272,7 @@ def deep_post_norm(signal: Signal) -> Iterator[Finding]:
     if same < 0.9 * len(powers) or changed < 0.5 * len(powers):
         return
     left = sum(math.log10(p / s) for p, s in zip(powers, sums[1:], strict=True))
-    if left <= math.log10(POST_NORM_LEFT):
+    if left <= math.log10(POST_NORM_DEEP if len(main) >= POST_NORM_SUMS else POST_NORM_LEFT):
         yield Finding(
             f"deep post-norm ({len(main)} sums)",
             "",

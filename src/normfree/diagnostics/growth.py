@@ -1,4 +1,4 @@
-"""The growth of a signal over depth, in one direction: a robust fit, one word, and the depth at which it fails."""
+"""The words of a verdict, and the growth of a signal over depth: a robust fit, and the depth at which it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from normfree.diagnostics.limits import BETTER, FAST, GROWN, LARGE, LARGE_NORMALIZED, NOTICEABLE, OFFSETS, PLAIN_SMALL
+from normfree.diagnostics.limits import (
+    BETTER,
+    FAST,
+    FORGETS,
+    GROWN,
+    LARGE,
+    LARGE_NORMALIZED,
+    NOTICEABLE,
+    OFFSETS,
+    PLAIN_SMALL,
+)
 
 SignalStatus = Literal["preserved", "growing", "drifting", "vanishing", "exploding", "faulty", "dead branch"]
 SEVERITY: tuple[SignalStatus, ...] = (
@@ -65,6 +75,29 @@ class Direction:
     fails_at: int = 0
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One fault.
+
+    Attributes:
+        cause: The fault in a few words, such as 'forgotten skip'.
+        place: The module or sum, 'the input' or 'the output'.
+        status: The verdict that it causes.
+        text: The fault with its numbers, as a clause.
+        remedy: The place to look at and what to change there, as a clause.
+    """
+
+    cause: str
+    place: str
+    status: SignalStatus
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return the cause and the place."""
+        return f"{self.cause} at {self.place}" if self.place else self.cause
+
+
 def judge_direction(
     points: Sequence[DepthPoint], *, backward: bool = False, plain: bool = False, normalized: bool = False
 ) -> Direction:
@@ -114,6 +147,7 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
     fast = slope if measured else 0.0
     tolerant = backward and normalized
     large = math.log(LARGE_NORMALIZED if tolerant else LARGE)
+    forgets = slope > math.log(FORGETS) and len(points) > 1 and len({p.name.partition("#")[0] for p in points}) == 1
     small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
     fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
     fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)
@@ -122,7 +156,7 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
         status = "growing"
     elif growth >= large or fast_growth:
         status = "exploding"
-    elif (decay <= -small and not (polynomial and plain)) or fast_decay:
+    elif (decay <= -small and not (polynomial and plain) and not forgets) or fast_decay:
         status = "vanishing"
     elif measured and not polynomial and not -small / 2 < inside < large / 2:
         status = "drifting"

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.limits import EQUAL_SHARE
+from normfree.diagnostics.limits import EQUAL_SHARE, TINY_SCALE
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
+from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.sharding import whole
 from normfree.plan import Branch, Layer, ResidualPlan
@@ -29,6 +30,7 @@ class LayerSignal:
 
     `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
     `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
+    `frozen`: whether the weight requires no gradient.
     """
 
     name: str
@@ -37,6 +39,7 @@ class LayerSignal:
     units: int = 0
     dead: float = 0.0
     equal: float = 0.0
+    frozen: bool = False
 
     @property
     def ratio(self) -> float:
@@ -54,6 +57,7 @@ class LayerWeights:
 
     def __init__(self, parts: ModelParts, plan: ResidualPlan) -> None:
         self.parts = parts
+        self.frozen = {name for name, p in parts.parameters.items() if not p.requires_grad}
         self.names: dict[str, list[str]] = {}
         self.outputs: dict[str, int] = {}
         first_names = {id(p): name for name, p in parts.parameters.items()}
@@ -121,8 +125,26 @@ class LayerWeights:
                 units = parameters[name].shape[self.outputs[name]]
                 dead = float(np.mean(rows[name] == 0)) if name in rows and slope > 0 else 0.0
                 equal = self._equal_filters(name, filters[name].reshape(units, -1))
-            found.append(LayerSignal(layer, norm, slope, units, dead, equal))
+            found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
         return tuple(found), slopes
+
+    def largest_bias(self, layers: Iterable[Layer]) -> float:
+        """The largest bias of some layers above the mean of the layer's biases."""
+        biases = [self.parts.modules[layer.name]._parameters.get("bias") for layer in layers]
+        found = [whole(b.detach()) for b in biases if b is not None]
+        return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
+
+    def tiny_scales(self) -> tuple[str, ...]:
+        """The vectors and numbers among the parameters that are not zero, but below the rounding of float32."""
+        named = self.parts.parameters.items()
+        small = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
+        sizes = norms(small)
+        values: list[float] = concatenate([whole(t).flatten() for t in sizes.values()]).tolist() if sizes else []
+        return tuple(
+            name
+            for (name, p), size in zip(((n, small[n]) for n in sizes), values, strict=True)
+            if 0 < size < TINY_SCALE * math.sqrt(p.numel())
+        )
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
@@ -187,6 +209,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             owners.setdefault(layer.name, []).append(branch.name)  # several if a block is called several times
     outside = {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     outside |= {layer.name for branch in plan.branches for layer in branch.shortcut_layers}
+    normalizers = {name for name, module in parts.modules.items() if isinstance(module, NORM_TYPES)}
     found: set[str] = set()
     for name, gradient in gradients.items():
         module = name.rpartition(".")[0]
@@ -199,7 +222,9 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             prefix = module
             while prefix and prefix not in homes:
                 prefix = prefix.rpartition(".")[0]
-            found.update(branch.name for branch in homes.get(prefix, ()))
+            inside = homes.get(prefix, ())
+            if len(inside) < 2 or module not in normalizers:  # whose normalizer it is, is not known
+                found.update(branch.name for branch in inside)
     return found
 
 

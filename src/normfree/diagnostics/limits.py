@@ -21,9 +21,12 @@ BETTER = 0.6  # largest error of a power law relative to an exponential: 0.02 to
 # to 1.3e-4 from the first hidden layer to the last (torch's default, 7 layers) trained with SGD, with 6e-5 (Xavier,
 # 16 layers) they stopped halfway, and with 4e-6 (torch's default, 9 layers) they stayed at chance.
 PLAIN_SMALL = 1e-4
+FORGETS = 0.5  # the least factor per time step of a recurrent layer; tanh with orthogonal weights has 0.7
 # The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
 # encoder layers, 1e-3 with 12 and 1e-6.5 with 24, which need a warm-up; 1e-14 with 48, which hardly train.
 POST_NORM_LEFT = 1e-9
+POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
+POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
 POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
@@ -37,6 +40,8 @@ SIMILAR = 4  # number of the nearest similar blocks that a block is compared wit
 NOISE = 0.02  # added to the spread of log factors, so that tiny differences do not count
 MOST = 0.75  # fraction of branches with the same variance, such as all that end in a normalizer or start at zero
 SAME = 0.05  # relative difference of variances that count as the same; a normalizer's epsilon changes small ones
+SHUT = 1e-20  # second moment of a branch over that of its shortcut; layer scales of 1e-6 leave 1e-17
+TINY_SCALE = 1e-7  # root mean square of a vector of scales: below the rounding of float32; CaiT starts with 1e-6
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14
 
 # The input, as plain numbers. Normalized images have a root mean square of 1, images in [0, 1] of 0.3 to 0.7.
@@ -49,8 +54,8 @@ STEM_LARGE = 1e3  # second moment after the stem over that of the input; sound s
 STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 0.02 have 1e-4
 OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
 CLASSIFIER_GAIN = 100.0  # the same, above which a high first loss is the classifier's; sound ones have 0.01 to 3
-FIRST_LOSS = 2.0  # times log C plus 2, with targets; sound networks start within 1 of log C
-CHANCE_LOSS = 4.0  # times log C plus 5, without targets: a trained, confident network stays below
+FIRST_LOSS = 4.0  # times log C plus 5; MNASNet starts at 12 with 10 classes
+DRIFTED_LOSS = 2.0  # times log C plus 2: a drift of the forward signal shows at the output
 LARGE_BIAS = 5.0  # of one class above the mean of all biases; torch draws them below 1
 CONSTANT_OUTPUT = 1e-12  # variance over the batch relative to the second moment: no more than rounding
 

@@ -105,6 +105,8 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
         same_sense = len(far) == 2 and far[0].difference * far[1].difference > 0
         least = math.log(OPENING if opening or signal.plain else INSIDE)  # pooling stands between plain layers
         inside = not opening and i < len(signal.sums) - 1 and not signal.plain
+        if opening and same_sense and not _branch_differs(signal.sums, kinds, i, far[0].difference):
+            continue  # a normalizer makes the branch large where the stem's output is small
         if (same_sense and min(abs(f.difference) for f in far) >= least) or (
             inside and any(abs(f.difference) >= math.log(ALONE) for f in far)
         ):
@@ -197,6 +199,19 @@ def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backwa
     differences = {i: abs(logs[i][0] - usual[i]) for i in usual}
     spread = _spreads_of_others(differences)
     return {i: _BlockFactor(logs[i][0], usual[i], differences[i] / (spread[i] + NOISE)) for i in usual if i in spread}
+
+
+def _branch_differs(sums: Sequence[SumSignal], kinds: Sequence[object], i: int, sense: float) -> bool:
+    """Whether the branch of a block is larger or smaller than that of the nearest similar blocks, in this sense.
+
+    True where branches were not measured or have no similar ones.
+    """
+    similar = sorted((j for j in range(len(sums)) if j != i and kinds[j] == kinds[i]), key=lambda j: abs(j - i))
+    values = [v for j in similar[:SIMILAR] if _is_positive(v := sums[j].branch.variance)]
+    own = sums[i].branch.variance
+    if not values or not _is_positive(own):
+        return True
+    return math.copysign(1.0, sense) * math.log(own / median(values)) >= math.log(INSIDE)
 
 
 def _levels(s: SumSignal, backward: bool) -> tuple[float, float]:

@@ -129,3 +129,17 @@ def _adds_constant(x: Tensor, out: Tensor) -> bool:
         added = (out - x).float()
         spread = (added - added[:1]).abs().max()
         return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))
+
+
+def memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
+    """The branches that may attend over another sequence, with the layers that would make their keys and values.
+
+    In such a branch of four layers only the query reads the branch's input. The same holds for a chain of four
+    layers, so the caller checks that key and value read the same tensor.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for b in plan.branches:
+        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
+            found[b.name] = inner[0], inner[1]
+    return found

@@ -27,12 +27,16 @@ from normfree.diagnostics.ends import (
     clear_type_errors,
     cross_entropy,
     find_origin,
+    find_single_values,
     first_tensor,
+    influences,
     input_facts,
+    is_finite,
+    is_not_zero,
     output_facts,
 )
 from normfree.diagnostics.layer_signals import LayerSignal, LayerWeights, learning_branches
-from normfree.diagnostics.places import find_missing_sums
+from normfree.diagnostics.places import find_missing_sums, memory_readers
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal
 from normfree.graph import discover
 from normfree.models import BaseModel
@@ -70,7 +74,12 @@ class Signal:
         head: The output, and the loss by chance.
         activations: The activation functions of a network without sums, the most frequent first.
         broken: The parameters and buffers that are not finite; empty if the signal is finite.
-        origin: The innermost module that made non-finite numbers out of finite ones, '' if there is none.
+        origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others; '' if
+            there is none.
+        origin_kind: The class of that module.
+        cut: The last layers outside of branches that change the output although they get no gradient.
+        tiny_scales: The vectors of scales that are below the rounding of float32, but not zero.
+        single_values: The normalizers whose groups are single values.
         half: Whether the network computes in float16.
         normalized: Whether there is a normalizer for at least every second weight layer.
         classifier_bias: The largest bias of the classifier above the mean of its biases.
@@ -90,6 +99,10 @@ class Signal:
     activations: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     origin: str = ""
+    origin_kind: str = ""
+    cut: tuple[str, ...] = ()
+    tiny_scales: tuple[str, ...] = ()
+    single_values: tuple[str, ...] = ()
     half: bool = False
     normalized: bool = False
     classifier_bias: float = 0.0
@@ -181,7 +194,7 @@ def propagate(
     observer = SumObserver(parts.modules, plan)
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
-    readers = _memory_readers(plan)
+    readers = memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -196,6 +209,7 @@ def propagate(
             handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
+        single = stack.enter_context(find_single_values(parts.modules))
         gradients = stack.enter_context(weights.gradient_norms())
         with clear_type_errors(parts, (args, kwargs)), nullcontext() if plan.branches else activations:
             output = model(*args, **kwargs)
@@ -228,29 +242,36 @@ def propagate(
         head=head,
         activations=tuple(name for name, _ in activations.counts.most_common()),
         half=observer.half,
+        tiny_scales=weights.tiny_scales(),
+        single_values=tuple(single),
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
-        classifier_bias=_largest_bias(parts, plan),
+        classifier_bias=weights.largest_bias(plan.classifier),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    return _with_origin(signal, model, parts, inputs) if signal.unmeasured else signal
+    return _with_origin(signal, model, parts, inputs, silent=zero is None)
 
 
-def _largest_bias(parts: ModelParts, plan: ResidualPlan) -> float:
-    """The largest bias of the classifier above the mean of its biases."""
-    biases = [parts.modules[layer.name]._parameters.get("bias") for layer in plan.classifier]
-    found = [whole(b.detach()) for b in biases if b is not None]
-    return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
-
-
-def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any) -> Signal:
-    """Name the weights that are not finite, or the module that makes non-finite numbers, by another forward pass."""
-    broken = broken_parameters(parts)
+def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, *, silent: bool) -> Signal:
+    """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none."""
+    silent = (
+        silent and not signal.unmeasured and (signal.head.mean_square == 0 or any(s.level == 0 for s in signal.sums))
+    )
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
+    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
+    still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
+    if not silent and not signal.unmeasured and not still:
+        return signal
+    broken = broken_parameters(parts) if signal.unmeasured else ()
     origin: list[str] = []
-    if not broken and signal.inputs.finite:
-        args, kwargs = tree_map(_copy_input, call_arguments(inputs))
-        with torch.no_grad(), preserve_model_state(model, parts), find_origin(parts.modules) as origin:
-            model(*args, **kwargs)
-    return replace(signal, broken=broken, origin=origin[0] if origin else "")
+    cut: list[str] = []
+    args, kwargs = tree_map(_copy_input, call_arguments(inputs))
+    with torch.no_grad(), preserve_model_state(model, parts):
+        if not broken and signal.inputs.finite and not still:
+            with find_origin(parts.modules, is_not_zero if silent else is_finite) as origin:
+                model(*args, **kwargs)
+        cut = [name for name in still if influences(model, parts.modules[name], args, kwargs)]
+    kind = type(parts.modules[origin[0]]).__name__ if origin else ""
+    return replace(signal, broken=broken, origin=origin[0] if origin else "", origin_kind=kind, cut=tuple(cut))
 
 
 def plan_of(
@@ -354,20 +375,6 @@ def _start(
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
     """Draw a gradient with unit variance for a tensor."""
     return torch.randn(tensor.shape, generator=source, device=source.device).to(tensor)
-
-
-def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
-    """The branches that may attend over another sequence, with the layers that would make their keys and values.
-
-    In such a branch of four layers only the query reads the branch's input. The same holds for a chain of four
-    layers, so the caller checks that key and value read the same tensor.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    for b in plan.branches:
-        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
-        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
-            found[b.name] = inner[0], inner[1]
-    return found
 
 
 @contextmanager

@@ -11,16 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_faults, faults
-from normfree.diagnostics.faults import Finding
+from normfree.diagnostics import end_faults, faults, weight_faults
 from normfree.diagnostics.growth import (
     HARMLESS,
     SEVERITY,
     DepthPoint,
     Direction,
+    Finding,
     SignalStatus,
     judge_direction,
 )
@@ -140,10 +140,15 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     worst: SignalStatus = max((d.status for d in (forward, backward) if d.status != "not measured"), key=SEVERITY.index)
     advice = _advice(signal, forward, backward, method, supports)
     if not findings and not outliers and worst not in ("preserved", "growing"):
-        findings.append(_growth(forward, backward, worst, advice, signal.plain))
+        findings.append(_growth(forward, backward, worst, advice, signal))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
-        ends = [f for f in end_faults.faults_of_the_head(signal) if not findings or f.cause != "first loss"]
-        findings, local = [*ends, *findings], (*local, *ends)
+        drifting = bool(findings) and forward.status == "drifting"
+        ends = tuple(end_faults.faults_of_the_head(signal, drifting=drifting))
+        if drifting and [f.cause for f in ends] == ["first loss"]:
+            findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
+        else:
+            findings = [*ends, *findings]
+        local = (*local, *ends)
     status = max([worst, *(f.status for f in findings)], key=SEVERITY.index)
     texts = [f.text for f in local if f.text]
     sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
@@ -162,11 +167,13 @@ def _local_faults(
         yield from end_faults.faults_of_the_input(signal)
         yield from faults.non_finite(signal, forward)
         yield from faults.forgotten_skips(signal)
-        yield from faults.faulty_weights(signal)
+        yield from weight_faults.faulty_weights(signal)
+        yield from weight_faults.no_activation(signal)
         yield from faults.faulty_branches(signal, dead)
+        yield from faults.small_branches(signal)
         yield from faults.silent(signal, forward)
         yield from faults.gradient_cut(signal, forward, backward)
-        yield from faults.dead_units(signal)
+        yield from weight_faults.dead_units(signal)
         yield from end_faults.faults_of_the_stem(signal)
         if forward.status in HARMLESS:
             yield from faults.deep_post_norm(signal)
@@ -190,12 +197,15 @@ def _look_at(outliers: Sequence[Outlier]) -> str:
     return f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
 
 
-def _growth(forward: Direction, backward: Direction, status: SignalStatus, advice: str, plain: bool) -> Finding:
-    """The growth over depth as a finding."""
+def _growth(forward: Direction, backward: Direction, status: SignalStatus, advice: str, signal: Signal) -> Finding:
+    """The growth over depth as a finding; its place is the network, or the one layer that is applied repeatedly."""
     way, d = ("forward signal", forward) if forward.status == status else ("gradient", backward)
     if math.isnan(d.factor):
         return Finding(way, d.broken_at or d.worst, status, "", advice)
-    return Finding(f"{way} ×{d.factor:.2f} per {'layer' if plain else 'block'}", "", status, "", advice)
+    names = {s.name.partition("#")[0] for s in signal.sums}
+    place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
+    unit = "step" if place else "layer" if signal.plain else "block"
+    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", advice)
 
 
 def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
