@@ -81,12 +81,12 @@ def frames_left(count: int) -> Iterator[None]:
 
 
 FRAMES = 300
-BRANCHES = 2000
+BRANCHES = 600
 
 
 @pytest.fixture(scope="module")
 def chain() -> Network:
-    """A network of 2,000 branches, built where only 300 calls may nest."""
+    """A network of 600 branches, built where only 300 calls may nest."""
     with frames_left(FRAMES):
         return build(f"resmlp-{BRANCHES}-4", "skipinit", size=2, generator=torch.Generator().manual_seed(0))
 

@@ -55,6 +55,9 @@ class Layer:
         gate: Whether the layer's output acts on the sum (outside of branches: on the network's output) only as a
             bounded factor, as in squeeze and excitation.
         tied: Whether an embedding shares the weight.
+        nonzero: Whether the layer would never learn, or divide 0 by 0, if its weight were 0: an activation or a
+            division by its own norm lies between it and the sum or the network's output.
+        share: The number of parallel paths that are added to its output and form one layer with it, itself included.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Layer:
     transposed: bool = False
     gate: bool = False
     tied: bool = False
+    nonzero: bool = False
+    share: int = 1
 
     @property
     def path(self) -> str:
@@ -92,6 +97,7 @@ class Branch:
         entries: The layers that read the branch's input (query, key and value); by default the first.
         ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
         around: The name of the branch that contains this sum, if a longer skip connection goes around it.
+        scales: The names of its layer scales: learnable vectors or numbers that multiply the branch's output.
     """
 
     name: str
@@ -106,6 +112,7 @@ class Branch:
     entries: tuple[Layer, ...] = ()
     ends: tuple[Layer, ...] = ()
     around: str | None = None
+    scales: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -152,7 +159,7 @@ class ResidualPlan:
         branches: The residual branches.
         stem: The weight layers before the first branch.
         body: The other layers outside the branches: all hidden layers of a plain, dense or highway network.
-        classifier: The last layer.
+        classifier: The output layers: the classifier, or every head.
         aside: The names of parameters with two or more dimensions that are not weights of layers: embeddings, tokens,
             position biases.
         changes: The changes that a conversion made, or None.
@@ -373,7 +380,7 @@ def remembered_method(model: Any) -> str | None:
 def unwrapped(model: Any) -> Any:
     """Return the model inside wrappers: `_orig_mod` of `torch.compile`, or an only child `module`, as DDP has."""
     while _PLAN not in vars(model):  # a compiled model answers for its attributes
-        children = getattr(model, "_modules", {})
+        children = dict(model.named_children()) if hasattr(model, "named_children") else {}
         inner = next((children[name] for name in ("_orig_mod", "module") if list(children) == [name]), None)
         if inner is None:
             break

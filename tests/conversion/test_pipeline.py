@@ -56,7 +56,7 @@ class Odd(Block):
 @pytest.mark.parametrize(
     ("model", "method", "message"),
     [
-        (network(1, Post), "skipinit", r"'1.first': an activation lies between it and the sum '1'"),
+        (network(1, Post), "skipinit", r"'1.first': an activation in .* lies between it and the sum '1'"),
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
         (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a known normalizer"),
         (network(1), "batchnorm", r"nothing to convert to"),
@@ -171,15 +171,26 @@ BRANCHES = ("fixup", "skipinit", "rezero", "nf", "wn", "dyt", "lsuv:by=layer", "
 @pytest.mark.parametrize("method", [*BRANCHES, *SUMS])
 def test_sum_of_whole_blocks_is_noted_and_measured(method: str) -> None:
     """No method has a layer to scale there, so the signal doubles, and a note says so."""
-    model, plan = normfree.convert(network(8, Group), method, X)
+    model, plan = normfree.convert(network(2, Group), method, X)
     assert plan.changes is not None
-    assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
+    assert "have no layer to scale: '1', '2'" in plan.changes.notes[0]
     verdict = normfree.diagnose(model, X, plan=plan).verdict
     if method not in SUMS:
         assert verdict.forward.status == "exploding"
     if method in ("fixup", "skipinit", "rezero"):  # whose blocks put out what they read
-        assert verdict.forward.worst in {str(i) for i in range(1, 9)}
-    assert not normfree.convert(network(8), method, X)[1].changes.notes  # control
+        assert verdict.forward.worst in {"1", "2"}
+    notes = normfree.convert(network(8), method, X)[1].changes.notes  # control
+    assert not notes or (method == "he_in" and "first loss" in notes[0])
+
+
+@pytest.mark.parametrize("method", [*BRANCHES, *SUMS])
+def test_signal_that_grows_too_far_at_sums_of_whole_blocks_is_refused(method: str) -> None:
+    if method in (*SUMS, "dyt", "he_in"):  # a scaled sum does not grow, and a baseline may
+        _, plan = normfree.convert(network(8, Group), method, X)
+        assert "have no layer to scale: '1', '2', '3', '4', '5', '6' and 2 more" in plan.changes.notes[0]
+        return
+    with pytest.raises(ValueError, match=r"times as large as .*; the signal may still grow at sums of whole blocks"):
+        normfree.convert(network(8, Group), method, X)
 
 
 def test_hand_written_plan_overrules_discovery() -> None:
@@ -351,7 +362,11 @@ class Flat(nn.Module):
         (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
         (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
         (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; use a method without scalars"),
-        (network(1, Post), "skipinit", r"the sum '1', so no .* alone; use a method without scalars, such as"),
+        (
+            network(1, Post),
+            "skipinit",
+            r"the sum '1', so no .* alone; .* use 'fixup', .* method without scalars",
+        ),
         (
             network(1, Odd),
             "fixup",
@@ -398,7 +413,10 @@ class Counted(nn.Sequential):
 
 
 @pytest.mark.parametrize("method", ["fixup", "nf", "dyt", "sqrt_half"])
-def test_conversion_takes_three_forward_passes(method: str) -> None:
+def test_conversion_costs_at_most_fifteen_forward_passes(method: str) -> None:
+    """Look, inspect and run once; then compare with the original, forward and backward, which costs as three each."""
     Counted.passes = 0
     convert(Counted(*network()), method, X)
-    assert Counted.passes == 3
+    compared = 3 if method == "fixup" else 2  # only Fixup has zeros inside the network
+    assert Counted.passes == 3 + compared
+    assert 3 + 3 * compared <= 15

@@ -268,9 +268,9 @@ class Projection(Toy):
 
 
 def test_parallel_sum_and_projection_are_distinguished() -> None:
-    (branch,) = plan_of(Parallel()).branches
-    assert branch.shortcut == "parallel"
-    assert {layer.name for layer in (*branch.layers, *branch.shortcut_layers)} == {"first", "second"}
+    plan = plan_of(Parallel())
+    assert not plan.branches  # two parallel layers are one
+    assert {layer.name: layer.share for layer in plan.layers() if layer.share > 1} == {"first": 2, "second": 2}
     assert layer_names(plan_of(Projection())) == [(["first", "second"], "projection", ["third"])]
 
 

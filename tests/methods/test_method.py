@@ -1,4 +1,7 @@
-"""The `Method` record: pickling, copying and comparing, its laws and its scalars' learning rate."""
+"""The `Method` record: pickling, copying and comparing, its laws and its scalars' learning rate.
+
+The registry of methods: its rows, its options, and plug-ins.
+"""
 
 import copy
 import pickle
@@ -8,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import normfree
 from added_method import mine
 from normfree.methods import (
+    FAMILIES,
+    FORMS,
+    InitContext,
     Law,
     Method,
     Rule,
@@ -17,9 +24,11 @@ from normfree.methods import (
     get,
     names,
     register,
+    unregister,
 )
 from normfree.methods.plain import he_fan_in_
 from normfree.models import build
+from normfree.plan import Position
 
 SPECS = [
     *names(),
@@ -112,3 +121,186 @@ def test_plugin_whose_functions_are_lambdas_is_pickled_as_its_spec() -> None:
     assert get("fading:r=0.25") == get("fading:r=0.25") != get("fading")
     model = build("resmlp-2-8", "fading")
     assert pickle.loads(pickle.dumps(model)).method == model.method
+
+
+# The methods of the papers and their like, in the order of the table that is printed; a new one may stand anywhere.
+TABLE = [
+    ("he_in", "robust"), ("he_out", "robust"), ("xavier", "fixup"),
+    ("idshort", "robust"), ("learnscalar", "robust"), ("convshort", "robust"),
+    ("idshort_brock", "robust"), ("learnscalar_brock", "robust"), ("convshort_brock", "robust"),
+    ("isograd", "none"),
+    ("sqrt_half", "fixup"), ("small_branch", "normdead"), ("hanin", "normdead"), ("shao", "normdead"),
+    ("skipinit", "normdead"), ("rezero", "robust"),
+    ("fixup", "fixup"), ("fixup_bounded", "none"),
+    ("lsuv", "fixup"),
+    ("wn", "wninit"), ("wn_default", "wninit"), ("wn_data", "wninit"), ("wn_hanin", "wninit"),
+    ("nf", "normdead"), ("nf_he", "normdead"),
+    ("dyt", "none"),
+    ("tfixup", "none"), ("deepnorm", "none"), ("admin", "none"),
+    ("batchnorm", "all"), ("batchnorm_convshort", "robust"),
+    ("layernorm", "normdead"), ("rmsnorm", "none"), ("groupnorm", "normdead"), ("instancenorm", "normdead"),
+    ("spectralnorm", "normdead"), ("normprop", "normdead"), ("selu", "normdead"),
+]  # fmt: skip
+
+
+OPTIONS = {
+    "fixup": {
+        "bias": True,
+        "scale": 1.0,
+        "branches": True,
+        "scalar_lr": "auto",
+        "multiplier": True,
+        "zero_last": True,
+        "zero_classifier": True,
+        "slow_biases": True,
+        "transformer": "authors",
+    },
+    "lsuv": {"by": "block"},
+    "wn": {"directions": "orthogonal", "g": "forward", "stem_relu": False},
+    "wn_default": {"directions": "orthogonal", "stem_relu": False},
+    "wn_data": {"stem_relu": False},
+    "wn_hanin": {"stem_relu": False},
+    "fixup_bounded": {"scalar_lr": "auto", "transformer": "authors"},
+    "layernorm": {"xavier": False},
+    "idshort": {"fan": "out"},
+    "convshort": {"reads": "entry", "gain": 2.0, "fan": "out"},
+    "isograd": {"shortcut": "identity"},
+    "small_branch": {"beta": 0.2},
+    "hanin": {"r": 0.9},
+    "nf": {"beta": 0.2, "bias": True},
+    "nf_he": {"beta": 0.2, "bias": True},
+    "dyt": {"alpha": 0.5},
+    "selu": {"dropout": 0.0},
+}
+
+
+def test_table_is_all_there() -> None:
+    ours = [name for name, _ in TABLE]
+    assert [name for name in names() if name in ours] == ours
+
+
+@pytest.mark.parametrize(("name", "paper"), TABLE)
+def test_row_says_where_the_method_comes_from(name: str, paper: str) -> None:
+    method = get(name)
+    assert method.name == name
+    assert paper in method.paper
+    for text in (method.summary, method.paper, method.reference, method.weights, method.h):
+        assert text.strip() == text != ""
+    laws = method.rule.laws()
+    assert laws.keys() == {"c", "a", "alpha", "beta", "delta"}
+    assert all(law.text for law in laws.values())
+    assert all(isinstance(value, str) for value in method.row().values())
+    assert method.to_json()["name"] == name
+    assert set(method.forms) <= set(FORMS)
+    assert method.form is None or method.form in method.forms
+    assert method.skips
+
+
+@pytest.mark.parametrize("name", [name for name, _ in TABLE])
+def test_options_have_the_documented_defaults(name: str) -> None:
+    assert get(name).options == OPTIONS.get(name, {})
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_names_the_same_method_again(spec: str) -> None:
+    method = get(spec)
+    again = get(method.spec)
+    assert again.options == method.options
+    assert again.spec == method.spec
+    assert again.row() == method.row()
+    assert again.scalar_rate == method.scalar_rate
+
+
+def test_spec_tells_options_apart() -> None:
+    """The control of the round trip."""
+    assert get("hanin:r=0.5").spec != get("hanin").spec
+    assert get("hanin:r=0.5").row()["β"] == "0.5^l" != get("hanin").row()["β"]
+
+
+def test_options_reach_the_rule() -> None:
+    third = Position(3, 10, 1, 3, 10)
+    assert get("hanin:r=0.5").rule.at(third)["beta"] == 0.125
+    assert get("small_branch:beta=0.3").rule.at(third)["beta"] == 0.3
+    assert get("nf:beta=1").rule.at(third)["alpha"] == pytest.approx(3**-0.5)
+    assert "delta" in get("fixup").rule.at(third)
+    assert "delta" not in get("fixup:bias=false").rule.at(third)
+    assert get("shao").rule.at(third)["beta"] == pytest.approx(13**-0.5)
+
+
+def test_record_is_returned_as_it_is() -> None:
+    record = get("fixup")
+    assert get(record) is record
+
+
+def test_families_hold_every_method() -> None:
+    """One file a family: each method is a function of the module that registered it."""
+    held = {name for family in FAMILIES for name in vars(family)}
+    assert set(names()) <= held
+
+
+@pytest.mark.usefixtures("clean")
+def test_registered_record_builds_and_initializes() -> None:
+    record = mine()
+    assert normfree.register(record) is record
+    assert names()[-1] == "mine"
+    model = build("resnet8", "mine", generator=torch.Generator().manual_seed(0))
+    assert [block[0].beta.value.item() for block in model.body] == [0.5] * 3
+    unregister("mine")
+    with pytest.raises(ValueError, match="unknown method 'mine'"):
+        get("mine")
+
+
+@pytest.mark.usefixtures("clean")
+def test_registered_function_has_its_arguments_for_options() -> None:
+    @register
+    def halves(*, by: float = 0.5, twice: int = 1, name: str = "a") -> Method:
+        return mine(name="halves", rule=Rule(beta=Law(by**twice)))
+
+    assert callable(halves)
+    assert get("halves").options == {"by": 0.5, "twice": 1, "name": "a"}
+    assert get("halves:twice=2,name=b").rule.beta.value == 0.25
+    with pytest.raises(ValueError, match=r"expected a whole number for option 'twice' of method 'halves', got '1\.5'"):
+        get("halves:twice=1.5")
+
+
+@pytest.mark.usefixtures("clean")
+def test_initializer_from_outside_sees_plan_and_generator() -> None:
+    seen: list[InitContext] = []
+    register(mine(initializer=lambda ctx: seen.append(ctx)))
+    generator = torch.Generator().manual_seed(0)
+    model = build("resnet8", "mine", generator=generator)
+    assert seen[0].model is model
+    assert seen[0].plan == model.plan
+    assert seen[0].generator is generator
+
+
+@pytest.mark.usefixtures("clean")
+def test_taken_name_is_refused() -> None:
+    register(mine())
+    for record in (mine(), mine(name="fixup")):
+        with pytest.raises(ValueError, match=rf"expected a new method name, got '{record.name}', which is registered"):
+            register(record)
+    assert get("fixup").paper == "fixup"
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a:b", "a-b", "1st", "a=b", "a,b"])
+def test_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected a method name of letters, digits and underscores"):
+        register(mine(name=name))
+    assert name not in names()
+
+
+def test_unregistering_the_unknown_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown method 'nobody'"):
+        unregister("nobody")
+
+
+@pytest.mark.parametrize("spec", ["", ":r=1", "hanin r=1"])
+def test_spec_without_a_known_name_is_refused(spec: str) -> None:
+    with pytest.raises(ValueError, match="unknown method"):
+        get(spec)
+
+
+@pytest.mark.parametrize("spec", ["fixup:", "fixup:,", "fixup: "])
+def test_empty_options_are_the_defaults(spec: str) -> None:
+    assert get(spec).options == OPTIONS["fixup"]

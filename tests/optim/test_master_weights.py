@@ -439,15 +439,15 @@ def test_scalar_biases_of_a_transformer_are_left_out_until_the_masters_are_relea
     expected = model(*sentences())
     apply_precision_(model, precision)
     masters = mastered(model)
-    folded = [m for m in model.modules() if isinstance(m, ScalarBias) and m.absorbed]
-    others = [m for m in model.modules() if isinstance(m, ScalarBias) and not m.absorbed]
+    folded = [m for m in model.modules() if isinstance(m, ScalarBias) and m.folded]
+    others = [m for m in model.modules() if isinstance(m, ScalarBias) and not m.folded]
     assert folded
     assert others == [*model.head]  # the one before the classifier is in no block
     assert others[0].moved is not None
     assert (model(*sentences()).float() - expected).norm() < 0.05 * expected.norm()
     masters.release_()
     reset_precision_(model)
-    assert not any(m.absorbed or m.moved is not None for m in (*folded, *others))
+    assert not any(m.folded or m.moved is not None for m in (*folded, *others))
     assert (model(*sentences()) - expected).norm() < 0.05 * expected.norm()
 
 
@@ -458,7 +458,7 @@ def test_stream_of_an_encoder_or_decoder_alone_gives_its_biases_to_what_reads_it
     expected = model(tokens)
     apply_precision_(model, "bf16")
     masters = mastered(model)
-    assert all(block.delta.absorbed for block in model.modules() if isinstance(block, Residual))
+    assert all(block.delta.folded for block in model.modules() if isinstance(block, Residual))
     out = model(tokens).float()
     assert (out - expected).norm() < 0.05 * expected.norm()
     with torch.no_grad():

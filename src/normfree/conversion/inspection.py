@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from normfree.graph.flow import tensors_of
+from normfree.graph.functions import writes_into
 from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import preserve_model_state
+from normfree.nn.model_state import preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import is_norm
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 _NORMALIZING = frozenset(
     {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
@@ -32,6 +35,9 @@ class Inspection:
         overwritten: The normalizers whose output is written to in place.
         functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
         norm_like: The modules of unknown classes that behave like a normalizer.
+        several_inputs: The normalizers that are called with more than one tensor.
+        standardized: The weight layers whose own forward pass standardizes their weight.
+        shapes: The shapes of input and output of each of these.
     """
 
     calls: Counter[str]
@@ -39,6 +45,9 @@ class Inspection:
     overwritten: set[str]
     functional_norms: list[tuple[str, str]]
     norm_like: list[str]
+    several_inputs: set[str]
+    standardized: set[str]
+    shapes: dict[str, tuple[Tensor, Tensor]]
 
 
 def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: Any) -> Inspection:
@@ -56,12 +65,23 @@ def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, k
             run(model, args, kwargs)
         with trial_run(model, attributes=True):
             norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
+            kinds = {type(modules[n]) for n, xy in inspector.layers.items() if _ignores_scale(modules[n], *xy)}
+            shapes = {n: xy for n, xy in inspector.layers.items() if type(modules[n]) in kinds}
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
             "pass an example that it accepts"
         ) from error
-    return Inspection(inspector.calls, weight_read, inspector.overwritten, list(inspector.functional_norms), norm_like)
+    return Inspection(
+        inspector.calls,
+        weight_read,
+        inspector.overwritten,
+        list(inspector.functional_norms),
+        norm_like,
+        inspector.several_inputs,
+        set(shapes),
+        shapes,
+    )
 
 
 class _Inspector(Observer):
@@ -72,9 +92,13 @@ class _Inspector(Observer):
         self.modules = modules
         self.norms = norms
         self.inputs: dict[str, Tensor] = {}
+        self.layers: dict[str, tuple[Tensor, Tensor]] = {}
+        self.several_inputs: set[str] = set()
         self.overwritten: set[str] = set()
         self.functional_norms: dict[tuple[str, str], None] = {}
         self._outputs: dict[int, tuple[str, weakref.ref[Tensor]]] = {}
+        model = modules[""]
+        self._own: dict[int, Tensor] = {id(t): t for t in (*model.parameters(), *model.buffers())}
 
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Keep the first input of a module that may be a normalizer."""
@@ -83,20 +107,29 @@ class _Inspector(Observer):
             self.inputs[name] = args[0].detach().clone()
 
     def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Remember the output of a normalizer."""
+        """Remember the output of a normalizer, and input and output of a weight layer with its own forward pass."""
         if name in self.norms and isinstance(out, Tensor):
             self._outputs[id(out)] = (name, weakref.ref(out))
+            if len(tensors_of((args, kwargs))) > 1:
+                self.several_inputs.add(name)
+        own = isinstance(module, WEIGHT_LAYERS) and not type(module).__module__.startswith(("torch.", "normfree."))
+        if own and name not in self.layers and len(args) == 1 and isinstance(out, Tensor):
+            self.layers[name] = args[0].detach().clone(), out.detach().clone()
 
     def on_function(self, call: FunctionCall) -> Any:
         """Note a normalizing function, or a write in place."""
         name = call.name
-        on_parameter = bool(call.args) and isinstance(call.args[0], nn.Parameter)  # a weight may be normalized
-        if name in _NORMALIZING and not on_parameter and self.home not in self.norms:
+        tensors = tensors_of((call.args, call.kwargs))
+        on_weight = bool(tensors) and all(id(t) in self._own for t in tensors)  # made from parameters alone
+        if name in _NORMALIZING and not on_weight and self.home not in self.norms:
             self.functional_norms[self.home, name] = None
-        in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
-        if call.args and (in_place or name == "__setitem__" or call.kwargs.get("inplace")):
-            self._note_write(call.args[0])
-        return call.run()
+        written = writes_into(name, call.args, call.kwargs)
+        if written is not None or (call.args and call.kwargs.get("inplace")):
+            self._note_write(call.args[0] if written is None else written)
+        out = call.run()
+        if on_weight:
+            self._own |= {id(t): t for t in tensors_of(out)}
+        return out
 
     def _note_write(self, tensor: Any) -> None:
         name, reference = self._outputs.get(id(tensor), ("", None))
@@ -127,6 +160,16 @@ def _normalizes(module: nn.Module, x: Tensor) -> bool:
         return False
     near = 0.02 * out.std(unbiased=False)
     return bool((large - out).abs().mean() <= near < (turned - out).abs().mean())
+
+
+def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
+    """Whether a layer returns the same with a weight four times as large: it standardizes its weight."""
+    weight = layer._parameters.get("weight")
+    if weight is None or not weight.any():
+        return False
+    with substitute_tensors(layer, {id(weight): 4 * weight}):
+        large = layer(x)
+    return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one
 
 
 @contextmanager

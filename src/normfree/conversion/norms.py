@@ -101,6 +101,28 @@ def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | Non
     return [removed[key] for key in names if key in removed]
 
 
+def plain_base(layer: nn.Module, shapes: tuple[Tensor, Tensor]) -> type[nn.Module] | None:
+    """The class of torch that a weight layer extends, if that maps this input to an output of the same shape."""
+    x, out = shapes
+    base: Any = next(c for c in type(layer).__mro__ if c in WEIGHT_LAYERS)
+    with torch.no_grad():
+        return base if base.forward(layer, x).shape == out.shape else None
+
+
+def make_plain_(model: nn.Module, inspection: Inspection) -> list[Removed]:
+    """Make the layers that standardize their own weight plain: the method sets the scale, or standardizes, itself."""
+    removed = []
+    for name in sorted(inspection.standardized):
+        layer = model.get_submodule(name)
+        base = plain_base(layer, inspection.shapes[name])
+        if base is not None:
+            removed.append(Removed(name, type(layer).__name__, base.__name__))
+            layer.__class__ = base
+            for extra in set(layer._parameters) - {"weight", "bias"}:
+                delattr(layer, extra)
+    return removed
+
+
 def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
     """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
 

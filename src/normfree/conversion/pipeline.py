@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Changes, Removed, Rescaled
-from normfree.conversion.inspection import Inspection, inspect_model, run, trial_run
-from normfree.conversion.norms import channels_of, find_norms, remove_norms_, unknown_norms
+from normfree.conversion.changes import Changes
+from normfree.conversion.inspection import inspect_model, run, trial_run
+from normfree.conversion.norms import channels_of, find_norms, make_plain_, plain_base, remove_norms_, unknown_norms
 from normfree.conversion.rescaling import (
     class_tokens,
     draw_tokens_,
@@ -29,8 +29,10 @@ from normfree.conversion.scalar_placement import (
     quoted,
     reparametrize_layers_,
 )
-from normfree.graph.admission import cannot_convert_by, rigid_layers, scales_sums
-from normfree.graph.discovery import plan_from_flow, unaccounted
+from normfree.conversion.verification import behave, verify
+from normfree.conversion.work import NO_SUMS, SHOWN, ConversionWork, Example, count_parameters, whole_blocks
+from normfree.graph.admission import cannot_convert_by, cannot_convert_model, rigid_layers, scales_sums
+from normfree.graph.discovery import plan_from_flow, require_signal, unaccounted
 from normfree.graph.flow import Flow, tensors_of
 from normfree.graph.recorder import record
 from normfree.methods import InitContext, Method, get
@@ -39,16 +41,6 @@ from normfree.nn.model_state import call_arguments, restored_on_error, small_cop
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import ResidualPlan, remember_plan_
 
-_NO_SUMS = (
-    "no residual sum was found: the model is sequential, concatenates or gates its layers, or adds them by functions "
-    "other than + and - (lerp, addcmul, stack); weights can still be standardized ('nf') or normalized ('wn'), "
-    "or set from data ('lsuv')"
-)
-
-_SHOWN = 6  # at most this many reasons in an error or names in a note; a deep network has one per block
-
-Example = Tensor | Sequence[Any] | Mapping[str, Any]
-
 
 def convert(
     model: nn.Module,
@@ -56,6 +48,7 @@ def convert(
     example: Example,
     *,
     plan: ResidualPlan | None = None,
+    heads: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> tuple[nn.Module, ResidualPlan]:
     """Return a copy of a model without normalization, initialized by a method. The model itself stays as it is.
@@ -66,6 +59,8 @@ def convert(
         example: An input that the model accepts: a tensor, a tuple or list of positional arguments, or a dict of
             keyword arguments.
         plan: The residual plan. Default: the one that `discover` finds.
+        heads: The names of the layers that return class scores, where there are several outputs or `discover` finds
+            others.
         generator: The source of every random draw. Default: torch's global generator.
 
     Returns:
@@ -80,6 +75,7 @@ def convert(
     >>> type(converted[0]).__name__, type(converted[1]).__name__
     ('WeightNormConv2d', 'Identity')
     """
+    _check_request(model, get(method), example)
     try:
         twin = copy.deepcopy(model)
     except Exception as error:  # whatever a model's own attributes raise
@@ -87,7 +83,7 @@ def convert(
             f"expected a model that can be copied, but copying {type(model).__name__} failed: {error}; "
             "use convert_, which works in place"
         ) from error
-    return twin, convert_(twin, method, example, plan=plan, generator=generator)
+    return twin, convert_(twin, method, example, plan=plan, heads=heads, generator=generator)
 
 
 def convert_(
@@ -96,6 +92,7 @@ def convert_(
     example: Example,
     *,
     plan: ResidualPlan | None = None,
+    heads: Sequence[str] = (),
     generator: torch.Generator | None = None,
 ) -> ResidualPlan:
     """Convert a model in place, in five stages.
@@ -104,13 +101,15 @@ def convert_(
     2. Refuse: raise one error that lists every obstacle, before anything is changed.
     3. Replace: remove the normalizers, reparametrize weights, add scalars.
     4. Initialize: write the weights by the method.
-    5. Check: run the converted model, and rescale the layers outside the branches on the way.
+    5. Check: run the converted model, and rescale the layers outside the branches on the way. Then compare it with the
+       original: every parameter still has a gradient, outputs and first loss keep their scale.
 
     Args:
         model: Any model. It is unchanged if an error is raised.
         method: As for `convert`.
         example: As for `convert`.
         plan: As for `convert`.
+        heads: As for `convert`.
         generator: As for `convert`.
 
     Returns:
@@ -119,68 +118,36 @@ def convert_(
     Raises:
         ValueError: If the model cannot be converted; the message names each module in the way.
     """
-    # Usually three forward passes of the whole model: `_look` records the flow on tensors without values and inspects
-    # one pass on the example, and `_check_` runs the converted model. Methods that set weights from data run it too.
     method = get(method)
-    _check_request(method, example)
-    work = _look(model, method, example, plan)
+    _check_request(model, method, example)
+    work = _look(model, method, example, plan, heads)
+    return _change_(work, generator)
+
+
+def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
+    """Repeat an earlier conversion for its structure, with the scalars that it added; the result is not compared."""
+    work = _look(model, get(changes.method), example, plan, verify=False)
+    added, removed = {record.name for record in changes.added}, {record.name for record in changes.removed}
+    work.scalars = {(name, scalar): v for (name, scalar), v in work.scalars.items() if f"{name}.{scalar}" in added}
+    work.inspection.standardized.intersection_update(removed)
+    _change_(work, torch.Generator().manual_seed(0))
+
+
+def _change_(work: ConversionWork, generator: torch.Generator | None) -> ResidualPlan:
+    """Stages 2 to 5. An error leaves the model as it was."""
     _refuse(work)
-    with restored_on_error(model):
+    with restored_on_error(work.model):
         _replace_(work, generator)
         _initialize_(work, generator)
         _check_(work)
-    plan = replace(work.plan, changes=_changes(work))
-    remember_plan_(model, plan, small_copy(example))
+    plan = replace(work.plan, changes=work.changes())
+    remember_plan_(work.model, plan, small_copy(work.example))
     return plan
 
 
-@dataclass
-class _Conversion:
-    """A conversion in progress: the facts about the original, then the changes.
-
-    Attributes:
-        model: The model that is converted in place.
-        method: The method.
-        example: The example input.
-        plan: The residual plan.
-        flow: Returns the recorded flow of the original.
-        norms: The normalizers of the original.
-        inspection: How the original behaves.
-        scalars: The scalars to add.
-        obstacles: The reasons why scalars cannot be added.
-        unaccounted: The weights that the plan does not list.
-        parameters_before: The number of parameters of the original.
-        removed: The normalizers that were removed.
-        added: The scalars and reparametrized weights that were added.
-        rescaled: The parameters that were rescaled.
-        not_rescaled: The weights outside of branches that could not be rescaled.
-    """
-
-    model: nn.Module
-    method: Method
-    example: Example
-    plan: ResidualPlan
-    flow: Callable[[], Flow]
-    norms: dict[str, nn.Module]
-    inspection: Inspection
-    scalars: Scalars
-    obstacles: Obstacles
-    unaccounted: tuple[str, ...]
-    parameters_before: int
-    removed: list[Removed] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
-    rescaled: list[Rescaled] = field(default_factory=list)
-    not_rescaled: list[str] = field(default_factory=list)
-
-    @property
-    def keeps_layers(self) -> bool:
-        """Whether the method only replaces the normalizers, and leaves weights and sums as they are."""
-        return self.method.norm is not None
-
-
-def _check_request(method: Method, example: Example) -> None:
-    """Refuse a method that converts no model, and an example that it cannot use."""
-    reason = cannot_convert_by(method)
+def _check_request(model: nn.Module, method: Method, example: Example) -> None:
+    """Refuse a model that cannot be changed, a method that converts none, and an example that it cannot use."""
+    reason = cannot_convert_model(model) or cannot_convert_by(method)
     if reason is not None:
         raise ValueError(reason)
     if method.needs_example and not isinstance(example, Tensor):
@@ -190,7 +157,15 @@ def _check_request(method: Method, example: Example) -> None:
         )
 
 
-def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan | None) -> _Conversion:
+def _look(
+    model: nn.Module,
+    method: Method,
+    example: Example,
+    plan: ResidualPlan | None,
+    heads: Sequence[str] = (),
+    *,
+    verify: bool = True,
+) -> ConversionWork:
     """Collect everything that the conversion needs to know."""
     args, kwargs = call_arguments(example)
 
@@ -200,14 +175,16 @@ def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan
             return record(model, *args, **kwargs)
 
     if plan is None:
-        plan = plan_from_flow(model, flow())
+        plan = plan_from_flow(model, flow(), heads)
+        require_signal(model, flow(), plan, heads)
     norms = find_norms(model)
     inspection = inspect_model(model, norms, args, kwargs)
     scalars, obstacles = Scalars(), Obstacles()
     if method.norm is None:
-        used_flow = flow() if scales_sums(method) else None
+        activated = any(end.nonzero for branch in plan.branches for end in branch.ends)
+        used_flow = flow() if scales_sums(method) or activated else None
         scalars, obstacles = place_scalars(model, plan, method, inspection.calls, used_flow)
-    return _Conversion(
+    return ConversionWork(
         model=model,
         method=method,
         example=example,
@@ -218,11 +195,13 @@ def _look(model: nn.Module, method: Method, example: Example, plan: ResidualPlan
         scalars=scalars,
         obstacles=obstacles,
         unaccounted=unaccounted(model, plan),
-        parameters_before=_count(model),
+        parameters_before=count_parameters(model),
+        before=behave(model, example, plan) if verify else None,
+        heads=heads,
     )
 
 
-def _refuse(work: _Conversion) -> None:
+def _refuse(work: ConversionWork) -> None:
     """Raise an error with every reason why the model cannot be converted."""
     model, method = work.model, work.method
     for name, module in model.named_modules():
@@ -233,7 +212,7 @@ def _refuse(work: _Conversion) -> None:
             )
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
     if not work.plan.branches and not work.keeps_layers and needs_sums:
-        raise ValueError(f"method '{method.name}' works on residual branches, but {_NO_SUMS}")
+        raise ValueError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
     obstacles: Obstacles = {
         f"{quoted(name)}: {type(module).__name__} is not a known normalizer": "replace it with one of torch.nn"
         for name, module in unknown_norms(model)
@@ -243,6 +222,17 @@ def _refuse(work: _Conversion) -> None:
         f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
         for home, function in work.inspection.functional_norms
         if function != "normalize"
+    }
+    obstacles |= {
+        f"{quoted(name)}: {type(work.norms[name]).__name__} is called with several tensors": "give what it does "
+        "besides normalizing, such as gating, a module of its own"
+        for name in work.inspection.several_inputs
+    }
+    obstacles |= {
+        f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than its "
+        "base class": "replace it with a layer of torch.nn"
+        for name in work.inspection.standardized
+        if not plain_base(model.get_submodule(name), work.inspection.shapes[name])
     }
     if "" in work.norms:
         obstacles[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
@@ -258,17 +248,18 @@ def _refuse(work: _Conversion) -> None:
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": "use a method of plain weights, such as 'fixup'"
             for path, reason in rigid_layers(model, work.plan, method, work.inspection.calls).items()
+            if path.removesuffix(".weight") not in work.inspection.standardized
         }
     if obstacles:
-        more = f"; and {len(obstacles) - _SHOWN} more" if len(obstacles) > _SHOWN else ""
-        reasons, remedies = list(obstacles)[:_SHOWN], dict.fromkeys(list(obstacles.values())[:_SHOWN])
+        more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
+        reasons, remedies = list(obstacles)[:SHOWN], dict.fromkeys(list(obstacles.values())[:SHOWN])
         raise ValueError(
             f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons)}{more}; "
             f"{', or '.join(remedies)}"
         )
 
 
-def _replace_(work: _Conversion, generator: torch.Generator | None) -> None:
+def _replace_(work: ConversionWork, generator: torch.Generator | None) -> None:
     """Remove the normalizers and give the model the method's layers and scalars."""
     model, plan, method = work.model, work.plan, work.method
     tokens = class_tokens(model, plan, work.flow) if work.norms else []
@@ -280,13 +271,14 @@ def _replace_(work: _Conversion, generator: torch.Generator | None) -> None:
         work.added += added
         work.rescaled += [*rescaled, *draw_tokens_(model, tokens, generator)]
     if not work.keeps_layers:
+        work.removed += make_plain_(model, work.inspection)
         work.added += reparametrize_layers_(model, plan, method)
-        work.rescaled += reset_layer_scales_(model)
+        work.rescaled += reset_layer_scales_(model, plan)
         work.added += add_scalars_(model, plan, work.scalars)
 
 
 @torch.no_grad()
-def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
+def _initialize_(work: ConversionWork, generator: torch.Generator | None) -> None:
     """Set biases to 0 and weights by the method; the scalars have their values already."""
     if work.keeps_layers:
         return
@@ -302,7 +294,7 @@ def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
         raise _stopped(work.model, error) from error
 
 
-def _check_(work: _Conversion) -> None:
+def _check_(work: ConversionWork) -> None:
     """Run the converted model once, rescale the layers outside the branches on the way, and require finite numbers."""
     model = work.model
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
@@ -325,9 +317,21 @@ def _check_(work: _Conversion) -> None:
             f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity; "
             "use a method with smaller branches, such as 'fixup' or 'skipinit'"
         )
+    if work.before is None:
+        return
+    reasons, work.cautions = verify(model, work.example, work.plan, work.before, out, work.heads)
+    if reasons and work.method.kind != "norm-free":  # a baseline may explode
+        work.cautions += reasons
+    elif reasons:
+        others = [f"'{name}'" for name in ("fixup", "nf", "wn", "lsuv:by=layer") if name != work.method.name]
+        raise ValueError(
+            f"{type(model).__name__} cannot be converted by '{work.method.name}': "
+            f"{'; '.join((*reasons, *whole_blocks(work.plan)))}; use another method, such as {', '.join(others[:-1])} "
+            f"or {others[-1]}, or name the output layers by heads="
+        )
 
 
-def _run(work: _Conversion) -> Any:
+def _run(work: ConversionWork) -> Any:
     """Run the converted model on the example."""
     args, kwargs = call_arguments(work.example)
     try:
@@ -342,53 +346,3 @@ def _stopped(model: nn.Module, error: Exception) -> ValueError:
         f"expected the converted {type(model).__name__} to run on the example, but it failed: {error}; its own code "
         "may rely on a normalizer, or on the class of a layer; try 'dyt', which keeps all layers"
     )
-
-
-def _changes(work: _Conversion) -> Changes:
-    return Changes(
-        method=work.method.spec,
-        removed=tuple(work.removed),
-        added=tuple(work.added),
-        scaled=tuple(work.rescaled),
-        parameters_before=work.parameters_before,
-        parameters_after=_count(work.model),
-        notes=tuple(_notes(work)),
-    )
-
-
-def _notes(work: _Conversion) -> list[str]:
-    """Notes on unexpected effects, one sentence each."""
-    plan, inspection = work.plan, work.inspection
-    notes = [] if plan.branches else [_NO_SUMS]
-    if bare := [branch.name for branch in plan.branches if not branch.layers]:
-        notes.append(
-            f"the signal may still grow at sums of whole blocks, which have no layer to scale: {_listed(bare)}"
-        )
-    if work.unaccounted:
-        notes.append(f"not part of the plan and left as they were: {', '.join(work.unaccounted)}")
-    if work.not_rescaled:
-        notes.append(
-            f"not rescaled to unit variance, as no single module returns their output: {_listed(work.not_rescaled)}"
-        )
-    if units := [home for home, function in inspection.functional_norms if function == "normalize"]:
-        notes.append(f"the signal is still divided by its length (normalize) in {_listed(units)}")
-    if inspection.norm_like:
-        classes = {name: type(work.model.get_submodule(name)).__name__ for name in inspection.norm_like}
-        notes.append(
-            f"left in place, though it behaves like a normalizer: {_listed(inspection.norm_like, classes)}; to have it "
-            "removed, give its class the name of one, such as MyLayerNorm"
-        )
-    if not work.norms:
-        notes.append("no normalizer was found: none was removed, and any normalization in the model's own code remains")
-    return notes
-
-
-def _listed(names: Sequence[str], classes: Mapping[str, str] | None = None) -> str:
-    """The first names, with their classes if given, and the number of the others."""
-    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in names[:_SHOWN]]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(shown) + more
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,27 +12,21 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Rescaled
 from normfree.graph.flow import Flow
-from normfree.nn.normalizers import is_norm
 from normfree.nn.scalar_wrapping import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 
-_LAYER_SCALE = re.compile(r"layer_?scale|^gamma(_?\d)?$|^lambda_?\d?$|^ls_?\d$")
-
 
 @torch.no_grad()
-def reset_layer_scales_(model: nn.Module) -> list[Rescaled]:
+def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
     """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
     rescaled = []
-    for prefix, module in model.named_modules():
-        if isinstance(module, (*WEIGHT_LAYERS, nn.Embedding)) or is_norm(module):
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if _LAYER_SCALE.search(name) and parameter.numel() == max(parameter.shape, default=0):
-                before = parameter.mean().item()
-                parameter.fill_(1.0)
-                if before != 1.0:
-                    rescaled.append(Rescaled(f"{prefix}.{name}" if prefix else name, 1 / before if before else 0.0))
+    for name in dict.fromkeys(name for branch in plan.branches for name in branch.scales):
+        parameter = model.get_parameter(name)
+        before = parameter.mean().item()
+        parameter.fill_(1.0)
+        if before != 1.0:
+            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
     return rescaled
 
 
@@ -147,9 +140,10 @@ def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescalin
         def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
             if not isinstance(out, Tensor) or layer.path in done:
                 return None
-            std = out.std(unbiased=False).item()
+            std: float = out.std(unbiased=False).item()
             if not 1e-12 < std < 1e12:
                 return None
+            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
             if weight_kind(module) != "plain":
                 module.gain.div_(std)  # type: ignore[operator]
             else:

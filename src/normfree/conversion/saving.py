@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
-from normfree.conversion.pipeline import Example, convert_
+from normfree.conversion.pipeline import repeat_conversion_
+from normfree.conversion.work import Example
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models.third_party import create_model
@@ -187,8 +188,7 @@ def convert_again(
     if len(types) == 1:
         model.to(types.pop())  # the example has the same
     if isinstance(plan.changes, Changes):
-        generator = torch.Generator().manual_seed(0)
-        convert_(model, plan.changes.method, example, plan=replace(plan, changes=None), generator=generator)
+        repeat_conversion_(model, replace(plan, changes=None), plan.changes, example)
     elif isinstance(plan.changes, Folding):
         model = _fold_again(model, example, held)
     else:

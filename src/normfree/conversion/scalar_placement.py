@@ -18,7 +18,7 @@ from torch import nn
 
 from normfree.conversion.changes import Added
 from normfree.graph.flow import Flow, Node
-from normfree.graph.functions import ADDITIONS
+from normfree.graph.functions import ADDITIONS, RECTIFIERS
 from normfree.methods import Law, Method
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
@@ -26,6 +26,8 @@ from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan
 
 _WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv:by=layer'"
+
+_RELUS = RECTIFIERS | {"leaky_relu", "leaky_relu_", "leakyrelu", "prelu"}
 
 _IN_WORDS: dict[ScalarName, str] = {
     "alpha": "multiplier α",
@@ -61,7 +63,8 @@ def place_scalars(
         method: The method.
         calls: The number of calls of each module in a forward pass. A layer whose weight is used without a call (the
             projections of an attention) is scaled through the module that uses it.
-        flow: The recorded flow of the model; needed only by a method that scales whole sums.
+        flow: The recorded flow of the model; needed only by a method that scales whole sums, and for branches that end
+            in an activation.
 
     Returns:
         The scalars by module, and the reasons why others have no place.
@@ -113,6 +116,11 @@ class _Placement:
         self.modules = dict(model.named_modules())
         homes = {branch.place for branch in plan.branches}
         self.around_sums = homes.union(*map(_parents, homes), ("",))
+        self.returned: dict[Node, list[str]] = {}  # the modules with children that return a node
+        for name, made in flow.calls.items() if flow else ():
+            for call in made:
+                if call.out is not None:
+                    self.returned.setdefault(call.out, []).append(name)
         self.additions: dict[tuple[str, int], list[Node]] = {}
         for node in flow.nodes if flow else ():
             if node.ordinal >= 0:
@@ -141,7 +149,7 @@ class _Placement:
         elif a is not None:
             factor = a
         whole = (1.0 if c is None else c) * factor
-        if whole != 1.0 or rule.c.written:
+        if whole != 1.0 or rule.c.set_by_initializer:
             self._place_at_block(branch, "beta", Law(whole))
         if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
             for layer in branch.ends:
@@ -173,16 +181,53 @@ class _Placement:
             self._place_at(layer, "delta", 0.0, True, edge=False)
 
     def _place_at_end(self, branch: Branch, layer: Layer, scalar: ScalarName, value: float, learnable: bool) -> None:
-        """Place a scalar at the end of a branch, unless an activation stands between layer and sum."""
-        if layer.activated_out:
+        """Place a scalar at the end of a branch: at its last layer, or behind the activation that follows it.
+
+        If a method sets the last layer to 0, a multiplier behind an activation starts at 0 in its place. In front of an
+        activation a multiplier acts the same only if it is positive and the activation is a ReLU.
+        """
+        if not (layer.nonzero or layer.activated_out):
+            self._place_at(layer, scalar, value, learnable)
+            return
+        holder, rectified = self._behind_activation(branch)
+        if holder is not None:
+            starts_at_zero = scalar == "beta" and learnable and getattr(self.method.initializer, "zero_last", False)
+            self._add(holder, scalar, 0.0 if starts_at_zero else value, learnable)
+        elif scalar == "delta" or (value > 0 and (rectified or (learnable and value == 1.0))):
+            self._place_at(layer, scalar, value, learnable)
+        else:
             self._refuse(
                 layer.name,
-                f"an activation lies between it and the sum {quoted(branch.name)}, so no module's output is the branch "
-                "alone",
-                _WITHOUT_SCALARS,
+                f"an activation in the model's own code lies between it and the sum {quoted(branch.name)}, so no "
+                "module's output is the branch alone",
+                "make that activation a module of its own, or use 'fixup', which scales the layer, or a method without "
+                "scalars, such as 'wn' or 'lsuv:by=layer'",
             )
-        else:
-            self._place_at(layer, scalar, value, learnable)
+
+    def _behind_activation(self, branch: Branch) -> tuple[str | None, bool]:
+        """The module, called once, that returns the branch; and whether only ReLUs stand before the sum."""
+        found = self.additions.get((branch.place, branch.addition), [])
+        if not found:
+            return None, False
+        node = found[0].first_operand if branch.branch_first else None
+        node = node or next(operand for operand in reversed(found[0].inputs))
+        rectified, holder = True, None
+        while node.kind != "weight":
+            rectified = rectified and (node.kind == "scaling" or node.function in _RELUS)
+            names = [node.name] if node.is_module else []
+            names += self.returned.get(node, [])
+            fit = [
+                n for n in names if self.calls[n] == 1 and n not in self.around_sums and not unscalable(self.modules[n])
+            ]
+            holder = fit[0] if fit else holder
+            if node.kind == "activation" or len(node.inputs) != 1:
+                break
+            node = node.inputs[0]
+        return holder, rectified and node.kind in ("weight", "activation")
+
+    def _can_hold(self, name: str) -> bool:
+        """Whether a scalar around a module acts on one branch alone."""
+        return self.calls[name] == 1 and name not in self.around_sums and unscalable(self.modules[name]) is None
 
     def _place_at(self, layer: Layer, scalar: ScalarName, value: float, learnable: bool, *, edge: bool = True) -> None:
         """Place a scalar around a layer.

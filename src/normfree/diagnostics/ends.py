@@ -250,6 +250,12 @@ def first_tensor(output: Any) -> Tensor:
     )
 
 
+def own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model computed itself, as those of transformers do when they get labels; else None."""
+    value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return value if isinstance(value, Tensor) and value.numel() == 1 else None
+
+
 def cross_entropy(output: Any, targets: Any) -> Tensor:
     """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
     logits = first_tensor(output)

@@ -34,6 +34,7 @@ from normfree.diagnostics.ends import (
     is_finite,
     is_not_zero,
     output_facts,
+    own_loss,
 )
 from normfree.diagnostics.layer_signals import LayerSignal, LayerWeights, learning_branches
 from normfree.diagnostics.places import find_missing_sums, memory_readers
@@ -159,11 +160,11 @@ def propagate(
     A network with residual sums is measured at these, any other at the outputs of its hidden weight layers. If a value
     is not finite, a second forward pass finds the module that made it.
 
-    The backward pass starts from the loss if there are `targets` or a `loss`, and otherwise from a random gradient
-    with unit variance at the output. If the classifier's weight is zero, as at the start of Fixup, a random gradient
-    is injected at its input instead; if all attentions over an encoder's output return zero, one is injected there,
-    too. `Signal.injected` names these places. Frozen parameters get gradients as well, since they carry the signal
-    too.
+    The backward pass starts from the loss if there are `targets` or a `loss`, or if the model returns a loss of its
+    own, and otherwise from a random gradient with unit variance at the output. If the classifier's weight is zero, as
+    at the start of Fixup, a random gradient is injected at its input instead; if all attentions over an encoder's
+    output return zero, one is injected there, too. `Signal.injected` names these places. Frozen parameters get
+    gradients as well, since they carry the signal too.
 
     Hooks, modes, gradients, buffers and random states are restored, also if the model raises. Only numbers are kept,
     so that memory does not grow beyond one plain pass.
@@ -361,8 +362,9 @@ def _start(
     """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any."""
     value = None
     starts: dict[Tensor, Tensor | None] = {}
-    if targets is not None or loss is not None:
-        result = (loss or cross_entropy)(output, targets)
+    own = own_loss(output) if targets is None and loss is None else None
+    if targets is not None or loss is not None or own is not None:
+        result = own if own is not None else (loss or cross_entropy)(output, targets)
         value = result.detach()
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:

@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+import torch
 from torch import nn
 
 from normfree.methods import Method
 from normfree.methods.method import ONE
 from normfree.nn.reparametrized import cannot_reparametrize
-from normfree.plan import Branch, ResidualPlan
+from normfree.plan import Branch, ResidualPlan, unwrapped
+
+
+def cannot_convert_model(model: nn.Module) -> str | None:
+    """Why no method can convert a model as it is, and a remedy; None if one may."""
+    name = type(model).__name__
+    if (inner := unwrapped(model)) is not model:
+        attribute = "_orig_mod" if hasattr(model, "_orig_mod") else "module"
+        return (
+            f"expected the model itself, got {name} around a {type(inner).__name__}; convert model.{attribute} first, "
+            "and compile or wrap the result"
+        )
+    if scripted := next((n for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None):
+        return f"expected Python modules, got TorchScript at '{scripted}'; convert the model before it is scripted"
+    if isinstance(model, torch.jit.ScriptModule):
+        return f"expected Python modules, got the TorchScript of a {name}; convert the model before it is scripted"
+    for path, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            return f"expected parameters with shapes, got the lazy '{path}'; run the model once on the example"
+        if parameter.is_meta:
+            return f"expected parameters with values, got '{path}' on the meta device; initialize the model first"
+    return None
 
 
 def cannot_convert_by(method: Method) -> str | None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from math import prod
 from typing import Any
 
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.functions import SPLITS, VIEWS
+from normfree.graph.functions import RECTIFIERS, SPLITS, VIEWS
+from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.graph.recorder import record
-from normfree.graph.residuals import ResidualSum, residual_sums, unbounded_inputs
+from normfree.graph.residuals import ResidualSum, adds_otherwise, residual_sums, unbounded_inputs
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
-Layers = Callable[[Sequence[Node], Set[Node]], tuple[Layer, ...]]
+Layers = Callable[..., tuple[Layer, ...]]
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
@@ -49,10 +50,12 @@ def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     return plan_from_flow(model, record(model, *positional, **named))
 
 
-def plan_from_flow(model: nn.Module, flow: Flow) -> ResidualPlan:
-    """The residual plan of a model whose flow was recorded."""
-    layers = _layer_reader(model, flow)
-    sums = residual_sums(flow.nodes)
+def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) -> ResidualPlan:
+    """The residual plan of a model whose flow was recorded; `heads` names layers that are known to be output layers."""
+    plain = PlainSums(flow.nodes, flow.outputs)
+    layers = _layer_reader(model, flow, plain)
+    known = [node for node in flow.nodes if any(weight.module in heads for weight in node.weights)]
+    sums = residual_sums(flow.nodes, plain, known)
     placed = positions(_stages(sums), [_changes_shape(s) for s in sums])
     names = _names(sums)
     outer = _enclosing(sums)
@@ -61,11 +64,59 @@ def plan_from_flow(model: nn.Module, flow: Flow) -> ResidualPlan:
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
-    outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
     gates = _only_bounded_factors(flow.nodes)
-    stem, body, classifier = (layers(nodes, gates) for nodes in _split(outside, sums))
+    outside = [node for node in flow.nodes if node.kind == "weight" and node not in inside]
+    closing = known or [n for n in outside if n not in gates and not plain.precedes_a_layer(n)]
+    stem, body = _split([n for n in outside if n not in closing], sums)
+    if not stem and not sums:  # a network of one layer
+        stem, closing = closing[:1], closing[1:]
+    nonzero = {n for n in closing if any(n_.function in RECTIFIERS or normalizes_itself(n_) for n_ in _after(n))}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
-    return ResidualPlan(branches, stem, body, classifier, aside)
+    return ResidualPlan(
+        branches, layers(stem, gates), layers(body, gates), _once(layers(closing, gates, nonzero)), aside
+    )
+
+
+def _after(node: Node) -> Iterator[Node]:
+    """The nodes that depend on a node."""
+    seen, stack = {node}, [node]
+    while stack:
+        for user in stack.pop().users:
+            if user not in seen:
+                seen.add(user)
+                stack.append(user)
+                yield user
+
+
+def _once(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Each output layer once: a detector's runs at every resolution."""
+    return tuple({layer.path: layer for layer in layers}.values())
+
+
+def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Collection[str]) -> None:
+    """Check that the flow reaches the model's layers and its output.
+
+    Raises:
+        ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
+            branch is added by a function that is not followed, or if a head is not a layer of the plan.
+    """
+    kind = type(model).__name__
+    for name in heads:
+        if name not in {layer.name for layer in plan.classifier}:
+            raise ValueError(f"expected the names of weight layers of {kind} in heads, got '{name}'")
+    for node in flow.nodes:
+        if adds_otherwise(node):
+            raise ValueError(
+                f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
+                "followed; write x + f(x) there"
+            )
+    has_weights = any(p.dim() >= 2 for p in model.parameters())
+    if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
+        places = [f"{function}() in '{home or kind}'" for home, function in flow.lost] or ["an unknown place"]
+        raise ValueError(
+            f"expected a model whose output follows from its input by torch functions, but {kind} loses the signal, at "
+            f"{', '.join(places)}, so that no layer was found; keep it in torch there, or convert the part behind it"
+        )
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
@@ -94,7 +145,7 @@ def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:
     )
 
 
-def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
+def _layer_reader(model: nn.Module, flow: Flow, plain: PlainSums) -> Layers:
     """Returns a function from nodes to layers of a plan; a node that multiplies by several parameters gives several."""
     before, after = _activated(flow.nodes), _read_through_activation(flow.nodes)
     modules = dict(model.named_modules())
@@ -104,7 +155,7 @@ def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
         path = paths.get(id(getattr(modules[module], parameter, None)), "")
         return "embedding" in flow.weights.uses.get(path, ())
 
-    def layers(nodes: Sequence[Node], gates: Set[Node]) -> tuple[Layer, ...]:
+    def layers(nodes: Sequence[Node], gates: Set[Node], nonzero: Set[Node] = frozenset()) -> tuple[Layer, ...]:
         return tuple(
             Layer(
                 weight.module,
@@ -115,6 +166,8 @@ def _layer_reader(model: nn.Module, flow: Flow) -> Layers:
                 transposed=weight.transposed,
                 gate=node in gates,
                 tied=is_tied(weight.module, weight.parameter),
+                nonzero=node in nonzero,
+                share=plain.shares.get(node, 1),
             )
             for node in nodes
             for weight in node.weights
@@ -151,7 +204,7 @@ def _are_split(pieces: list[Node]) -> bool:
 
 
 def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None) -> Branch:
-    own = layers(s.branch, s.gates)
+    own = layers(s.branch, s.gates, s.covered)
     return Branch(
         name,
         position,
@@ -162,9 +215,10 @@ def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, aroun
         addition=s.node.ordinal,
         branch_first=s.node.first_operand is s.end,
         m=s.degree if s.degree != sum(not layer.gate for layer in own) else None,
-        entries=layers([n for n in s.branch if n in s.entries], s.gates),
-        ends=layers([n for n in s.branch if n in s.ends], s.gates),
+        entries=layers([n for n in s.branch if n in s.entries], s.gates, s.covered),
+        ends=layers([n for n in s.branch if n in s.ends], s.gates, s.covered),
         around=around,
+        scales=s.scales,
     )
 
 
@@ -274,14 +328,9 @@ def _changes_shape(s: ResidualSum) -> bool:
     return start != end if len(start) == len(end) else prod(start) != prod(end)
 
 
-def _split(
-    outside: Sequence[Node], sums: Sequence[ResidualSum]
-) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
-    """Stem, body and classifier among the layers outside the branches."""
+def _split(hidden: Sequence[Node], sums: Sequence[ResidualSum]) -> tuple[Sequence[Node], Sequence[Node]]:
+    """Stem and body among the hidden layers outside the branches."""
     if not sums:
-        return outside[:1], outside[1:-1], outside[1:][-1:]
-    first, last = sums[0].node.index, sums[-1].node.index
-    stem = [n for n in outside if n.index < first]
-    later = [n for n in outside if n.index > first]
-    closing = later[-1:] if later and later[-1].index > last else []
-    return stem, later[: len(later) - len(closing)], closing
+        return hidden[:1], hidden[1:]
+    first = sums[0].node.index
+    return [n for n in hidden if n.index < first], [n for n in hidden if n.index > first]

@@ -64,6 +64,8 @@ class Node:
         first_operand: The first operand of a function.
         factors: The operands of a product, with repeats.
         weights: The parameters of a weight layer.
+        scale: The learnable vector or number that multiplies the signal here, by its qualified name; '' if none does.
+        is_module: Whether the step is the call of a module.
         users: The nodes that read it.
     """
 
@@ -78,6 +80,8 @@ class Node:
     first_operand: Node | None = None
     factors: tuple[Node, ...] = ()
     weights: tuple[Weight, ...] = ()
+    scale: str = ""
+    is_module: bool = False
     users: list[Node] = field(default_factory=list, repr=False)
 
 
@@ -102,6 +106,9 @@ class Flow:
         home: The module whose forward pass is running.
         calls: The calls of each module with children.
         call_counts: The number of calls of every module.
+        outputs: The nodes of the tensors that the model returned.
+        lost: Where values of the signal left torch, by module and function.
+        output_is_lost: Whether the model returned tensors, and none of them depends on the input.
     """
 
     def __init__(self, weights: WeightUses) -> None:
@@ -110,6 +117,9 @@ class Flow:
         self.home = ""
         self.calls: defaultdict[str, list[ModuleCall]] = defaultdict(list)
         self.call_counts: Counter[str] = Counter()
+        self.outputs: set[Node] = set()
+        self.lost: dict[tuple[str, str], None] = {}
+        self.output_is_lost = False
         self._latest: dict[int, Node] = {}
         self._alive: list[Tensor] = []  # an id is only good as long as its tensor lives; meta tensors cost nothing
 
@@ -137,6 +147,18 @@ class Flow:
             first = first or node
         return first
 
+    def write_through(self, view: Tensor, node: Node) -> None:
+        """Note that a write into a view, as in `b[i].copy_(x)`, is a write into the tensor that it views."""
+        base = view._base
+        if base is not None and base is not view:
+            self.add("other", "write", (*self.read([base]), node), base)
+
+    def finish(self, out: Any) -> None:
+        """Note the tensors that the model returned."""
+        tensors = [t for t in tensors_of(out) if t.is_floating_point()]
+        self.outputs = set(self.read(tensors))
+        self.output_is_lost = bool(tensors) and not self.outputs
+
     def step(self, kind: NodeKind, name: str, inputs: tuple[Node, ...], shape: tuple[int, ...], **details: Any) -> Node:
         """Add a node whose tensor is not visible from outside."""
         place = {"index": len(self.nodes), "home": self.home, "function": name}
@@ -162,20 +184,27 @@ class _Origin:
 
 
 class WeightUses:
-    """Follows every parameter of two or more dimensions, and tensors computed from it, until they meet the signal.
+    """Follows every parameter, and tensors computed from it, until they meet the signal.
 
-    `uses` maps each parameter that met the signal to its uses.
+    `uses` maps each parameter of two or more dimensions that met the signal to its uses. A vector or number is followed
+    because it may be a layer scale.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._origins = {id(p): _Origin((path,)) for path, p in parameters.items() if p.dim() >= 2}
+        self._scales = {id(p): path for path, p in parameters.items() if p.numel() == max(p.shape, default=1)}
         self._alive: list[object] = list(parameters.values())  # an id is only good as long as its tensor lives
         self.uses: defaultdict[str, set[Use]] = defaultdict(set)
 
     def release_tensors(self) -> None:
         """Drop the tensors once the recording is done."""
         self._origins.clear()
+        self._scales.clear()
         self._alive.clear()
+
+    def scale_of(self, tensors: Iterable[object]) -> str:
+        """The vector or number among these tensors that is a parameter or was made from one; '' if there is none."""
+        return next((self._scales[id(t)] for t in tensors if id(t) in self._scales), "")
 
     def use(self, tensors: Iterable[object], use: Use) -> None:
         """Note how parameters, or tensors made from them, are used."""
@@ -185,6 +214,10 @@ class WeightUses:
 
     def derive(self, name: str, operands: Sequence[Tensor], out: Any) -> None:
         """Follow the result of a function of parameters alone."""
+        path = self.scale_of(operands)
+        for tensor in tensors_of(out) if path else ():
+            self._scales.setdefault(id(tensor), path)
+            self._alive.append(tensor)
         origins = [self._origins[id(t)] for t in operands if id(t) in self._origins]
         if not origins:
             return

@@ -13,6 +13,9 @@ NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "o
 ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
 SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
+# Functions that add, too, but are not followed as sums.
+OTHER_SUMS = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "index_add", "index_add_"})
+REDUCTIONS = frozenset({"sum", "mean"})
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
@@ -29,15 +32,20 @@ VIEWS = TRANSPOSITIONS | {
     "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "to", "float",
     "half", "bfloat16", "double", "type", "type_as", "view_as", "reshape_as", "dropout", "data",
 }  # fmt: skip
-SCALINGS = VIEWS | PRODUCTS | {"div", "div_", "__truediv__", "__itruediv__", "true_divide"}
+DIVISIONS = frozenset({"div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide"})
+SCALINGS = VIEWS | PRODUCTS | DIVISIONS
+# These compute numbers that leave torch, so that the flow of the signal ends there.
+LEAVES_TORCH = frozenset({"numpy", "__array__", "tolist", "item"})
 
 ACTIVATIONS = frozenset({
     "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
     "leaky_relu_", "relu6", "hardswish", "hardsigmoid", "hardtanh", "softplus", "mish", "softmax", "celu", "prelu",
     "elu_", "selu_", "celu_", "rrelu", "threshold", "_threshold", "softsign", "logsigmoid",
 })  # fmt: skip
-ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
+# Below 0 these are constant, and their derivative at 0 is 0.
+RECTIFIERS = frozenset({"relu", "relu_", "relu6", "threshold", "_threshold", "maximum", *CLAMPS})
+ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 MAXIMA = frozenset({"maximum", "max"})
 GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
 # As factors, these are bounded for any input: gates, and a signal's division by its own scale.
@@ -70,6 +78,12 @@ def name_of(function: Callable[..., Any]) -> str:
     """The name of a function, or of the attribute that it reads (`x.T`)."""
     name = getattr(function, "__name__", "")
     return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def writes_into(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The tensor that a function writes its result into (`copy_`, `b[i] = x`, `out=b`); None if it makes a new one."""
+    in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
+    return args[0] if args and (in_place or name == "__setitem__") else kwargs.get("out")
 
 
 def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

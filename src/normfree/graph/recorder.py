@@ -23,6 +23,7 @@ from normfree.graph.functions import (
     ADDITIONS,
     ATTENTION,
     CLAMPS,
+    LEAVES_TORCH,
     LIKE_ANOTHER,
     MATRIX_PRODUCTS,
     MAXIMA,
@@ -35,6 +36,7 @@ from normfree.graph.functions import (
     clamps_at_zero,
     kind_of,
     operands_of,
+    writes_into,
 )
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import on_meta, preserve_random_state
@@ -101,7 +103,7 @@ def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
     with torch.no_grad(), recorder.following(modules):
-        model(*args, **kwargs)
+        flow.finish(model(*args, **kwargs))
     flow.release_tensors()
     return flow
 
@@ -141,18 +143,22 @@ class _Recorder(Observer):
         )
         if inputs:
             weights = (Weight(name, convolution=not isinstance(module, nn.Linear)),) if weighted else ()
-            flow.add(kind, name, inputs, out, function=type(module).__name__.lower(), weights=weights)
+            function = type(module).__name__.lower()
+            flow.add(kind, name, inputs, out, function=function, weights=weights, is_module=True)
 
     def on_function(self, call: FunctionCall) -> Any:
         """Note a function call outside of leaf modules."""
         if self._leaf_depth:
             return call.run()
         flow, name, args, kwargs = self.flow, call.name, call.args, call.kwargs
-        tensors = tensors_of((args, kwargs))
+        written = writes_into(name, args, kwargs)
+        tensors = tensors_of((args, {key: value for key, value in kwargs.items() if key != "out"}))
         if name in LIKE_ANOTHER:
             tensors = tensors[:1]
         operands = flow.read(tensors)
         first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
+        if operands and name in LEAVES_TORCH:
+            flow.lost[self.home, name] = None
         out = call.run()
         if name in ZEROS:
             self._zeros.append(out)
@@ -160,12 +166,14 @@ class _Recorder(Observer):
             return out
         if not operands:
             flow.weights.derive(name, tensors, out)
-        elif name == MULTIHEAD_ATTENTION:
+            return out
+        if name == MULTIHEAD_ATTENTION:
             _add_attention(flow, args, kwargs, out)
-        elif weights := flow.weights.meet(name, args, tensors):
-            flow.add("weight", name, operands, out, weights=weights)
+            return out
+        if weights := flow.weights.meet(name, args, tensors):
+            node = flow.add("weight", name, operands, out, weights=weights)
         else:
-            flow.add(
+            node = flow.add(
                 self._kind(name, args, kwargs, operands),
                 _name_in_flow(name, args, kwargs),
                 operands,
@@ -173,7 +181,10 @@ class _Recorder(Observer):
                 ordinal=call.addition,
                 first_operand=first,
                 factors=self._factors(name, tensors),
+                scale=flow.weights.scale_of(tensors) if name in PRODUCTS else "",
             )
+        if node is not None and isinstance(written, Tensor):
+            flow.write_through(written, node)
         return out
 
     def _kind(self, name: str, args: Any, kwargs: Any, operands: Sequence[Node]) -> NodeKind:

@@ -7,8 +7,7 @@ from importlib import import_module
 
 from normfree.methods.init_context import Batch, InitContext
 from normfree.methods.initialize import initialize_
-from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip
-from normfree.methods.registry import get, names, register, unregister
+from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip, get, names, register, unregister
 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")

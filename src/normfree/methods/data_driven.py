@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule
-from normfree.methods.registry import register
+from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule, register
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.nn.weight_layers import set_weight_
@@ -128,7 +127,7 @@ def lsuv(*, by: str = "block") -> Method:
         reference="fixup, section 4.1; Mishkin & Matas 2016",
         h="identity",
         weights="plain; orthogonal" + ("" if blocks else ", then unit variance on a batch"),
-        rule=Rule(c=Law(1.0, text="1/std on a batch", written=True) if blocks else ONE),
+        rule=Rule(c=Law(1.0, text="1/std on a batch", set_by_initializer=True) if blocks else ONE),
         initializer=_scale_blocks_ if blocks else _scale_layers_,
         skips=WITH_SEQUENCES,
         needs_example=True,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain
-from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate
-from normfree.methods.registry import register
+from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate, register
 from normfree.methods.transformer_branches import ATTENTION, fused_xavier, is_transformer, linear_part
 from normfree.plan import Branch, Layer
 from normfree.theory.errors import unknown_name
@@ -22,7 +21,8 @@ class FixupInit:
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
     the stem, layers between stages, and bounded gates. `scale` multiplies the factor; `bounded` also treats the softmax
     of an attention as a bounded gate. `xavier` draws the branches of a Transformer by Xavier, as the authors. Without
-    `zero_last` the last layer of a branch is scaled like the others; without `zero_classifier` the classifier keeps
+    `zero_last` the last layer of a branch is scaled like the others; so it is where an activation follows it, since a
+    ReLU of 0 has no gradient. Without `zero_classifier` the classifier keeps
     torch's default.
     """
 
@@ -47,7 +47,7 @@ class FixupInit:
         for layer in plan.body:
             _he_fan_out_(ctx, layer)
         for layer in plan.classifier:
-            if self.zero_classifier:
+            if self.zero_classifier and not layer.nonzero:
                 ctx.zero_(layer)
             else:
                 ctx.default_(layer)
@@ -55,7 +55,8 @@ class FixupInit:
     def _branch_layer_(self, ctx: InitContext, branch: Branch, layer: Layer, *, xavier: bool) -> None:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
-        if self.zero_last and layer in branch.ends:
+        covered = any(end.nonzero for end in branch.ends)  # the multiplier behind the activation is the last layer
+        if self.zero_last and layer in branch.ends and not layer.nonzero:
             ctx.zero_(layer)
         elif layer.gate:
             _he_fan_out_(ctx, layer)
@@ -63,7 +64,8 @@ class FixupInit:
             weight = fused_xavier(ctx, branch, layer) if xavier else _he_fan_out(ctx, layer)
             bounded = self.bounded and branch.depth == ATTENTION
             scaled = linear_part(branch, layer, weight) if bounded else weight
-            scaled.mul_(self.scale * theory.fixup_scale(total, 2 if bounded else branch.depth))
+            depth = 2 if bounded else branch.depth + covered
+            scaled.mul_(self.scale * theory.fixup_scale(total, depth))
             ctx.set_(layer, weight)
 
 

@@ -93,10 +93,15 @@ class InitContext:
         return torch.cat([nn.init.orthogonal_(draw, generator=self.generator) for draw in draws])
 
     def set_(self, layer: Layer, weight: Tensor) -> None:
-        """Set a layer's weight; a weight that is tied to an embedding stays unchanged."""
+        """Set a layer's weight; a weight that is tied to an embedding stays unchanged.
+
+        Parallel layers whose outputs are added share the variance.
+        """
         if layer.tied:
             return
         module = self.module(layer)
+        if layer.share > 1:
+            weight = weight * layer.share**-0.5
         if layer.transposed:
             stored_shape = getattr(module, layer.parameter).shape
             weight = (weight.transpose(0, 1) if self._convolves(layer) else weight.mT).reshape(stored_shape)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.methods.init_context import Batch, InitContext
-from normfree.methods.method import Method
-from normfree.methods.registry import get
+from normfree.methods.method import Method, get
 from normfree.nn.model_state import restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual

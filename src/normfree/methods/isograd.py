@@ -22,8 +22,7 @@ from torch import nn
 
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain, standardized
-from normfree.methods.method import SQRT_HALF, Method, Rule
-from normfree.methods.registry import register
+from normfree.methods.method import SQRT_HALF, Method, Rule, register
 from normfree.nn.model_state import on_meta
 from normfree.plan import Layer
 from normfree.theory.errors import FloatArray

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule
+from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule, register
 from normfree.methods.plain import he_fan_in_
-from normfree.methods.registry import register
 from normfree.nn.normalizers import DynamicTanh
 from normfree.plan import Position
 

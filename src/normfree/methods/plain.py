@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from normfree.methods.init_context import InitContext, gain
-from normfree.methods.method import WITH_SEQUENCES, Method
-from normfree.methods.registry import register
+from normfree.methods.method import WITH_SEQUENCES, Method, register
 from normfree.plan import Layer
 
 

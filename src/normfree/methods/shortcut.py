@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from normfree import theory
 from normfree.methods.init_context import InitContext, gain, standardized
-from normfree.methods.method import SQRT_HALF, Law, Method, Rule
-from normfree.methods.registry import register
+from normfree.methods.method import SQRT_HALF, Law, Method, Rule, register
 from normfree.plan import Position
 
 

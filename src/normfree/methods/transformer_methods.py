@@ -10,9 +10,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import Law, Method, Rule
+from normfree.methods.method import Law, Method, Rule, register
 from normfree.methods.plain import xavier_
-from normfree.methods.registry import register
 from normfree.methods.transformer_branches import scaled_xavier_, transformer_stacks
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
@@ -131,7 +130,7 @@ def deepnorm() -> Method:
         kind="normalized",
         h="α·x, α = (2N)^¼ or by encoder and decoder",
         weights="layernorm kept; Xavier × (8N)^(-1/4) or by encoder and decoder",
-        rule=Rule(a=Law(1.0, text="(2N)^¼ or by encoder and decoder", written=True)),
+        rule=Rule(a=Law(1.0, text="(2N)^¼ or by encoder and decoder", set_by_initializer=True)),
         initializer=_deepnorm_,
         form="post",
         forms=("post",),
@@ -194,7 +193,7 @@ def admin() -> Method:
         kind="normalized",
         h="ω·x, learnable, √(1 + Σ Var[f]) on a batch",
         weights="layernorm kept; Xavier",
-        rule=Rule(a=Law(1.0, text="learnable, √(1 + Σ Var[f]) on a batch", learnable=True, written=True)),
+        rule=Rule(a=Law(1.0, text="learnable, √(1 + Σ Var[f]) on a batch", learnable=True, set_by_initializer=True)),
         initializer=_admin_,
         form="post",
         forms=("post",),

@@ -10,8 +10,7 @@ import torch
 
 from normfree.methods.data_driven import calibrate_
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import Law, Method, Rule
-from normfree.methods.registry import register
+from normfree.methods.method import Law, Method, Rule, register
 from normfree.nn.normalizers import OmittedActivation
 from normfree.plan import Branch, Layer
 from normfree.theory.errors import unknown_name

@@ -22,7 +22,7 @@ from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activat
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_folding import Stream
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WEIGHT_LAYERS
+from normfree.nn.weight_layers import LINEARS, WEIGHT_LAYERS, convolution
 from normfree.plan import Branch, Layer, Position, ResidualPlan, ShortcutKind, positions
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -56,7 +56,7 @@ class BlockBuilder:
             return LINEARS[kind](inputs, outputs, bias=bias)
         padding = kernel // 2
         mode: Padding = self.padding_mode if padding else "zeros"
-        return CONVOLUTIONS[kind](inputs, outputs, kernel, stride, padding, bias=bias, padding_mode=mode)
+        return convolution(kind, inputs, outputs, kernel, stride, padding, bias=bias, padding_mode=mode)
 
     def norm(self, channels: int) -> NamedModules:
         """Return the method's normalizer, or nothing."""
@@ -75,7 +75,7 @@ class BlockBuilder:
     def scalar(self, law: Law, position: Position) -> ScalarMultiplier | None:
         """Return the multiplier of a law at a position, or None if it is absent or always 1."""
         value = law.at(position)
-        if value is None or (value == 1.0 and not law.learnable and not law.written):
+        if value is None or (value == 1.0 and not law.learnable and not law.set_by_initializer):
             return None
         return ScalarMultiplier(value, learnable=law.learnable)
 

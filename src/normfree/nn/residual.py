@@ -202,5 +202,5 @@ def reset_precision_(model: nn.Module) -> nn.Module:
             module.stream_dtype = module.branch_dtype = None
             module.beta_in_weight = False
         elif isinstance(module, ScalarBias):
-            module.absorbed, module.moved = False, None
+            module.folded, module.moved = False, None
     return model

@@ -288,7 +288,7 @@ class ScalarFolding:
         for block in self._blocks:
             block.beta_in_weight = on
         for bias in self._left_out:
-            bias.absorbed = on
+            bias.folded = on
         for end, moved in zip(self._ends, self._end_sums, strict=True):
             end.moved = moved if on else None
 

@@ -85,11 +85,11 @@ class ScalarBias(_Scalar):
     >>> ScalarBias(0.5)(torch.zeros(2))
     tensor([0.5000, 0.5000], grad_fn=<AddBackward0>)
 
-    Scalar folding (`normfree.nn.scalar_folding`) sets `absorbed` and `moved`. An absorbed bias adds nothing, because
+    Scalar folding (`normfree.nn.scalar_folding`) sets `folded` and `moved`. A folded bias adds nothing, because
     the layers that read it contain it. `moved` is the sum of the δ moved into this bias; it is added too.
     """
 
-    absorbed: bool = False
+    folded: bool = False
     moved: Tensor | None = None
 
     def __init__(self, value: float = 0.0, *, learnable: bool = True) -> None:
@@ -97,7 +97,7 @@ class ScalarBias(_Scalar):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the number."""
-        if self.absorbed:
+        if self.folded:
             return x
         return x + (self.number if self.moved is None else self.number + self.moved)
 

@@ -210,6 +210,23 @@ class SpectralNormLinear(_SpectralNorm, _LinearForward, nn.Linear):
     """Linear with spectral norm; see `_SpectralNorm`."""
 
 
+class _UndrawnConv2d(nn.Conv2d):
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+def convolution(kind: WeightKind, *args: Any, **options: Any) -> nn.Conv2d:
+    """Return a convolution of a kind, with the arguments of `torch.nn.Conv2d`, whose weight is not initialized.
+
+    Torch's own initialization takes a tenth of the time to build a deep network.
+    """
+    if kind != "plain":
+        return CONVOLUTIONS[kind](*args, **options)
+    layer: nn.Conv2d = _UndrawnConv2d(*args, **options)
+    layer.__class__ = nn.Conv2d
+    return layer
+
+
 CONVOLUTIONS: dict[WeightKind, type[nn.Conv2d]] = {
     "plain": nn.Conv2d,
     "weight_norm": WeightNormConv2d,

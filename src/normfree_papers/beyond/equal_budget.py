@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
-    CHANCE,
     DEAD,
     EMBEDDED,
     Numbers,
     accuracy,
-    bars_note,
-    held_out,
+    best_rates,
     minus,
-    point_curve,
+    points_panel,
     train_rows,
     values_of,
 )
@@ -67,33 +64,27 @@ def _checks() -> tuple[Check, ...]:
     level = "our reading of the word 'as good': at most one point of test accuracy behind; more refutes it"
     return (
         *(
-            expect(_lead(batch), low=-1.0, scale="full").says(
-                f"at equal budget and batch {batch} NF is as good as batch norm: points by which it leads",
-                why=level,
-                source="reading",
+            expect(_lead(batch), low=-1.0, scale="full").reading(
+                f"at equal budget and batch {batch} NF is as good as batch norm: points by which it leads", why=level
             )
             for batch in BATCHES
             if batch != _SMALLEST
         ),
-        expect(_lead(_SMALLEST), low=1.0, scale="full").says(
+        expect(_lead(_SMALLEST), low=1.0, scale="full").reading(
             f"at batch {_SMALLEST} NF is better than batch norm: points by which it leads",
             why="our reading of the word 'better': by one point or more, since batch norm's statistics are those of 4 "
             "images; less refutes it",
-            source="reading",
         ),
         *(
-            aside(_timed(batch), low=-1.0, scale="full").says(
-                f"at equal time and batch {batch} NF is as good as batch norm: points by which it leads",
-                why=level,
-                source="reading",
+            aside(_timed(batch), low=-1.0, scale="full").reading(
+                f"at equal time and batch {batch} NF is as good as batch norm: points by which it leads", why=level
             )
             for batch in BATCHES
         ),
         *(
-            expect(f"test accuracy, {arm}, batch {batch}", low=DEAD, scale="quick").says(
+            expect(f"test accuracy, {arm}, batch {batch}", low=DEAD, scale="quick").reading(
                 f"test accuracy of {arm} at batch {batch}, in %: it trains",
                 why="our reading of the word 'train': more than twice chance after an epoch; less refutes it",
-                source="reading",
             )
             for arm in _ARMS
             for batch in QUICK_BATCHES
@@ -127,12 +118,7 @@ def equal_budget(settings: Settings) -> Measurement:
     best: dict[tuple[str, int], dict[int, tuple[float, Trained]]] = {}
     for arm in _ARMS:
         for batch in batches:
-            tried = {rate: runs[names[arm, batch, rate]] for rate in rates}
-            whole = set.intersection(*(set(seeds) for seeds in tried.values()))
-            best[arm, batch] = {
-                seed: max(((rate, tried[rate][seed]) for rate in rates), key=lambda pair: held_out(pair[1]))
-                for seed in sorted(whole)
-            }
+            best[arm, batch] = best_rates({rate: runs[names[arm, batch, rate]] for rate in rates}, whole=True)
     found = {key: {seed: accuracy(run) for seed, (_, run) in ones.items()} for key, ones in best.items()}
     columns: dict[str, Numbers] = {f"test accuracy, {arm}, batch {batch}": found[arm, batch] for arm, batch in found}
     for batch in batches:
@@ -141,22 +127,9 @@ def equal_budget(settings: Settings) -> Measurement:
         for batch in batches:
             timed = _at_equal_time(settings, best[_NF, batch], best[_NORMED, batch], batch)
             columns[_timed(batch)] = minus(timed, found[_NORMED, batch])
-    curves = [
-        curve for arm in _ARMS for curve in point_curve(arm, [found[arm, batch] for batch in batches], at=batches)
-    ]
-    if not curves:
-        return Measurement(values={})
-    panel = Panel(
-        "test accuracy over the batch size, at the best rate",
-        tuple(curves),
-        "%",
-        "batch size",
-        log_x=True,
-        log_y=False,
-        levels=(ReferenceLine("chance", CHANCE),),
-        note=bars_note(curves),
-    )
-    return Measurement(values=values_of(columns), panels=(panel,))
+    drawn = {arm: [found[arm, batch] for batch in batches] for arm in _ARMS}
+    title = "test accuracy over the batch size, at the best rate"
+    return Measurement(values=values_of(columns), panels=points_panel(title, drawn, batches, "batch size"))
 
 
 def _at_equal_time(

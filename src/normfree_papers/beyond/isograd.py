@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from normfree.report import Column, Table
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
@@ -17,10 +16,11 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
     accuracy,
+    accuracy_table,
     by_seed,
+    lead,
+    leads,
     learning_panel,
-    mean,
-    minus,
     train_rows,
     values_of,
 )
@@ -42,35 +42,26 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
     return {row: config.with_changes(**_SMALL, epochs=2) for row, config in rows.items()}
 
 
-def _lead(first: str, second: str) -> str:
-    return f"{first} - {second}"
-
-
 def _checks() -> tuple[Check, ...]:
     ahead = "our reading of the word 'better': a lead above 0 points; a negative one refutes it"
     return (
         *(
-            expect(_lead(_FLAT, other), low=0.0, scale="full").says(
-                f"isograd trains better than {other}: points of test accuracy by which it leads",
-                why=ahead,
-                source="reading",
+            expect(lead(_FLAT, other), low=0.0, scale="full").reading(
+                f"isograd trains better than {other}: points of test accuracy by which it leads", why=ahead
             )
             for other in (_FAN_OUT, _FAN_IN)
         ),
-        expect(_lead(_FLAT, _NORMED), low=-1.0, scale="full").says(
+        expect(lead(_FLAT, _NORMED), low=-1.0, scale="full").reading(
             "isograd reaches batch norm: points of test accuracy by which it leads",
             why="our reading of the word 'reach': at most one point behind; more refutes it",
-            source="reading",
         ),
-        aside(_lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").says(
+        aside(lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").reading(
             "fan-out trains better than fan-in, as robust proposes: points of test accuracy by which it leads",
             why=ahead,
-            source="reading",
         ),
-        expect(f"test accuracy, {_FLAT}", low=DEAD, scale="quick").says(
+        expect(f"test accuracy, {_FLAT}", low=DEAD, scale="quick").reading(
             "test accuracy of isograd, in %: it trains",
             why="our reading of the word 'train': more than twice chance after two epochs; less refutes it",
-            source="reading",
         ),
     )
 
@@ -94,13 +85,9 @@ def isograd(settings: Settings) -> Measurement:
     runs = train_rows(settings, _configs(settings.scale))
     found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
     columns = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
-    for other in (_FAN_OUT, _FAN_IN, _NORMED):
-        columns[_lead(_FLAT, other)] = minus(found[_FLAT], found[other])
-    columns[_lead(_FAN_OUT, _FAN_IN)] = minus(found[_FAN_OUT], found[_FAN_IN])
-    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
-    table = Table("Test accuracy, %", (Column("weights"), Column("mean over seeds", "right")), rows)
+    columns |= leads(found, [(_FLAT, _FAN_OUT), (_FLAT, _FAN_IN), (_FLAT, _NORMED), (_FAN_OUT, _FAN_IN)])
     return Measurement(
         values=values_of(columns),
         panels=learning_panel("training accuracy", runs),
-        tables=(table,) if rows else (),
+        tables=accuracy_table(found, "weights"),
     )

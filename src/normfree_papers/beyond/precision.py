@@ -43,13 +43,13 @@ def _networks(scale: Scale) -> dict[str, TrainConfig]:
     cost=Cost(quick_seconds=40, full_seconds=1350, device="gpu"),
     checks=(
         *(
-            expect(f"errors in float32 over fast, {name}", low=1 / GAP, high=GAP, scale="full").says(
-                f"test error in float32 over that in the fast precision, {name}", why=_WORD, source="reading"
+            expect(f"errors in float32 over fast, {name}", low=1 / GAP, high=GAP, scale="full").reading(
+                f"test error in float32 over that in the fast precision, {name}", why=_WORD
             )
             for name in _networks("full")
         ),
-        expect("test error, Fixup, 10 layers, float32", high=100 - DEAD, scale="quick").says(
-            "test error of the stand-in in float32, in %: it trains", why=trains(), source="reading"
+        expect("test error, Fixup, 10 layers, float32", high=100 - DEAD, scale="quick").reading(
+            "test error of the stand-in in float32, in %: it trains", why=trains()
         ),
     ),
     needs_data="CIFAR-10",

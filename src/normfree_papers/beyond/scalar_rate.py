@@ -72,34 +72,30 @@ def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
                 f"accuracy, {name}, {precision}",
                 low=DEAD,
                 scale=None if (name, precision) == ("rate 10/L", "float32") else "full",
-            ).says(
+            ).derived(
                 f"test accuracy with {name} in {precision}, in %: it trains",
                 why=f"{_AS_SHALLOW}; an interval below {DEAD:g} % refutes it",
-                source="derived",
             )
             for name in _STEADY
             for precision in _PRECISIONS
         ),
         *(
-            expect(f"accuracy, rate 1, {precision}", high=DEAD, scale="full").says(
+            expect(f"accuracy, rate 1, {precision}", high=DEAD, scale="full").derived(
                 f"test accuracy with the scalars at the full rate in {precision}, in %: it does not train",
                 why="the change of a step is 50 times that at 10/L; an interval above 20 % refutes it",
-                source="derived",
             )
             for precision in _PRECISIONS
         ),
-        expect("trains, rate 0.1", low=0.05, high=0.95, scale="full").says(
+        expect("trains, rate 0.1", low=0.05, high=0.95, scale="full").reading(
             "share of seeds and precisions that train with the scalars at a tenth: some do and some do not",
             why=reading("luck", "neither fewer than one run in 20 nor more than 19", "outside of 0.05 to 0.95"),
-            source="reading",
             binary=True,
         ),
-        expect("errors in float32 over mixed", low=1 / GAP, high=GAP, scale="full").says(
+        expect("errors in float32 over mixed", low=1 / GAP, high=GAP, scale="full").reading(
             "test errors in float32 over those in mixed precision, mean over the variants that train",
             why=reading(
                 "not", "a ratio of errors within 9.5 %, which section 4.2 of fixup calls a gap", "outside of it"
             ),
-            source="reading",
         ),
     ),
     needs_data="CIFAR-10",
@@ -183,37 +179,29 @@ def _row(multiple: float, depth: int) -> str:
     "at two rates (quick).",
     cost=Cost(quick_seconds=60, full_seconds=7340, device="gpu"),
     checks=(
-        expect("exponent in L", paper=None, low=-1.25, high=-0.75, scale="full").says(
+        expect("exponent in L", paper=None, low=-1.25, high=-0.75, scale="full").derived(
             "the exponent of the largest rate that trains in the number of branches",
             why="a step changes the output by ηrL times a constant (fixup/eq5), so -1; rates in factors of 3.2 leave "
             "0.09 a seed over five depths, of which 0.25 is nearly three; 0 is the paper's rule",
-            source="derived",
         ),
-        expect("limits inside the rates tried", low=1.0, scale="full").says(
+        expect("limits inside the rates tried", low=1.0, scale="full").derived(
             "share of depths at which the smallest rate trains and the largest does not",
             why="otherwise the limit lies outside of the rates, and the exponent is that of the grid",
-            source="derived",
             exact=True,
         ),
-        expect("accuracy, a third of the prediction, 10,000 layers", low=DEAD, scale="full").says(
+        expect("accuracy, a third of the prediction, 10,000 layers", low=DEAD, scale="full").reading(
             "test accuracy at 10,000 layers with the scalars at a third of the predicted rate, in %: it trains",
             why=trains("predicts"),
-            source="reading",
         ),
-        expect("accuracy, ten times the prediction, 10,000 layers", high=DEAD, scale="full").says(
+        expect("accuracy, ten times the prediction, 10,000 layers", high=DEAD, scale="full").reading(
             "test accuracy at 10,000 layers with the scalars at ten times the predicted rate, in %: it does not train",
             why=does_not_train("predicts"),
-            source="reading",
         ),
-        aside(f"accuracy, {_row(10, 40)}", low=DEAD, scale="quick").says(
-            "test accuracy at 40 layers of the stand-in with the scalars at 10/L, in %: it trains",
-            why=trains(),
-            source="reading",
+        aside(f"accuracy, {_row(10, 40)}", low=DEAD, scale="quick").reading(
+            "test accuracy at 40 layers of the stand-in with the scalars at 10/L, in %: it trains", why=trains()
         ),
-        expect(f"accuracy, {_row(10, 16)}", low=DEAD, scale="quick").says(
-            "test accuracy at 16 layers of the stand-in with the scalars at 10/L, in %: it trains",
-            why=trains(),
-            source="reading",
+        expect(f"accuracy, {_row(10, 16)}", low=DEAD, scale="quick").reading(
+            "test accuracy at 16 layers of the stand-in with the scalars at 10/L, in %: it trains", why=trains()
         ),
     ),
     departures=("mixed precision", "batches of 64 at 10,000 layers"),

@@ -138,32 +138,28 @@ _STAYS = (
     "sentences (quick).",
     cost=Cost(quick_seconds=120, full_seconds=8500, device="gpu"),
     checks=(
-        expect(f"{_BOUNDED}: BLEU lost at 24 layers", high=1.0, scale="full").says(
-            "BLEU at 24 layers that the best rate of 6 layers loses to the best one", why=_STAYS, source="reading"
+        expect(f"{_BOUNDED}: BLEU lost at 24 layers", high=1.0, scale="full").reading(
+            "BLEU at 24 layers that the best rate of 6 layers loses to the best one", why=_STAYS
         ),
-        expect(f"{_BOUNDED}: BLEU lost at 96 layers", high=1.0, scale="full").says(
-            "BLEU at 96 layers that the best rate of 6 layers loses to the best one", why=_STAYS, source="reading"
+        expect(f"{_BOUNDED}: BLEU lost at 96 layers", high=1.0, scale="full").reading(
+            "BLEU at 96 layers that the best rate of 6 layers loses to the best one", why=_STAYS
         ),
-        expect(f"{_BOUNDED}: lowest BLEU of all depths", low=10.0).says(
+        expect(f"{_BOUNDED}: lowest BLEU of all depths", low=10.0).reading(
             "BLEU at the best rate, the lowest of all depths: the networks translate",
             why="our reading of the word 'best': below 10 BLEU a network does not translate, and no rate is best",
-            source="reading",
         ),
-        expect(f"{_BOUNDED}: BLEU lost at 4 layers", high=10.0, scale="quick").says(
+        expect(f"{_BOUNDED}: BLEU lost at 4 layers", high=10.0, scale="quick").reading(
             "BLEU at 4 layers that the best rate of 2 layers loses to the best one",
             why="our reading of the word 'same' for made-up sentences: a loss of more than 10 BLEU refutes it",
-            source="reading",
         ),
-        aside(f"{_FIXUP}: BLEU lost at 96 layers", low=1.0, scale="full").says(
+        aside(f"{_FIXUP}: BLEU lost at 96 layers", low=1.0, scale="full").derived(
             "the same for Fixup, whose best rate should fall with depth",
             why="the update of 96 layers is 16^(2/3) = 6.3 times that of 6, so that its rate is 1 or 2 steps too "
             "large; Adam may hide it",
-            source="derived",
         ),
-        aside(f"{_BOUNDED} - {_FIXUP} at 96 layers", low=0.0, scale="full").says(
+        aside(f"{_BOUNDED} - {_FIXUP} at 96 layers", low=0.0, scale="full").reading(
             "BLEU of the bounded variant less that of Fixup, each at its best rate: the correction pays at depth",
             why="our reading of the word 'correction': it is not worse where it matters most; below 0 refutes it",
-            source="reading",
         ),
     ),
     seeds=3,

@@ -22,7 +22,7 @@ A *record* has the figures by the place where they were computed, "DEVICE PRECIS
 
 There are records in three files:
 
-- canary.json beside this file: today's figures. `python -m normfree_papers.claims.canaries today` writes it.
+- canary.json beside this file: today's figures. `tests/support/canaries.py` writes it.
 - result.json of every run that a claim keeps, under "canary": the families of the run; for a GPU run also those on the
   GPU. Runs of `normfree train` have none.
 - results/canaries.json, under "commits": the record of each commit that made stored runs, or "unknown". A family is
@@ -38,8 +38,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normfree.methods.method import options_text
-from normfree.methods.registry import parse_spec
+from normfree.methods.method import options_text, parse_spec
 from normfree.train.config import TrainConfig
 
 Figures = dict[str, list[float]]

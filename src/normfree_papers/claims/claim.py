@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,7 +98,8 @@ class Cost:
 class Check:
     """One statement on one measured number: it lies between `low` and `high`, either of which may be open.
 
-    The claims write a check as `expect(NAME, RANGE).says(STATEMENT, why=REASON)`.
+    The claims write a check as `expect(NAME, RANGE).derived(STATEMENT, why=REASON)`, where the range is derived;
+    `printed` stands for a figure of the paper, and `reading` for our reading of one of its words.
 
     Attributes:
         name: The number, as the measurement names it. The interval of its mean over seeds or draws is judged.
@@ -167,6 +168,10 @@ class Expectation:
         """Add the claimed half: the statement, the reason for the range, and where the range comes from."""
         claimed: dict[str, Any] = {"statement": statement, "why": why, "source": source}
         return Check(**claimed, exact=exact, binary=binary, lacks=lacks, erratum=erratum, **vars(self))
+
+    derived = partialmethod(says, source="derived")
+    printed = partialmethod(says, source="paper")
+    reading = partialmethod(says, source="reading")
 
 
 expect = Expectation
@@ -253,21 +258,9 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain data, without the measurement."""
-        return {
-            "id": self.id,
-            "paper": self.paper,
-            "where": self.where,
-            "statement": self.statement,
-            "paper_value": self.paper_value,
-            "how": self.how,
-            "cost": asdict(self.cost),
-            "needs_data": self.needs_data,
-            "needs_training": self.needs_training,
-            "lacks": self.lacks,
-            "proxy": self.proxy,
-            "departures": list(self.departures),
-            "unbreakable": self.unbreakable,
-        }
+        names = ("id", "paper", "where", "statement", "paper_value", "how", "cost", "needs_data", "needs_training")
+        fields = {name: getattr(self, name) for name in (*names, "lacks", "proxy", "departures", "unbreakable")}
+        return {**fields, "cost": asdict(self.cost), "departures": list(self.departures)}
 
 
 # The judge

@@ -50,9 +50,8 @@ def printed_error(row: str, paper: float, *, main: bool = True, lacks: str = "",
         high=round(paper + slack, 2),
         main=main,
         scale="full",
-    ).says(
+    ).printed(
         f"test error of {row}, in %",
         why=f"no spread is printed; two standard deviations of an error counted on {images:,} images are {slack:.2f}",
-        source="paper",
         lacks=lacks,
     )

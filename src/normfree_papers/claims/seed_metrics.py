@@ -6,12 +6,13 @@ Differences are taken seed by seed, and rows whose runs are missing are skipped.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
+from normfree.report.tables import Column, Table
 from normfree.train import TrainConfig
 from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.kept_runs import Trained
@@ -78,6 +79,16 @@ def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float])
     return {seed: number([column[seed] for column in columns]) for seed in sorted(seeds)}
 
 
+def lead(first: str, second: str) -> str:
+    """The name of a difference of two rows."""
+    return f"{first} - {second}"
+
+
+def leads(found: Mapping[str, Numbers], pairs: Iterable[tuple[str, str]]) -> dict[str, Numbers]:
+    """The differences of pairs of rows, by their names."""
+    return {lead(first, second): minus(found[first], found[second]) for first, second in pairs}
+
+
 def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
     """The numbers of each name in order of the seeds; a name without numbers is left out."""
     return {name: [numbers[seed] for seed in sorted(numbers)] for name, numbers in columns.items() if numbers}
@@ -130,6 +141,28 @@ def bars_note(curves: Sequence[Curve]) -> str:
     return "bars: standard deviation over the seeds" if shown else ""
 
 
+def points_panel(
+    title: str,
+    found: Mapping[str, Sequence[Numbers]],
+    at: Sequence[float],
+    x_label: str,
+    levels: Sequence[ReferenceLine] = (),
+) -> tuple[Panel, ...]:
+    """The panel of accuracies over depths, rates or batch sizes, one curve per row; none without numbers."""
+    curves = [curve for row, columns in found.items() for curve in point_curve(row, columns, at=at)]
+    if not curves:
+        return ()
+    lines = (ReferenceLine("chance", CHANCE), *levels)
+    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves)),)
+
+
+def accuracy_table(found: Mapping[str, Numbers], rows_are: str = "row") -> tuple[Table, ...]:
+    """The table of test accuracies, with the mean over the seeds; none without numbers."""
+    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
+    columns = (Column(rows_are), Column("mean over seeds", "right"))
+    return (Table("Test accuracy, %", columns, rows),) if rows else ()
+
+
 def paper_panel(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
     """The panel of printed beside measured values; none if either is missing."""
     if not any(found.values()) or not paper:
@@ -154,6 +187,16 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.label}, {self.depth} layers, lr {self.rate:g}, seed {self.seed}"
+
+
+def best_rates(tried: Mapping[float, Mapping[int, Trained]], *, whole: bool) -> dict[int, tuple[float, Trained]]:
+    """The rate and the run that are best on the held-out images, by seed.
+
+    With `whole`, only seeds for which all rates were tried.
+    """
+    runs = {seed: {rate: by[seed] for rate, by in tried.items() if seed in by} for by in tried.values() for seed in by}
+    counted = {seed: of for seed, of in sorted(runs.items()) if len(of) == len(tried) or not whole}
+    return {seed: max(of.items(), key=lambda pair: held_out(pair[1])) for seed, of in counted.items()}
 
 
 def held_out(run: Trained) -> float:

@@ -39,8 +39,8 @@ def _resnet_rows(scale: Scale) -> dict[str, TrainConfig]:
 
 
 def _quick_check(model: str) -> Check:
-    return expect(f"{model}: test error, Fixup", paper="trains", high=100 - DEAD, scale="quick").says(
-        "test error of Fixup, in %: it trains", why=trains(), source="reading"
+    return expect(f"{model}: test error, Fixup", paper="trains", high=100 - DEAD, scale="quick").reading(
+        "test error of Fixup, in %: it trains", why=trains()
     )
 
 
@@ -56,30 +56,26 @@ def _quick_check(model: str) -> Check:
     checks=(
         printed_error("Fixup", 7.24),
         printed_error("batch norm", 6.61),
-        expect("Fixup - batch norm", paper=0.63, low=0.0, scale="full").says(
-            "Fixup's error lies above batch norm's, in points", why="the order of the table", source="paper"
+        expect("Fixup - batch norm", paper=0.63, low=0.0, scale="full").printed(
+            "Fixup's error lies above batch norm's, in points", why="the order of the table"
         ),
-        expect("accuracy, Xavier, rate 0.01", paper="fails to train", high=DEAD, scale="full").says(
-            "test accuracy of Xavier at a tenth of the rate, in %: it does not train",
-            why=does_not_train("fail"),
-            source="reading",
+        expect("accuracy, Xavier, rate 0.01", paper="fails to train", high=DEAD, scale="full").reading(
+            "test accuracy of Xavier at a tenth of the rate, in %: it does not train", why=does_not_train("fail")
         ),
         printed_error("Xavier, small rate", 7.78, main=False),
-        aside("Xavier - Fixup", paper=0.54, low=0.0, high=1.3, scale="full").says(
+        aside("Xavier - Fixup", paper=0.54, low=0.0, high=1.3, scale="full").printed(
             "Xavier's error at a small rate lies above Fixup's, in points",
             why="the order of the table, and at most the printed gap with the sampling errors of two counts, 0.54 + "
             "0.74: a network that does not train says nothing; the rate is chosen, so an aside",
-            source="paper",
         ),
         aside(
             "training accuracy, Fixup - batch norm",
             paper="the gap is due to regularization rather than optimization",
             low=-0.31,
             scale="full",
-        ).says(
+        ).reading(
             "Fixup fits the training images as well as batch norm, in points",
             why=reading("regularization", "less than half of the gap of 0.63 is there in training", "below -0.31"),
-            source="reading",
         ),
         _quick_check("ResNet-20"),
     ),
@@ -134,14 +130,13 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     checks=(
         printed_error("Fixup", 2.3),
         printed_error("batch norm", 2.5),
-        expect("Fixup - batch norm", paper=-0.2, high=0.3, scale="full").says(
+        expect("Fixup - batch norm", paper=-0.2, high=0.3, scale="full").reading(
             "Fixup's error is not above batch norm's, in points",
             why=reading(
                 "competitive",
                 "above by no more than two standard deviations of an error of 2.5 % counted on 10,000 images",
                 "above 0.3",
             ),
-            source="reading",
         ),
         printed_error("Fixup on SVHN", 1.4, lacks="SVHN", images=26_032),
         printed_error("batch norm on SVHN", 1.4, lacks="SVHN", images=26_032),

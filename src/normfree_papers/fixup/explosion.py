@@ -39,29 +39,25 @@ ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in 
     departures=("the second moment in place of the variance, which sums over the draws of the weights",),
     version=2,
     checks=(
-        expect("factor, residual MLP", paper=2.0, low=1.9, high=2.1).says(
+        expect("factor, residual MLP", paper=2.0, low=1.9, high=2.1).derived(
             "the second moment grows by this factor per block without border effects",
             why="2 within 5 %: at width n a block's factor varies by √(4/n) = 9 % (n = 512), which lowers the "
             "geometric mean by 2/n = 0.4 %; 30 blocks leave 1.6 % a draw",
-            source="derived",
         ),
-        expect("R² of the logarithm, residual MLP", paper="exponential", low=0.99).says(
+        expect("R² of the logarithm, residual MLP", paper="exponential", low=0.99).derived(
             "the logarithm of the second moment is a straight line of depth, so growth is exponential",
             why="steps that vary by 9 % leave a walk of variance 0.03 around a line of variance 36: 0.999; linear "
             "growth over 30 blocks would give 0.85",
-            source="derived",
         ),
-        expect("factor over that with zero padding, ResNet-50", paper="about 2", low=0.95, high=1.05).says(
+        expect("factor over that with zero padding, ResNet-50", paper="about 2", low=0.95, high=1.05).derived(
             "the factor in a convolutional network, over 1 + the share of taps that zero padding leaves",
             why="the branch keeps the second moment but for the taps outside of the image, which `padded_factors` "
             "counts; 5 % as for the MLP",
-            source="derived",
         ),
-        expect("factor, ResNet-50 with batch norm", paper="normalization prevents it", low=1.15, high=1.26).says(
+        expect("factor, ResNet-50 with batch norm", paper="normalization prevents it", low=1.15, high=1.26).derived(
             "with batch norm the factor of the last blocks of the longest stage is far below 2",
             why="variance (b + 1)·(1 - 1/π) grows from block 3 to 6 by 7/4, which is 1.205 per block; 5 % for four "
             "images",
-            source="derived",
         ),
     ),
 )
@@ -182,25 +178,21 @@ def _depths(settings: Settings) -> tuple[int, ...]:
     quick_seeds=5,
     precision="float64",
     checks=(
-        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).says(
-            "no block and no sample falls below the bound", why=ROUNDING, source="paper", exact=True
+        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).printed(
+            "no block and no sample falls below the bound", why=ROUNDING, exact=True
         ),
-        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).says(
+        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).derived(
             "⟨∂ℓ/∂x, x⟩ equals ℓ - H(p), the identity from which the bound follows",
             why="appendix A.1, equation 6, is exact; float64 leaves 1e-12 of it after a hundred layers",
-            source="derived",
             exact=True,
         ),
-        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).says(
-            "the bound at the first block grows with depth: an exploding loss implies exploding gradients",
-            why=_GROWTH,
-            source="derived",
+        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).derived(
+            "the bound at the first block grows with depth: an exploding loss implies exploding gradients", why=_GROWTH
         ),
-        expect("deviation with batch norm", paper="without any normalization", low=1e-5).says(
+        expect("deviation with batch norm", paper="without any normalization", low=1e-5).derived(
             "with batch norm the network is not homogeneous and the identity breaks (the control)",
             why="a normalized network hardly changes when x is scaled, so that ⟨∂ℓ/∂x, x⟩ is near 0 and misses "
             "ℓ - H(p); a thousand times the range of the identity is no rounding",
-            source="derived",
         ),
     ),
 )
@@ -253,24 +245,20 @@ def thm1(settings: Settings) -> Measurement:
     quick_seeds=5,
     precision="float64",
     checks=(
-        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).says(
-            "no set falls below the bound G of equation 3", why=ROUNDING, source="paper", exact=True
+        expect("smallest gradient over bound", paper="≥ 1", low=1 - 1e-6).printed(
+            "no set falls below the bound G of equation 3", why=ROUNDING, exact=True
         ),
-        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).says(
+        expect("largest deviation of the directional derivative", paper=0.0, high=1e-8).derived(
             "⟨∂ℓ/∂θ, θ⟩ equals the mean of ℓ - H(p), so the sets are homogeneous",
             why="appendix A.2, equation 8, is exact; float64 leaves 1e-12 of it after a hundred layers",
-            source="derived",
             exact=True,
         ),
-        expect("E[G] over its bound", paper="≥ 1", low=1.0).says(
+        expect("E[G] over its bound", paper="≥ 1", low=1.0).printed(
             "averaged over classifiers, G is at least (E[max z] - log c)/‖θ‖, equation 4",
             why="the inequality itself: the bound drops logsumexp - max ≥ 0 and log c - H ≥ 0, so there is room",
-            source="paper",
         ),
-        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).says(
-            "the stem's bound grows with depth",
-            why=_GROWTH,
-            source="derived",
+        expect("decades that the bound grows from 16 to 40 layers", paper="exploding", low=1.0).derived(
+            "the stem's bound grows with depth", why=_GROWTH
         ),
     ),
 )

@@ -81,23 +81,20 @@ def _printed(row: str) -> Check:
             paper="fits the training set very well, but overfits (Figure 5)",
             low=0.0,
             scale="full",
-        ).says(
+        ).reading(
             "without mixup Fixup overfits: its training error lies below batch norm's, in points",
             why=reading("overfits", "a lower training error at a higher test error", "below 0"),
-            source="reading",
         ),
-        expect(f"ResNet-50, {_FIXUP} - {_GROUP}", paper=0.1, high=0.48, scale="full").says(
+        expect(f"ResNet-50, {_FIXUP} - {_GROUP}", paper=0.1, high=0.48, scale="full").printed(
             "with mixup, Fixup's error is on par with group norm's, in points",
             why="the printed gap of 0.1 and two standard deviations of an error counted on 50,000 images, 0.38",
-            source="paper",
         ),
-        aside("ResNet-50, Xavier - Fixup", paper=3.9, low=0.0, scale="full").says(
+        aside("ResNet-50, Xavier - Fixup", paper=3.9, low=0.0, scale="full").printed(
             "Fixup alone improves the test error of standard initialization, in points",
             why="the order of the table; the paper gives no rate for Xavier, so an aside",
-            source="paper",
         ),
-        expect(f"test error, ResNet-20, {_FIXUP}", paper="trains", high=100 - DEAD, scale="quick").says(
-            "test error of Fixup with mixup, in %: it trains", why=trains(), source="reading"
+        expect(f"test error, ResNet-20, {_FIXUP}", paper="trains", high=100 - DEAD, scale="quick").reading(
+            "test error of Fixup with mixup, in %: it trains", why=trains()
         ),
     ),
     seeds=1,

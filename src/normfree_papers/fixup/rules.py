@@ -61,26 +61,21 @@ def _rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
     "embedded images, without the last part (quick).",
     cost=Cost(quick_seconds=100, full_seconds=6000, device="gpu"),
     checks=(
-        expect(f"accuracy, {_ALONE}", paper="sufficient", low=DEAD).says(
-            "test accuracy of a deep network with rule 2 alone, in %: it trains",
-            why=trains("sufficient"),
-            source="reading",
+        expect(f"accuracy, {_ALONE}", paper="sufficient", low=DEAD).reading(
+            "test accuracy of a deep network with rule 2 alone, in %: it trains", why=trains("sufficient")
         ),
-        expect(f"accuracy, {_WITHOUT}", paper="necessary", high=DEAD, scale="full").says(
+        expect(f"accuracy, {_WITHOUT}", paper="necessary", high=DEAD, scale="full").reading(
             "test accuracy of a deep network with all but rule 2, in %: it does not train",
             why=does_not_train("necessary"),
-            source="reading",
         ),
-        expect(f"Fixup - {_ALONE}", paper="further improvements", low=0.0, scale="full").says(
+        expect(f"Fixup - {_ALONE}", paper="further improvements", low=0.0, scale="full").reading(
             "training accuracy in the third epoch of ResNet-110, all rules less rule 2 alone, in points",
             why=reading("improvements", "a higher training accuracy", "below 0"),
-            source="reading",
         ),
         *(
-            expect(f"test error, {row} - Fixup", paper="further improvements", low=0.0, scale="full").says(
+            expect(f"test error, {row} - Fixup", paper="further improvements", low=0.0, scale="full").reading(
                 f"test error of ResNet-110, {row} less Fixup, in points",
                 why=reading("improvements", "a lower test error", "below 0"),
-                source="reading",
             )
             for row in ("no multipliers", "no zeros")
         ),

@@ -20,8 +20,8 @@ from normfree_papers.claims.seed_metrics import (
     by_seed,
     combined,
     error,
+    leads,
     learning_panel,
-    minus,
     point_curve,
     train_rows,
     training_accuracy,
@@ -64,10 +64,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
                     low=DEAD,
                     main=method != _SLOW,
                     scale=scale,
-                ).says(
+                ).reading(
                     f"test accuracy of {method} at {depth:,} layers after one epoch, in %: it trains",
                     why=trains() + ("; this rate of the scalars is ours" if method == _SLOW else ""),
-                    source="reading",
                 )
             )
             if method != "batch norm":
@@ -78,10 +77,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
                         high=GAP,
                         main=method == "Fixup",
                         scale=scale,
-                    ).says(
+                    ).reading(
                         f"{method} matches batch norm at {depth:,} layers: its test error over batch norm's",
                         why=MATCHES,
-                        source="reading",
                     )
                 )
         checks += [
@@ -90,10 +88,9 @@ def _depth_checks(scale: Scale) -> list[Check]:
                 paper="not able to train past 100 layers",
                 high=DEAD,
                 scale=scale,
-            ).says(
+            ).reading(
                 f"test accuracy of {method} at {depth:,} layers, in %: it does not train at this rate",
                 why=does_not_train("train"),
-                source="reading",
             )
             for method in ("LSUV", "√½ scaling")
             if depth > 100
@@ -184,25 +181,21 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     cost=Cost(quick_seconds=85, full_seconds=870, device="gpu"),
     checks=(
         *(
-            expect(f"{better} - {worse}", paper="a plot; above 0", low=0.0).says(
+            expect(f"{better} - {worse}", paper="a plot; above 0", low=0.0).reading(
                 f"{words}: training accuracy of {better} less that of {worse}, in points",
                 why=reading(word, "a higher training accuracy in the third epoch", "below 0"),
-                source="reading",
             )
             for (better, worse), (words, word) in _LOSES.items()
         ),
-        expect("training accuracy, Fixup", paper="a plot; it trains", low=DEAD).says(
-            "training accuracy of Fixup in the third epoch, in %: it trains", why=trains(), source="reading"
+        expect("training accuracy, Fixup", paper="a plot; it trains", low=DEAD).reading(
+            "training accuracy of Fixup in the third epoch, in %: it trains", why=trains()
         ),
-        expect("training accuracy, 10 × scale, no bias", paper="fails", high=DEAD).says(
-            "training accuracy at 10 times the scale, in %: it does not train",
-            why=does_not_train("fails"),
-            source="reading",
+        expect("training accuracy, 10 × scale, no bias", paper="fails", high=DEAD).reading(
+            "training accuracy at 10 times the scale, in %: it does not train", why=does_not_train("fails")
         ),
-        aside("training errors over batch norm's", paper="converges as fast", high=GAP).says(
+        aside("training errors over batch norm's", paper="converges as fast", high=GAP).reading(
             "Fixup learns as fast as batch norm: its training error over batch norm's in the third epoch",
             why=MATCHES.replace("matches", "as fast"),
-            source="reading",
         ),
     ),
     departures=("bf16 on a GPU", "the mean over the third epoch in place of a moving one over 10 steps"),
@@ -218,7 +211,7 @@ def fig4(settings: Settings) -> Measurement:
     runs = train_rows(settings, _ablation_rows(settings.scale))
     found = {row: by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
     columns = {f"training accuracy, {row}": numbers for row, numbers in found.items()}
-    columns |= {f"{a} - {b}": minus(found[a], found[b]) for a, b in _LOSES}
+    columns |= leads(found, _LOSES)
     both = [found["Fixup"], found["batch norm"]]
     columns["training errors over batch norm's"] = combined(both, lambda ab: (100 - ab[0]) / (100 - ab[1]))
     return Measurement(

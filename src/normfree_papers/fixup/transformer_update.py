@@ -51,35 +51,30 @@ def _transformer(row: str, layers: int, seed: int, device: str) -> BaseModel:
     "wide, in float64; an attention counts as m = 4 layers, as in the authors' code; 6 to 24 layers (quick).",
     cost=Cost(quick_seconds=4, full_seconds=40),
     checks=(
-        expect("largest output of a branch at the start", paper=0.0, low=0.0, high=0.0).says(
+        expect("largest output of a branch at the start", paper=0.0, low=0.0, high=0.0).printed(
             "largest norm of a branch's output for a sentence: every branch outputs 0 at the start",
             why="the last layer of a branch is 0, rule 1 of the template",
-            source="paper",
             exact=True,
         ),
-        expect(f"spread over depth, {_FIXUP}", paper="Θ(1)", high=2.0).says(
+        expect(f"spread over depth, {_FIXUP}", paper="Θ(1)", high=2.0).reading(
             "‖Δf‖/η: largest over smallest of all depths",
             why="our reading of the word 'Θ(η)': a factor of more than 2 refutes it, which L^(1/4) has over 16-fold "
             "depth",
-            source="reading",
         ),
-        aside(f"exponent, {_FIXUP}", low=0.57, high=0.77).says(
+        aside(f"exponent, {_FIXUP}", low=0.57, high=0.77).derived(
             "exponent of ‖Δf‖/η in L: 2/3, since the softmax is bounded, so that of query, key and value × L^(-1/6) "
             "the output sees the value's factor alone",
             why="L branches, each by L^(-1/6) squared, give 1 - 2/6; a tenth more or less is a factor of 1.3 over "
             "16-fold depth; ours",
-            source="derived",
         ),
-        aside(f"spread over depth, {_BOUNDED}", high=2.0).says(
+        aside(f"spread over depth, {_BOUNDED}", high=2.0).reading(
             "‖Δf‖/η with values × L^(-1/2) and unscaled queries and keys (method fixup_bounded): largest over smallest "
             "of all depths",
             why="our reading of the word 'Θ(η)': as above; this method is ours",
-            source="reading",
         ),
-        expect(f"exponent, {_UNSCALED}", paper="Θ(L)", low=0.9, high=1.1).says(
+        expect(f"exponent, {_UNSCALED}", paper="Θ(L)", low=0.9, high=1.1).derived(
             "without the factor the update grows in proportion to depth (the control)",
             why="appendix B.1: proportional to L; a tenth more or less is a factor of 1.3 over 16-fold depth",
-            source="derived",
         ),
     ),
     precision="float64",

@@ -21,6 +21,7 @@ from normfree_papers.claims.seed_metrics import (
     Runs,
     bars_note,
     by_seed,
+    leads,
     learning_panel,
     minus,
     point_curve,
@@ -52,7 +53,7 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     runs = train_rows(settings, rows)
     found: dict[str, Numbers] = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
     columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
-    columns |= {f"{row} - layer norm": minus(found[row], found["layer norm"]) for row in rows if row != "layer norm"}
+    columns |= leads(found, [(row, "layer norm") for row in rows if row != "layer norm"])
     panels = learning_panel("target tokens predicted in training", runs, chance=None)
     here = {row: numbers for row, numbers in found.items() if numbers}
     if curves := tuple(point_curve("measured here", list(here.values()))):
@@ -81,14 +82,13 @@ def _files(runs: Runs) -> tuple[Table, ...]:
 
 def _checks(low: float, why: str, scale: Scale) -> tuple[Check, ...]:
     return (
-        expect("Fixup - layer norm", paper="0.3 (IWSLT), 0.0 (WMT)", low=low, scale=scale).says(
-            "BLEU with Fixup less that with layer norm", why=why, source="reading"
+        expect("Fixup - layer norm", paper="0.3 (IWSLT), 0.0 (WMT)", low=low, scale=scale).reading(
+            "BLEU with Fixup less that with layer norm", why=why
         ),
-        expect("BLEU, layer norm", low=20.0, scale=scale).says(
+        expect("BLEU, layer norm", low=20.0, scale=scale).reading(
             "BLEU of layer norm: it translates",
             why="our reading of the word 'baseline': a model that translates; below 20 it does not, and two failing "
             "models cannot be compared",
-            source="reading",
         ),
     )
 
@@ -128,10 +128,8 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
     cost=Cost(quick_seconds=60, full_seconds=80_000, device="gpu"),
     checks=(
         *(
-            expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").says(
-                f"BLEU on {data} with Fixup less that with layer norm",
-                why=_LIMIT,
-                source="reading",
+            expect(f"{data}: Fixup - layer norm", paper=gap, low=-0.3, scale="full").reading(
+                f"BLEU on {data} with Fixup less that with layer norm", why=_LIMIT
             )
             for data, gap in (("IWSLT de-en", 0.3), ("WMT en-de", 0.0))
         ),

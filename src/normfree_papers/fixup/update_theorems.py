@@ -144,28 +144,24 @@ def library_deviation(L: int, m: int, seed: int) -> float:
     precision="float64",
     version=2,
     checks=(
-        expect("deviation at η = 1e-8", paper=0.0, high=1e-5).says(
+        expect("deviation at η = 1e-8", paper=0.0, high=1e-5).derived(
             "relative distance between the measured change and the formula",
             why="O(η) of the change: 1e-8 times a curvature of order 100, and rounding of 1e-16/1e-8",
-            source="derived",
             exact=True,
         ),
-        expect("exponent of the deviation", paper=1.0, low=0.9, high=1.1).says(
+        expect("exponent of the deviation", paper=1.0, low=0.9, high=1.1).derived(
             "the remainder of Δf/η is O(η)",
             why="the remainder is O(η²) in Δf as long as no unit switches, so from η = 1e-7 to 1e-5; at 1e-3 some do; "
             "O(√η) or O(η²) would be 0.5 or 2",
-            source="derived",
         ),
-        expect("deviation of the library's measurement", paper=0.0, high=1e-4).says(
+        expect("deviation of the library's measurement", paper=0.0, high=1e-4).derived(
             "the same for ‖Δf‖ of one step as `measure_updates` has it, on residual MLPs of the library",
             why="O(η) at η = 1e-8 times a curvature of order 100, with room for a hundred times that",
-            source="derived",
             exact=True,
         ),
-        expect("deviation without the ReLUs' masks", low=0.1).says(
+        expect("deviation without the ReLUs' masks", low=0.1).derived(
             "the formula without the diagonal matrices of active units is wrong (the control)",
             why="half of all units are off, so a product without masks is off by a factor, not by rounding",
-            source="derived",
             exact=True,
         ),
     ),
@@ -272,48 +268,39 @@ def _others(factors: Sequence[float]) -> float:
             check
             for m in _LAYERS
             for check in (
-                expect(f"exponent of the other factors, m = {m}", paper=-0.5, low=-0.51, high=-0.49).says(
+                expect(f"exponent of the other factors, m = {m}", paper=-0.5, low=-0.51, high=-0.49).derived(
                     f"the product of all but the smallest factor of the library's Fixup falls as 1/√L, {m} layers",
                     why="the theorem's condition; factors of 10·32² weights have standard errors of 0.7 %, which is "
                     "at most 0.003 in the exponent from 10 to 1,000 branches",
-                    source="derived",
                 ),
-                expect(f"L·|ΔF|/η of the library's factors, m = {m}", paper="Θ(1)", low=0.95, high=1.05).says(
+                expect(f"L·|ΔF|/η of the library's factors, m = {m}", paper="Θ(1)", low=0.95, high=1.05).derived(
                     "a scalar branch with these factors moves by η/L at every depth, the mean over depths",
                     why="equation 17 with the last factor 0: L·(Π_{k≠m} a_k)² = 1, twice the errors of m - 1 factors",
-                    source="derived",
                 ),
             )
         ),
-        expect("√L times the other factors, ResNet-50", paper="Θ(1)", low=0.97, high=1.03).says(
+        expect("√L times the other factors, ResNet-50", paper="Θ(1)", low=0.97, high=1.03).derived(
             "the same in ResNet-50, whose layers change the width: the factors are relative to He fan-out",
             why="rule 2 on He's weights, fan-out as in the authors' code; 4,096 weights or more a layer leave 1 %; "
             "fan-in would give about 0.5, since the first layer divides the width by four",
-            source="derived",
         ),
-        expect("spread where the condition holds", paper="Θ(1)", high=5.001).says(
+        expect("spread where the condition holds", paper="Θ(1)", high=5.001).derived(
             "L·|ΔF|/η, largest over smallest of all L and m, all factors `fixup_scale` or the last one 0",
             why="equation 19: between 1 and m times the same number, m at most 5; a thousandth for the step's η",
-            source="derived",
             exact=True,
         ),
-        expect("exponent where factors are 1", paper="Θ(L)", low=0.99, high=1.01).says(
+        expect("exponent where factors are 1", paper="Θ(L)", low=0.99, high=1.01).derived(
             "with all factors 1 the same number grows in proportion to L (the control)",
             why="|ΔF|/η is m for every L, so L·|ΔF|/η is m·L",
-            source="derived",
             exact=True,
         ),
-        expect("exponent where factors are too small", paper="less than Θ(1)", low=-1.01, high=-0.99).says(
+        expect("exponent where factors are too small", paper="less than Θ(1)", low=-1.01, high=-0.99).derived(
             "with `fixup_scale` squared, the branch moves too little (the other direction)",
             why="the product of m - 1 factors is then 1/L, its square 1/L², and L times that 1/L",
-            source="derived",
             exact=True,
         ),
-        expect("deviation of the step from equation 17", paper=0.0, high=1e-4).says(
-            "the actual step agrees with F² Σ 1/a_i² to first order",
-            why="η = 1e-6 leaves terms of order η",
-            source="derived",
-            exact=True,
+        expect("deviation of the step from equation 17", paper=0.0, high=1e-4).derived(
+            "the actual step agrees with F² Σ 1/a_i² to first order", why="η = 1e-6 leaves terms of order η", exact=True
         ),
     ),
 )

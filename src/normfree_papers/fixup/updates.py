@@ -61,27 +61,23 @@ def _update(
             check
             for m in _LAYERS
             for check in (
-                expect(f"exponent in L, m = {m}", paper=0.0, low=-0.1, high=0.1).says(
+                expect(f"exponent in L, m = {m}", paper=0.0, low=-0.1, high=0.1).derived(
                     f"‖Δf‖/η of branch weights is Θ(1) in depth, {m} layers a branch",
                     why="equation 5: L branches of η/L each, whose mean varies by √(5(m - 1)/(nL)) at width n = 64, so "
                     "that the slope varies by 0.02; m in place of m - 1 in the exponent would give 1/m",
-                    source="derived",
                 ),
-                expect(f"exponent without the scaling, m = {m}", paper=1.0, low=0.9, high=1.1).says(
+                expect(f"exponent without the scaling, m = {m}", paper=1.0, low=0.9, high=1.1).derived(
                     "without the factor the update grows in proportion to depth (the control)",
                     why="appendix B.1: proportional to L; the slope varies as above",
-                    source="derived",
                 ),
-                expect(f"exponent in η, m = {m}", paper=1.0, low=0.99, high=1.01).says(
+                expect(f"exponent in η, m = {m}", paper=1.0, low=0.99, high=1.01).derived(
                     "the update is proportional to η",
                     why="first order: the next term is η = 1e-4 times a curvature of order 1 to 100",
-                    source="derived",
                 ),
-                expect(f"exponent of the biases, m = {m}", low=0.99, high=1.01).says(
+                expect(f"exponent of the biases, m = {m}", low=0.99, high=1.01).derived(
                     "the scalars of all branches move together and change the output in proportion to depth",
                     why="all branches start at 0, so that the last bias of each adds the same vector to the stream: L "
                     "times that of one; the weights' share at this rate of the scalars is below 1e-5",
-                    source="derived",
                 ),
             )
         ),
@@ -164,16 +160,14 @@ _BOTH = {"last layers 0": "fixup", "all layers scaled": "fixup:zero_last=false"}
         check
         for m in _LAYERS
         for check in (
-            expect(f"exponent in L, all layers scaled, m = {m}", paper=0.0, low=-0.1, high=0.1).says(
+            expect(f"exponent in L, all layers scaled, m = {m}", paper=0.0, low=-0.1, high=0.1).derived(
                 f"with all layers scaled, ‖Δf‖/η of branch weights is Θ(1) in depth, {m} layers a branch",
                 why="equation 5 with the sampling error of fixup/eq5; twice the exponent in the last layer would give "
                 f"-{1 / (m - 1):g}, none 1",
-                source="derived",
             ),
-            expect(f"all scaled over last 0, m = {m}", paper=f"1 to {m}", low=1.0, high=float(m) * 1.1).says(
+            expect(f"all scaled over last 0, m = {m}", paper=f"1 to {m}", low=1.0, high=float(m) * 1.1).derived(
                 "the update with all layers scaled, over that with the last ones 0, at the largest depth",
                 why="equation 19: between 1 and m; a tenth for the sampling error at width 64",
-                source="derived",
             ),
         )
     ),

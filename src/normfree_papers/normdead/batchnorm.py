@@ -86,19 +86,17 @@ def _through(
                 ("gradient along x̂, batch norm", "the gradient has no part along x̂: largest |mean of product|/rms"),
             )
         ),
-        expect("printed μ_g against the gradient", paper=0.0, low=1.0).says(
+        expect("printed μ_g against the gradient", paper=0.0, low=1.0).derived(
             "relative error of the formula with μ_g = Σ g, as printed",
             why="the sum is 576 times the mean; the mean would have to be below 1/576 of g, as it is by chance only "
             "if g is centred already",
-            source="derived",
             erratum="μ_g lacks the factor 1/|B| that cov(g, x̂) has beside it",
         ),
         *(
-            expect(f"mean of the gradient, {name}", paper=paper, low=0.05).says(
+            expect(f"mean of the gradient, {name}", paper=paper, low=0.05).derived(
                 statement,
                 why="a centred gradient leaves 1e-16, and 576 independent numbers of mean 0 would leave 1/√576 = 0.04 "
                 "by chance; a rectified loss has gradients of one sign in most places",
-                source="derived",
             )
             for name, statement, paper in (
                 ("before", "the gradient that arrives is not centred (the control)", None),
@@ -117,17 +115,15 @@ def _through(
         ),
         expect(
             "weight of x̂ over cov(g, x̂), listing's variance", paper=1.0, low=576 / 575 - 1e-9, high=576 / 575 + 1e-9
-        ).says(
+        ).derived(
             "with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
             why="the unbiased variance, n = 16·6·6; rounding",
-            source="derived",
             erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",
         ),
-        expect("channel mean after the listing", paper=0.0, low=0.1).says(
+        expect("channel mean after the listing", paper=0.0, low=0.1).derived(
             "the listing as printed: largest |mean| of a channel that should have mean 0",
             why="channels were given means of one standard deviation, and it subtracts them from columns; the largest "
             "of six is below a tenth with a probability of 1e-6",
-            source="derived",
             erratum="its means have the shape (C,), which broadcasts over the last dimension: it raises an error "
             "unless there are as many columns as channels, and then normalizes the columns; keepdim=True is missing",
         ),

@@ -133,22 +133,21 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
     seeds=10,
     version=2,
     checks=(
-        expect("largest Var[αx] less 1", paper="models the division by the standard deviation", high=0.1).says(
+        expect("largest Var[αx] less 1", paper="models the division by the standard deviation", high=0.1).derived(
             "α normalizes like a division by σ: largest |Var[αx] - 1| over the blocks of an NF-ResNet-50",
             why="1 + b·β² without a border; the product of branch and shortcut moves the sum by 2·√b/(1 + b)/√256 = 6 "
             "% at most for one position, and less for the mean over channels and positions; 10 %",
-            source="derived",
         ),
-        expect("largest Var[αx] less 1, β = 0.2", paper="models the division by the standard deviation", high=0.1).says(
+        expect(
+            "largest Var[αx] less 1, β = 0.2", paper="models the division by the standard deviation", high=0.1
+        ).derived(
             "the same at β = 0.2, the method's default for training",
             why="1 + b·β² without a border; the product of branch and shortcut moves the sum by 2·β/√256 = 2.5 % "
             "at most per block, and 5 blocks by 6 %; 1 + b·β in its place would leave 0.4",
-            source="derived",
         ),
-        expect("largest Var[x]", low=5.0).says(
+        expect("largest Var[x]", low=5.0).derived(
             "the signal itself grows (the control)",
             why="1 + b before the last block of a stage of 6, less 10 %, is 5.4",
-            source="derived",
         ),
         rounding("weight scale, batch norm", "batch norm makes weights scale-invariant, neuron by neuron", "invariant"),
         rounding(
@@ -156,10 +155,9 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
             "centred weight norm makes weights scale-invariant, neuron by neuron",
             "re-introduced",
         ),
-        expect("weight scale, neither", low=0.1).says(
+        expect("weight scale, neither", low=0.1).derived(
             "the weights of a plain layer are not scale-invariant (the control)",
             why="factors e^N differ from 1 by more than a half in the mean; a tenth is no rounding",
-            source="derived",
         ),
         rounding("input scale, batch norm", "batch norm does not notice the scale of the input", "invariant"),
         rounding(
@@ -170,21 +168,15 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
         rounding("affine scale, centred weight norm", "a gain on centred weights is the affine scale", "modelled"),
         rounding("bias before batch norm", "batch norm removes a preceding bias", "annihilated"),
         rounding("bias, centred weight norm", "centred weight norm keeps a preceding bias", "not annihilated"),
-        expect("share of convolutions with a bias, NF-ResNet", paper="bias=True", low=1.0, high=1.0).says(
-            "every convolution of an NF-ResNet has a bias, as in appendix A.2",
-            why="a count",
-            source="paper",
-            exact=True,
+        expect("share of convolutions with a bias, NF-ResNet", paper="bias=True", low=1.0, high=1.0).printed(
+            "every convolution of an NF-ResNet has a bias, as in appendix A.2", why="a count", exact=True
         ),
-        expect("branch biases shifted, NF-ResNet", paper="does not annihilate", low=0.1).says(
+        expect("branch biases shifted, NF-ResNet", paper="does not annihilate", low=0.1).derived(
             "shifting the biases of every branch of an NF-ResNet by N(0, 1) changes its last sum",
             why="each shift is as large as the signal of unit variance that it is added to; a tenth is no rounding",
-            source="derived",
         ),
-        expect("branch shifts before batch norm, ResNet", paper="annihilated", high=ROUNDING).says(
-            "the same shift before every batch norm of a branch changes nothing (the control)",
-            why=WHY_ROUNDING,
-            source="derived",
+        expect("branch shifts before batch norm, ResNet", paper="annihilated", high=ROUNDING).derived(
+            "the same shift before every batch norm of a branch changes nothing (the control)", why=WHY_ROUNDING
         ),
         rounding(
             "branch at 3 times its input, α from the data",
@@ -196,63 +188,53 @@ _NETWORKS = {"batch norm": "batchnorm", "NF": "nf:beta=1", "NF, He": "nf_he:beta
             paper="some sort of scale-invariance for the entirety of the network",
             low=1.999,
             high=2.001,
-        ).says(
+        ).derived(
             "relative change of the last sum of a network with its analytic α",
             why="with biases that start at 0 it is homogeneous: 3 times the input gives 3 times the output; float32 "
             "factors",
-            source="derived",
             erratum="α is a constant computed for inputs of unit variance, so that the network is homogeneous, not "
             "invariant; only an α taken from the data would make its branches invariant, and not its shortcuts",
         ),
-        expect("NF-ResNet with all weights scaled", paper="re-introduced", high=1e-9).says(
-            "every weight layer of a branch of an NF-ResNet is scale-invariant",
-            why="rounding over 16 layers",
-            source="derived",
+        expect("NF-ResNet with all weights scaled", paper="re-introduced", high=1e-9).derived(
+            "every weight layer of a branch of an NF-ResNet is scale-invariant", why="rounding over 16 layers"
         ),
-        expect("ResNet with batch norm, first layers scaled", paper="invariant", high=1e-3).says(
+        expect("ResNet with batch norm, first layers scaled", paper="invariant", high=1e-3).derived(
             "in a ResNet with batch norm, weight layers before a normalizer are scale-invariant",
             why="ε = 1e-5 over a variance of about 1, in six blocks of two layers, with room",
-            source="derived",
         ),
-        aside("ResNet with batch norm, last layers scaled", low=0.1).says(
+        aside("ResNet with batch norm, last layers scaled", low=0.1).derived(
             "the last layer of a pre-activation branch, which enters the sum, is not scale-invariant (the control)",
             why="the branch is three times as large beside its shortcut",
-            source="derived",
         ),
         rounding(
             "gradient's mean over the batch, batch norm", "batch norm centres the gradient over the batch", "centred"
         ),
-        expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).says(
+        expect("gradient's mean over the batch, centred weight norm", paper="no gradient centering", low=0.05).derived(
             "centred weight norm does not centre the gradient over the batch",
             why="128 independent numbers of mean 0 would leave 1/√128 = 0.09, a centred gradient 1e-16; a twentieth of "
             "the rms is no rounding",
-            source="derived",
         ),
         expect(
             "gradient's mean over inputs, centred weight norm",
             paper="does not otherwise affect the gradients w.r.t. the inputs",
             high=ROUNDING,
-        ).says(
+        ).derived(
             "centred weight norm centres the gradient of every sample over the layer's inputs",
             why=WHY_ROUNDING,
-            source="derived",
             erratum="the rows of centred weights sum to 0, so every gradient that they send back does as well",
         ),
-        expect("gradient's mean over inputs, neither", low=0.05).says(
+        expect("gradient's mean over inputs, neither", low=0.05).derived(
             "plain weights do not centre the gradient over the inputs (the control)",
             why="1/√64 = 0.12 for random weights; less than half of it",
-            source="derived",
         ),
-        expect("largest mean of a gradient, ResNet with batch norm", paper="centred", high=1e-9).says(
+        expect("largest mean of a gradient, ResNet with batch norm", paper="centred", high=1e-9).derived(
             "in a ResNet with batch norm, gradients are centred: mean over batch and positions over rms, largest of "
             "the branches",
             why="rounding over 16 layers",
-            source="derived",
         ),
-        expect("smallest mean of a gradient, NF-ResNet", paper="no gradient centering", low=1e-4).says(
+        expect("smallest mean of a gradient, NF-ResNet", paper="no gradient centering", low=1e-4).derived(
             "in an NF-ResNet no gradient is centred (the control)",
             why="4,096 independent numbers would leave 0.016; a hundredth of it is no rounding",
-            source="derived",
         ),
     ),
 )

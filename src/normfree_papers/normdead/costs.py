@@ -118,72 +118,61 @@ def saved_bytes(model: nn.Module, x: Tensor) -> int:
     quick_seeds=3,
     departures=("time is that of a CPU",),
     checks=(
-        expect("share of undefined outputs, batch of one", paper="zero standard deviation", low=1.0, high=1.0).says(
+        expect("share of undefined outputs, batch of one", paper="zero standard deviation", low=1.0, high=1.0).derived(
             "equation 2 is 0/0 for a batch of one vector",
             why="the mean is the vector itself and the standard deviation 0",
-            source="derived",
             exact=True,
         ),
-        expect("exponent of the change by companions", paper="not accurate enough", low=-0.55, high=-0.45).says(
+        expect("exponent of the change by companions", paper="not accurate enough", low=-0.55, high=-0.45).derived(
             "the change of an output by other companions falls as 1/√n with the batch size n",
             why="means and deviations of n draws vary by 1/√n; 0.05 for the terms in 1/n at a batch of 8",
-            source="derived",
         ),
-        expect("change by companions over √(3/n), batch of 64", paper="not accurate enough", low=0.9, high=1.1).says(
+        expect("change by companions over √(3/n), batch of 64", paper="not accurate enough", low=0.9, high=1.1).derived(
             "an output x̂ moves by √(3/n)",
             why="two means differ by √(2/n) and two deviations by √(1/n) of x; terms in 1/n are 2 %, and 1,024 "
             "channels leave 3 %",
-            source="derived",
         ),
-        expect("logits in inference against training, batch norm", paper="different statistics", low=0.05).says(
+        expect("logits in inference against training, batch norm", paper="different statistics", low=0.05).reading(
             "with batch norm a network computes something else in inference than in training",
             why="our reading of the word 'different': a twentieth of the logits at a batch of 8; less refutes it",
-            source="reading",
         ),
         rounding(
             "logits in inference against training, NF", "an NF-ResNet computes the same in both modes (the control)"
         ),
-        expect("deviation at twice the contrast, inference", paper="especially problematic", low=1.9, high=2.1).says(
+        expect("deviation at twice the contrast, inference", paper="especially problematic", low=1.9, high=2.1).derived(
             "where the data drift after training, batch norm no longer normalizes",
             why="the averages of training divide by 1, so that the deviation is 2; 4,096 draws leave 1 %",
-            source="derived",
         ),
-        expect("deviation at twice the contrast, training", low=0.98, high=1.02).says(
+        expect("deviation at twice the contrast, training", low=0.98, high=1.02).derived(
             "statistics of the batch do normalize (the control)",
             why="1 by definition, but for ε and the unbiased estimate",
-            source="derived",
         ),
         expect(
             "variance in inference after dropout and batch norm",
             paper="does not play well with dropout",
             low=0.98 * _KEPT_VARIANCE,
             high=1.02 * _KEPT_VARIANCE,
-        ).says(
+        ).derived(
             "after plain dropout of 20 % batch norm's averages are off: variance in inference, where 1 is wanted",
             why="Var[x]/(E[x²]/(1 - p) - E[x]²) = 0.73 for ReLU of N(0, 1); a million draws leave 0.3 %",
-            source="derived",
         ),
-        expect("running averages of ResNet-20", paper="running averages", low=_RUNNING, high=_RUNNING).says(
+        expect("running averages of ResNet-20", paper="running averages", low=_RUNNING, high=_RUNNING).derived(
             "numbers that the running averages of a pre-activation ResNet-20 keep",
             why="two per channel of each norm: 2·(7·16 + 6·32 + 6·64)",
-            source="derived",
             exact=True,
         ),
-        expect("bytes kept for the backward pass, batch norm over none", paper="memory increases", low=1.0).says(
+        expect("bytes kept for the backward pass, batch norm over none", paper="memory increases", low=1.0).reading(
             "batch norm raises the memory of a training step",
             why="our reading of the word 'increase': more than without; 1 or less refutes it",
-            source="reading",
             exact=True,
         ),
-        expect("time of a step, batch norm over none", paper="significant", low=1.1).says(
+        expect("time of a step, batch norm over none", paper="significant", low=1.1).reading(
             "batch norm makes a training step longer",
             why="our reading of the word 'significant': by a tenth or more; less refutes it",
-            source="reading",
         ),
-        aside("time of a step, NF over none", paper="a certain computational overhead", low=1.0).says(
+        aside("time of a step, NF over none", paper="a certain computational overhead", low=1.0).reading(
             "centred weight norm makes a training step longer, too",
             why="our reading of the word 'certain': any; 1 or less refutes it",
-            source="reading",
         ),
     ),
 )

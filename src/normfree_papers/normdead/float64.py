@@ -16,7 +16,7 @@ WHY_ROUNDING = "float64: sums of some thousand terms of unit roundoff 1.1e-16 ea
 
 def rounding(name: str, statement: str, paper: float | str | None = 0.0) -> Check:
     """A check that two sides are equal in every draw, up to rounding."""
-    return expect(name, paper=paper, high=ROUNDING).says(statement, why=WHY_ROUNDING, source="derived", exact=True)
+    return expect(name, paper=paper, high=ROUNDING).derived(statement, why=WHY_ROUNDING, exact=True)
 
 
 def undisturbed(measure: Callable[[Settings], Measurement]) -> Callable[[Settings], Measurement]:

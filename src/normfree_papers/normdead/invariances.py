@@ -156,18 +156,17 @@ _NOTICED = 0.05
 
 
 def _unnoticed(name: str, change: str, statement: str, *, kind: str = "vectors", paper: str = "invariant") -> Check:
-    return expect(f"{name}, {change}, {kind}", paper=paper, high=ROUNDING).says(
-        statement, why="float64 without ε: rounding of sums of some hundred terms", source="derived", exact=True
+    return expect(f"{name}, {change}, {kind}", paper=paper, high=ROUNDING).derived(
+        statement, why="float64 without ε: rounding of sums of some hundred terms", exact=True
     )
 
 
 def _noticed(
     name: str, change: str, statement: str, *, kind: str = "vectors", paper: str | None = None, main: bool = True
 ) -> Check:
-    return expect(f"{name}, {change}, {kind}", paper=paper, low=_NOTICED, main=main).says(
+    return expect(f"{name}, {change}, {kind}", paper=paper, low=_NOTICED, main=main).derived(
         statement,
         why="the changes are as large as the signal; an invariant output moves by 1e-16, so a twentieth is no rounding",
-        source="derived",
     )
 
 
@@ -238,10 +237,9 @@ def _noticed(
             paper="invariant, of feature vectors",
             main=False,
         ),
-        expect("cells unlike the algebra", high=0.0).says(
+        expect("cells unlike the algebra", high=0.0).derived(
             "normalizers and changes, of all, for which measurement and algebra differ",
             why="a change counts as noticed above 1e-12; each cell of the table follows from one line of algebra",
-            source="derived",
             exact=True,
         ),
     ),

@@ -65,7 +65,7 @@ def fixed_point(square: float, layers: int = 100) -> float:
 
 
 def _near(name: str, statement: str, value: float, error: float, why: str, paper: float | str | None = None) -> Check:
-    return expect(name, paper=paper, low=value - error, high=value + error).says(statement, why=why, source="derived")
+    return expect(name, paper=paper, low=value - error, high=value + error).derived(statement, why=why)
 
 
 @claim(
@@ -107,25 +107,21 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             "in contrast to WN",
         ),
         expect(
-            "estimate over largest singular value, 100 iterations",
-            paper="an approximation",
-            low=0.98,
-            high=1.02,
-        ).says(
+            "estimate over largest singular value, 100 iterations", paper="an approximation", low=0.98, high=1.02
+        ).reading(
             "spectral norm divides by about the largest singular value",
             why="our reading of the word 'approximation': within two percent after 100 iterations; more refutes it",
-            source="reading",
         ),
-        aside("estimate over largest singular value, 1 iteration", paper="an approximation", low=0.5, high=0.98).says(
+        aside(
+            "estimate over largest singular value, 1 iteration", paper="an approximation", low=0.5, high=0.98
+        ).derived(
             "one iteration does not reach the largest singular value (the control)",
             why="a random start is spread over all singular vectors, so one step gives √(E[λ²]/E[λ]) of the squared "
             "singular values: 0.71 of the largest for a random 48×64 matrix (Marchenko–Pastur)",
-            source="derived",
         ),
-        expect("off the fixed point after 100 layers", paper="attracting fixed points", high=1e-6).says(
+        expect("off the fixed point after 100 layers", paper="attracting fixed points", high=1e-6).derived(
             "the mean square of SELU layers goes to 1 from 0.1 and from 4, by quadrature",
             why="the map contracts by 0.78 near 1: 0.78^100 = 2e-11 and rounding of constants",
-            source="derived",
             exact=True,
         ),
         *(
@@ -140,10 +136,9 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             )
             for start in _STARTS
         ),
-        expect("largest |mean| after 32 SELU layers", paper=0.0, high=0.15).says(
+        expect("largest |mean| after 32 SELU layers", paper=0.0, high=0.15).derived(
             "the mean of SELU layers goes to 0 in a network of width 512",
             why="1/√512 = 4 % per layer; the largest of three starts stays below three of them with room",
-            source="derived",
         ),
         _near(
             "mean square from variance 4 over that from 0.1, ReLU",

@@ -87,50 +87,41 @@ def expected_concatenation() -> list[float]:
     seeds=10,
     checks=(
         *(
-            expect(f"{which} branch variance, sum", paper=1.0, low=0.85, high=1.15).says(
+            expect(f"{which} branch variance, sum", paper=1.0, low=0.85, high=1.15).derived(
                 f"in sums the branches keep variance 1: {which}",
                 why="product of branch and shortcut moves the sum by 2·√(b/512)/(1 + b) per block, 10 % in all at most",
-                source="derived",
             )
             for which in ("smallest", "largest")
         ),
-        expect("last branch variance, concatenation", paper="not compatible", high=0.15).says(
+        expect("last branch variance, concatenation", paper="not compatible", high=0.15).derived(
             "in concatenations the branches fade, since no variance grows that α could undo",
             why="1/12 of the mean variance of its inputs, which is below 1",
-            source="derived",
         ),
-        expect("branch variance over closed form, concatenation", low=0.85, high=1.15).says(
+        expect("branch variance over closed form, concatenation", low=0.85, high=1.15).derived(
             "variance of the last branch in concatenations, over its closed form",
             why="64 rows of norm 1 after correlated inputs: √(2/64) = 18 % for one layer, of which the mean over the "
             "earlier ones hands on a tenth each; below it for ten seeds",
-            source="derived",
         ),
-        expect("last branch variance, gate", paper="probably not compatible", high=0.15).says(
-            "with gates the branches fade", why="1/12 of a variance that gates do not raise", source="derived"
+        expect("last branch variance, gate", paper="probably not compatible", high=0.15).derived(
+            "with gates the branches fade", why="1/12 of a variance that gates do not raise"
         ),
-        expect("other skips that nf admits", paper="not possible to directly apply", high=0.0).says(
-            "normfree refuses the method for dense and highway networks", why="a count", source="paper", exact=True
+        expect("other skips that nf admits", paper="not possible to directly apply", high=0.0).printed(
+            "normfree refuses the method for dense and highway networks", why="a count", exact=True
         ),
         expect(
             "share of normalized weight layers, NF-ResNet-50",
             paper="they do rely on an adaptation of WN",
             low=1.0,
             high=1.0,
-        ).says(
-            "all weight layers of an NF-ResNet but the classifier are normalized",
-            why="a count",
-            source="paper",
-            exact=True,
-        ),
+        ).printed("all weight layers of an NF-ResNet but the classifier are normalized", why="a count", exact=True),
         expect(
             "variance in training over testing, dropout",
             paper="differences between training and testing",
             low=0.99 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
             high=1.01 * (0.5 / 0.8 - 0.5 / math.pi) / (0.5 - 0.5 / math.pi),
-        ).says(
+        ).derived(
             "factor by which plain dropout of 20 % after ReLU changes the variance",
             why="(E[x²]/(1 - p) - E[x]²)/Var[x] = 1.37 for ReLU of N(0, 1); a million draws leave 0.2 %",
-            source="derived",
         ),
     ),
 )

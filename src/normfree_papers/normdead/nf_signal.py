@@ -145,30 +145,25 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
                 ),
             )
         ),
-        expect("mean of weights over rms, weight norm", low=0.5).says(
+        expect("mean of weights over rms, weight norm", low=0.5).derived(
             "weight norm alone leaves the mean (the control)",
             why="weights were given means as large as their deviations, so that the largest of 32 neurons has a mean "
             "above half of its rms",
-            source="derived",
         ),
-        expect("output mean over deviation, unequal inputs", paper=0.0, low=0.1).says(
+        expect("output mean over deviation, unequal inputs", paper=0.0, low=0.1).derived(
             "inputs of different means give outputs with a mean, in standard deviations",
             why="for deviations σ = e^(N/2) it is sd(σ)/√(2π) over √(½(1 - 1/π)·E[σ²]) = 0.32; a third of it, since 64 "
             "draws of σ vary",
-            source="derived",
             erratum="centred weights remove the mean that all inputs share; outputs have mean 0 only where all inputs "
             "have the same mean, as after ReLU of channels of equal variance",
         ),
-        aside("output of a constant at the border, zero padding", paper=0.0, low=0.05).says(
+        aside("output of a constant at the border, zero padding", paper=0.0, low=0.05).derived(
             "the mean is not 0 where zero padding cuts the weights",
             why="a third of the 72 weights of norm 1 is missing there, and the rest sum to about √(⅓·⅔) = 0.47",
-            source="derived",
         ),
         *(
-            expect(f"variance factor a layer, {name}", paper=paper, low=0.95 * value, high=1.05 * value).says(
-                statement,
-                why="the variance of 512 neurons after 1,024 inputs is known to 2 % per layer",
-                source="derived",
+            expect(f"variance factor a layer, {name}", paper=paper, low=0.95 * value, high=1.05 * value).derived(
+                statement, why="the variance of 512 neurons after 1,024 inputs is known to 2 % per layer"
             )
             for name, statement, paper, value in (
                 (
@@ -191,23 +186,20 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             paper="reduced after every sub-net",
             low=0.95 * _DROP,
             high=1.05 * _DROP,
-        ).says(
+        ).derived(
             "the pre-activation between sub-nets lowers the variance",
             why="from 1 + 2(1 - 1/π), and twice 3(1 - 1/π), to 2(1 - 1/π): 0.635 in the geometric mean; 5 % for widths "
             "of 64 to 512",
-            source="derived",
         ),
-        expect("variance after over before a transition, raw", low=1.0).says(
+        expect("variance after over before a transition, raw", low=1.0).derived(
             "projections of the signal before the pre-activation do not lower the variance (the control)",
             why="a branch is added and nothing divided",
-            source="derived",
         ),
         *(
-            expect(f"variance a block, {order}", paper=paper, low=0.92 * value, high=1.08 * value).says(
+            expect(f"variance a block, {order}", paper=paper, low=0.92 * value, high=1.08 * value).derived(
                 statement,
                 why=f"{value:.2f}; product of branch and shortcut adds 2·√(v/512) per block, 3 % of the slope over 8: "
                 "more than two standard errors",
-                source="derived",
             )
             for order, value, statement, paper in (
                 ("BN → ReLU, He", _SLOPE, "batch norm before ReLU adds 1 - 1/π per block", "curves do not overlap"),

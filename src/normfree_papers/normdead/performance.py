@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from normfree.report import Column, Table
-from normfree.report.panels import Panel, ReferenceLine
+from normfree.report.panels import ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.registry import claim
 from normfree_papers.claims.seed_metrics import (
-    CHANCE,
     DEAD,
     EMBEDDED,
     Numbers,
     accuracy,
+    accuracy_table,
     by_seed,
+    lead,
+    leads,
     learning_panel,
-    mean,
     minus,
-    point_curve,
+    points_panel,
     train_rows,
     training_accuracy,
     values_of,
@@ -58,10 +58,6 @@ def _rows(scale: Scale) -> dict[str, TrainConfig]:
     return plain | {_regularized(row): config.with_changes(mixup=_MIXUP) for row, config in plain.items()}
 
 
-def _lead(first: str, second: str) -> str:
-    return f"{first} - {second}"
-
-
 def _on_par() -> tuple[Check, ...]:
     par = {"paper": "on par", "low": -1.0, "high": 1.0, "scale": "full"}
     why = "our reading of the word 'on par': within one point of test accuracy; a larger gap refutes it"
@@ -69,31 +65,28 @@ def _on_par() -> tuple[Check, ...]:
     why_better = "our reading of the word 'outperform': above batch norm; a negative lead refutes it"
     regular, normed = _regularized(_NF), _regularized(_BATCH_NORM)
     return (
-        expect(_lead(regular, normed), **par).says(  # type: ignore[arg-type]
-            "test accuracy of NF less that of batch norm, both with mixup, in points", why=why, source="reading"
+        expect(lead(regular, normed), **par).reading(  # type: ignore[arg-type]
+            "test accuracy of NF less that of batch norm, both with mixup, in points", why=why
         ),
-        expect(_lead(_regularized(_CLIPPED), normed), **better).says(  # type: ignore[arg-type]
+        expect(lead(_regularized(_CLIPPED), normed), **better).reading(  # type: ignore[arg-type]
             "test accuracy of NF with adaptive clipping less that of batch norm, both with mixup, in points",
             why=why_better,
-            source="reading",
         ),
-        aside(_lead(_NF, _BATCH_NORM), **par).says(  # type: ignore[arg-type]
-            "the same without mixup", why=why, source="reading"
+        aside(lead(_NF, _BATCH_NORM), **par).reading(  # type: ignore[arg-type]
+            "the same without mixup", why=why
         ),
-        aside(_lead(_CLIPPED, _BATCH_NORM), **better).says(  # type: ignore[arg-type]
-            "the same with adaptive clipping and without mixup", why=why_better, source="reading"
+        aside(lead(_CLIPPED, _BATCH_NORM), **better).reading(  # type: ignore[arg-type]
+            "the same with adaptive clipping and without mixup", why=why_better
         ),
-        aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").says(
+        aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").reading(
             "explicit regularization helps NF at least as much as batch norm, which regularizes by itself, in points",
             why="our reading of the word 'replaced': NF lacks what mixup gives; a negative number refutes it",
-            source="reading",
         ),
         *(
-            expect(f"test accuracy, {row}", paper="on par", low=DEAD, scale="quick").says(
+            expect(f"test accuracy, {row}", paper="on par", low=DEAD, scale="quick").reading(
                 f"test accuracy of {row}, in %: it trains",
                 why="our reading of the word 'perform': more than twice chance after 3 epochs of small images; less "
                 "refutes it",
-                source="reading",
             )
             for row in _ARMS
         ),
@@ -125,25 +118,17 @@ def sec4_3(settings: Settings) -> Measurement:
     found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
     columns: dict[str, Numbers] = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
     columns |= {f"training accuracy, {row}": by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
-    for row in (_NF, _CLIPPED):
-        columns[_lead(row, _BATCH_NORM)] = minus(found[row], found[_BATCH_NORM])
+    columns |= leads(found, [(row, _BATCH_NORM) for row in (_NF, _CLIPPED)])
     if not settings.quick:
-        normed = _regularized(_BATCH_NORM)
-        for row in (_NF, _CLIPPED):
-            columns[_lead(_regularized(row), normed)] = minus(found[_regularized(row)], found[normed])
+        columns |= leads(found, [(_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)])
         gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
         columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
     return Measurement(
         values=values_of(columns),
         panels=learning_panel("training accuracy", runs),
-        tables=_table(found),
+        tables=accuracy_table(found),
         notes=("the order is BN → ReLU, as in Brock's baseline; training accuracy is on augmented images",),
     )
-
-
-def _table(found: dict[str, Numbers]) -> tuple[Table, ...]:
-    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
-    return (Table("Test accuracy, %", (Column("row"), Column("mean over seeds", "right")), rows),) if rows else ()
 
 
 # Section 5.2: adaptive clipping in place of what batch norm does in the backward pass
@@ -172,15 +157,13 @@ def _clipping_checks() -> tuple[Check, ...]:
         checks += [
             expect(
                 f"steps of the rate, {_CLIPPED} - {_BATCH_NORM}", paper="effective alternative", low=0.0, scale=scale
-            ).says(
+            ).reading(
                 f"NF with clipping trains at the largest rate at which batch norm does, in steps of a factor of {grid}",
                 why="our reading of the word 'alternative': a rate as large as batch norm's; a smaller one refutes it",
-                source="reading",
             ),
-            aside(f"steps of the rate, {_CLIPPED} - {_NF}", paper="effective", low=1.0, scale=scale).says(
+            aside(f"steps of the rate, {_CLIPPED} - {_NF}", paper="effective", low=1.0, scale=scale).reading(
                 f"clipping raises the largest rate at which NF trains, in steps of a factor of {grid}",
                 why="our reading of the word 'effective': by a step of the grid or more; less refutes it",
-                source="reading",
             ),
         ]
     return tuple(checks)
@@ -211,29 +194,13 @@ def sec5_2_clipping(settings: Settings) -> Measurement:
     names = {(row, rate): f"{row}, lr {rate:g}" for row in _ARMS for rate in _rates(settings)}
     runs = train_rows(settings, {name: base.with_changes(lr=rate, **_ARMS[row]) for (row, rate), name in names.items()})
     steps: dict[str, Numbers] = {}
-    for row in _ARMS:
-        by_rate = [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)]
+    drawn = {row: [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)] for row in _ARMS}
+    for row, by_rate in drawn.items():
         whole = set.intersection(*(set(numbers) for numbers in by_rate))
         steps[row] = {seed: steps_that_train([n[seed] for n in by_rate], trains) for seed in sorted(whole)}
     columns = {f"steps of the rate, {row}": numbers for row, numbers in steps.items()}
     for other in (_BATCH_NORM, _NF):
         columns[f"steps of the rate, {_CLIPPED} - {other}"] = minus(steps[_CLIPPED], steps[other])
-    curves = [
-        curve
-        for row in _ARMS
-        for curve in point_curve(
-            row, [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)], at=_rates(settings)
-        )
-    ]
-    if not curves:
-        return Measurement(values={})
-    panel = Panel(
-        "test accuracy over the learning rate",
-        tuple(curves),
-        "%",
-        "learning rate",
-        log_x=True,
-        log_y=False,
-        levels=(ReferenceLine("chance", CHANCE), ReferenceLine("trains", trains)),
-    )
-    return Measurement(values=values_of(columns), panels=(panel,))
+    title, levels = "test accuracy over the learning rate", [ReferenceLine("trains", trains)]
+    panels = points_panel(title, drawn, _rates(settings), "learning rate", levels)
+    return Measurement(values=values_of(columns), panels=panels)

@@ -54,15 +54,13 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
     # Three rows and seeds, 100 epochs of 1.28 million images, at an assumed 5,000 images per second
     cost=Cost(quick_seconds=110, full_seconds=230_000, device="gpu"),
     checks=(
-        expect(f"test accuracy, {_NF}", paper="applied to RegNets", low=DEAD, scale="quick").says(
+        expect(f"test accuracy, {_NF}", paper="applied to RegNets", low=DEAD, scale="quick").reading(
             "test accuracy of NF-RegNet-B0, in %: it trains without normalizers",
             why="our reading of the word 'applied': more than twice chance after an epoch; less refutes it",
-            source="reading",
         ),
-        expect("gap to EfficientNet-B0, naive less NF", paper="can be reduced", low=0.0, scale="full").says(
+        expect("gap to EfficientNet-B0, naive less NF", paper="can be reduced", low=0.0, scale="full").reading(
             "points of test accuracy by which NF reduces the gap of a RegNet to EfficientNet-B0",
             why="our reading of the word 'reduced': more than none; a negative number refutes it",
-            source="reading",
             lacks="ImageNet",
         ),
     ),

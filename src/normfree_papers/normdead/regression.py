@@ -85,44 +85,36 @@ def condition(hessian: Tensor) -> float:
             "for data of mean μ the Hessian is the covariance plus μμᵀ",
             None,
         ),
-        expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).says(
+        expect("Hessian against the covariance, raw data", paper=0.0, low=0.1).derived(
             "for data of mean μ the Hessian is not the covariance",
             why="each mean is 1 to 2 times the scale of its feature, so that μμᵀ has at least the size of the "
             "covariance of uncorrelated features; a tenth leaves room for the correlated ones",
-            source="derived",
             erratum="the right side of equation 1 is the second moment, which is the covariance of centred data only",
         ),
-        expect("condition number, normalized over raw", paper="at least some", high=1.0).says(
+        expect("condition number, normalized over raw", paper="at least some", high=1.0).reading(
             "normalized data have some of the benefit",
             why="our reading of the word 'some': a condition number below that of raw data; 1 or more refutes it",
-            source="reading",
         ),
-        expect("log10 condition number, normalized", paper="at least some", low=math.log10(1.5)).says(
+        expect("log10 condition number, normalized", paper="at least some", low=math.log10(1.5)).derived(
             "normalized data do not have all of the benefit: the Hessian is not the identity where features are "
             "correlated (the control)",
             why="correlations of 0.2 alone give (1 + 0.2)/(1 - 0.2) = 1.5; the logarithm, since the number is heavy-"
             "tailed over draws",
-            source="derived",
         ),
-        expect("condition number less 1, whitened", paper=0.0, high=1e-9).says(
+        expect("condition number less 1, whitened", paper=0.0, high=1e-9).derived(
             "the Hessian of whitened data is the identity",
             why="rounding of 1e-16, times the condition of the covariance that is divided out (about 1e3), with room",
-            source="derived",
         ),
-        expect("excess loss after one step, whitened", paper="much easier", high=1e-20).says(
-            "with whitened data one step of gradient descent is enough",
-            why="the square of rounding",
-            source="derived",
+        expect("excess loss after one step, whitened", paper="much easier", high=1e-20).derived(
+            "with whitened data one step of gradient descent is enough", why="the square of rounding"
         ),
-        expect("decades of excess loss after 1,000 steps, raw over normalized", paper="easier", low=0.0).says(
+        expect("decades of excess loss after 1,000 steps, raw over normalized", paper="easier", low=0.0).reading(
             "gradient descent on raw data is slower than on normalized data",
             why="our reading of the word 'easier': less loss after as many steps; 0 decades or less refute it",
-            source="reading",
         ),
-        expect("excess loss over its bound", high=1 + 1e-6).says(
+        expect("excess loss over its bound", high=1 + 1e-6).derived(
             "at no step is the loss above (1 - 1/κ)²ᵗ: the condition number κ governs learning",
             why="the slowest direction shrinks by 1 - 1/κ per step; rounding",
-            source="derived",
         ),
         rounding(
             "block of a layer against v²·mean of x xᵀ",

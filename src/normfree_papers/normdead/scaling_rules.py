@@ -132,67 +132,58 @@ def output_weights(factors: list[tuple[float, float]]) -> list[float]:
                 paper="explodes" if name == "plain sum" else "under control",
                 low=math.exp(-_tolerance(rule)),
                 high=math.exp(_tolerance(rule)),
-            ).says(
+            ).derived(
                 f"growth of the mean square over all blocks over its closed form, {name}",
                 why="four standard errors: a branch of width W varies by √(7/W), its product with the shortcut by "
                 "√(1/W)",
-                source="derived",
             )
             for name, rule in RULES.items()
         ),
-        expect("growth, plain sum", paper="explodes", low=2.0**_DEPTH / math.exp(_tolerance(RULES["plain sum"]))).says(
+        expect(
+            "growth, plain sum", paper="explodes", low=2.0**_DEPTH / math.exp(_tolerance(RULES["plain sum"]))
+        ).derived(
             "the mean square of plain sums doubles at every block (the control)",
             why="2^L for the smaller L, four standard errors",
-            source="derived",
         ),
-        expect("growth over exp(r²/(1 - r²)), Hanin", paper="converges", high=1.0).says(
-            "Hanin's stays below the bound of its converging sum of factors",
-            why="Π(1 + r^(2l)) ≤ exp(Σ r^(2l))",
-            source="derived",
+        expect("growth over exp(r²/(1 - r²)), Hanin", paper="converges", high=1.0).derived(
+            "Hanin's stays below the bound of its converging sum of factors", why="Π(1 + r^(2l)) ≤ exp(Σ r^(2l))"
         ),
-        expect("largest |mean| over rms", high=4 / math.sqrt(_WIDTH)).says(
+        expect("largest |mean| over rms", high=4 / math.sqrt(_WIDTH)).derived(
             "no rule makes the mean of the stream drift: largest |mean| over the rules",
             why="branches end in weights of mean 0, so that the mean over a width of W is N(0, 1/W): four standard "
             "deviations, for there are eleven rules; a single branch that ends in ReLU would add 1/√π = 0.56",
-            source="derived",
         ),
-        expect("spread of output weights, Shao", paper=1.0, low=1.0, high=1 + 1e-4).says(
+        expect("spread of output weights, Shao", paper=1.0, low=1.0, high=1 + 1e-4).derived(
             "under Shao's rule all branches weigh the same at the output: largest over smallest weight",
             why="β_l·Π√(1 - β²) = 1/√(2L) for every l; factors are kept in float32",
-            source="derived",
             exact=True,
         ),
-        expect("output weight of Shao over 1/√(2L)", low=1 - 1e-4, high=1 + 1e-4).says(
+        expect("output weight of Shao over 1/√(2L)", low=1 - 1e-4, high=1 + 1e-4).derived(
             "under Shao's rule the weight of a branch at the output is 1/√(2L)",
             why="the product telescopes with c = L; float32",
-            source="derived",
             exact=True,
         ),
-        expect("spread of output weights, √½", paper="more general", low=100.0).says(
+        expect("spread of output weights, √½", paper="more general", low=100.0).derived(
             "under √½ the last branch outweighs the first (the control)",
             why="2^((L - 1)/2) = 181 for 16 branches",
-            source="derived",
             exact=True,
         ),
-        expect("Shao against √½, one block", paper=0.0, high=1e-6).says(
+        expect("Shao against √½, one block", paper=0.0, high=1e-6).derived(
             "for a single block Shao's rule is the same as √½",
             why="f(√½·x) = √½·f(x) for ReLU without biases; factors are kept in float32",
-            source="derived",
         ),
-        aside("Shao against √½, one block, tanh", paper="equivalent", low=0.01).says(
+        aside("Shao against √½, one block, tanh", paper="equivalent", low=0.01).derived(
             "Shao's rule differs from √½ where the branch is not homogeneous (the control)",
             why="equation 5 scales the branch's input by α, Shao's rule its output; a percent is no rounding",
-            source="derived",
         ),
         expect(
             "branch over shortcut mean square times L, weight norm",
             paper="1/L: β = L^-1 gives a variance of L^-2",
             low=0.75,
             high=1.25,
-        ).says(
+        ).derived(
             "Arpit's branches have variance 1/L, so β = L^-1/2, in a stage of L",
             why="1; a branch varies by √(7/256) = 17 %, 10 seeds leave 5 %: more than four standard errors",
-            source="derived",
             erratum="Arpit et al. scale by 1/√B in every stage of B branches; the survey's L^-1 also keeps the "
             "variance, with branches that hardly count",
         ),

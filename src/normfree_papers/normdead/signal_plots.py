@@ -93,38 +93,33 @@ def _setting(settings: Settings) -> str:
     version=2,
     departures=("8 images in place of 1,000",),
     checks=(
-        expect("factor a block over 2 less the border, without", paper="exponential", low=0.9, high=1.1).says(
+        expect("factor a block over 2 less the border, without", paper="exponential", low=0.9, high=1.1).derived(
             "without batch norm the variance doubles at every block, but for the loss at zero-padded borders",
             why="x + f(x) with Var[f(x)] = Var[x], less the taps that are missing at the border of each map; 10 %: "
             "a layer of 64 channels varies by √(5/64) = 28 % in one place, and 12 factors are averaged",
-            source="derived",
         ),
-        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
             "variance that a block adds inside a stage",
             why="2·Var[ReLU] of a normalized signal is 1 - 1/π; 64 × 256 weights leave √(2/64/256) = 1 %, so 5 % are "
             "five standard errors",
-            source="derived",
         ),
-        expect("smallest R² with batch norm", paper="linear", low=0.99).says(
+        expect("smallest R² with batch norm", paper="linear", low=0.99).reading(
             "a straight line explains the growth inside each stage",
             why="our reading of the word 'linear': 99 % of the growth; less refutes it, as doubling would, with 0.96 "
             "in a stage of three blocks and 0.82 in one of six",
-            source="reading",
         ),
         expect(
             "restart with batch norm",
             paper="reduced after every sub-net",
             low=0.95 * 2 * _SLOPE,
             high=1.05 * 2 * _SLOPE,
-        ).says(
+        ).derived(
             "variance after the first block of stages 2 to 4",
             why="2·(1 - 1/π): a projection and a branch of the pre-activated signal; 5 %, as for the slope",
-            source="derived",
         ),
-        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).says(
+        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
             "mean variance of the branches, which batch norm inside them keeps steady",
             why="2·Var[ReLU] of a normalized signal; 5 %, as for the slope",
-            source="derived",
         ),
     ),
 )
@@ -201,56 +196,44 @@ def _lines(curve: Sequence[float], stages: Sequence[int]) -> list[tuple[float, f
     quick_seeds=3,
     departures=("8 images in place of 1,000",),
     checks=(
-        expect("variance against batch norm, nf_he", paper="pretty accurate", high=2.0).says(
+        expect("variance against batch norm, nf_he", paper="pretty accurate", high=2.0).reading(
             "largest factor, over all blocks, between the variances of NF (He) and batch norm",
             why="our reading of the word 'pretty accurately': half to double at every block; more refutes it",
-            source="reading",
         ),
-        expect("squared mean against batch norm, nf_he", paper="looks nothing like", low=3.0).says(
+        expect("squared mean against batch norm, nf_he", paper="looks nothing like", low=3.0).reading(
             "largest factor, over all blocks, between the squared means of NF (He) and batch norm",
             why="our reading of the word 'nothing like': a factor of three or more at some block; less refutes it",
-            source="reading",
         ),
-        expect("branch variance, largest over smallest, nf_he", paper="not particularly steady", low=1.5).says(
+        expect("branch variance, largest over smallest, nf_he", paper="not particularly steady", low=1.5).reading(
             "the branches of NF (He) are not steady",
             why="our reading of the word 'not steady': a factor of 1.5 or more between blocks; less refutes it",
-            source="reading",
         ),
-        expect("branch variance, largest over smallest, nf", paper="resolved", high=1.2).says(
+        expect("branch variance, largest over smallest, nf", paper="resolved", high=1.2).reading(
             "the branches of NF with standardized weights are steady, without the border",
             why="our reading of the word 'resolved': at most a factor of 1.2 between blocks; more refutes it",
-            source="reading",
         ),
-        expect("variance over expectation, largest, nf", paper="1 + b·β²", high=1.1).says(
+        expect("variance over expectation, largest, nf", paper="1 + b·β²", high=1.1).derived(
             "the variance of NF with standardized weights is at most the expected 1 + b, without the border",
             why="1 + b·β²; the product of branch and shortcut moves the sum by 2·√b/(1 + b)/√256 = 6 % at most",
-            source="derived",
         ),
-        expect("variance over expectation, smallest, nf", paper="1 + b·β²", low=0.9).says(
+        expect("variance over expectation, smallest, nf", paper="1 + b·β²", low=0.9).derived(
             "the variance of NF with standardized weights is at least the expected 1 + b, without the border",
             why="1 + b·β²; the product of branch and shortcut moves the sum by 2·√b/(1 + b)/√256 = 6 % at most",
-            source="derived",
         ),
-        expect("squared mean over variance, nf", paper="zero mean", high=0.05).says(
+        expect("squared mean over variance, nf", paper="zero mean", high=0.05).reading(
             "NF with standardized weights has mean 0: largest share of the squared mean over all blocks",
             why="our reading of the word 'zero mean': at most a twentieth of the variance; more refutes it",
-            source="reading",
         ),
-        expect("squared mean over variance, nf_he", paper="looks nothing like", low=1.0).says(
+        expect("squared mean over variance, nf_he", paper="looks nothing like", low=1.0).reading(
             "under He's weights the squared mean outweighs the variance (the control)",
             why="our reading of the word 'nothing like': the squared mean is larger than the variance at some block; "
             "less refutes it",
-            source="reading",
         ),
         aside(
-            "variance over expectation with zero padding, nf",
-            paper="curves do not overlap",
-            high=1.0,
-            scale="full",
-        ).says(
+            "variance over expectation with zero padding, nf", paper="curves do not overlap", high=1.0, scale="full"
+        ).derived(
             "with the zero padding of the figure the variance stays below the expectation, at worst by",
             why="missing taps can only take variance away; 1 or more refutes it",
-            source="derived",
         ),
     ),
 )

@@ -110,22 +110,20 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
     seeds=20,
     checks=(
         *(
-            expect(f"{what} over closed form a block, sum", paper="drifting", low=0.93, high=1.07).says(
+            expect(f"{what} over closed form a block, sum", paper="drifting", low=0.93, high=1.07).derived(
                 f"the {what} grows as the recursion says, factor per block",
                 why="a block of width 512 varies by √(5/512) = 10 %, so 12 by 34 %, of which 3 seeds leave 20 %: four "
                 "standard errors are 7 % per block",
-                source="derived",
             )
             for what in ("mean", "mean square")
         ),
-        expect("growth of the mean, sum", paper="drifting", low=100.0).says(
+        expect("growth of the mean, sum", paper="drifting", low=100.0).derived(
             "the mean after 12 blocks over that before",
             why="it more than doubles where it starts at √(q/π), and 1.5 per block would give 100",
-            source="derived",
         ),
         *(
-            expect(f"{what} over closed form, {kind}", paper=paper, low=0.85, high=1.15).says(
-                f"the {what} after 12 blocks over its closed form", why=why, source="derived"
+            expect(f"{what} over closed form, {kind}", paper=paper, low=0.85, high=1.15).derived(
+                f"the {what} after 12 blocks over its closed form", why=why
             )
             for kind, paper, why in (
                 (
@@ -142,35 +140,30 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
             )
             for what in ("mean", "mean square")
         ),
-        expect("drift of the mean, gate over sum", paper="much less", high=0.5).says(
+        expect("drift of the mean, gate over sum", paper="much less", high=0.5).reading(
             "|log| of the mean's factor per block, gates over sums",
             why="our reading of the word 'much less': at most half of the drift of sums; more refutes it",
-            source="reading",
         ),
-        expect("mean of a concatenation of centred inputs", paper="if similar statistics", low=0.2).says(
+        expect("mean of a concatenation of centred inputs", paper="if similar statistics", low=0.2).derived(
             "zero-mean inputs differ from the branch's output, and the mean moves (the control)",
             why="three quarters of the features are the branch's, of mean √(q/π) = 0.56: half of that",
-            source="derived",
         ),
-        expect("mean square of a DenseNet's stage", paper="does not affect", low=0.85, high=1.15).says(
+        expect("mean square of a DenseNet's stage", paper="does not affect", low=0.85, high=1.15).reading(
             "the DenseNet keeps its mean square over 12 layers of its first stage",
             why="our reading of the word 'does not affect': within 15 % over 12 layers; more refutes it",
-            source="reading",
         ),
-        expect("correlation of branch and shortcut", paper="the variance is linear", low=-0.03, high=0.03).says(
+        expect("correlation of branch and shortcut", paper="the variance is linear", low=-0.03, high=0.03).derived(
             "at the start branch and shortcut are uncorrelated, so that variances add",
             why="1/√(512·12·3) = 0.7 %: four standard errors",
-            source="derived",
         ),
         expect(
             "variance of x - ReLU(x)",
             paper="greater than 1",
             low=0.99 * 0.5 * (1 - 1 / math.pi),
             high=1.01 * 0.5 * (1 - 1 / math.pi),
-        ).says(
+        ).derived(
             "a branch that is not zero can lower the variance: f(x) = -ReLU(x) on N(0, 1)",
             why="exactly ½(1 - 1/π); a million draws leave 0.2 %",
-            source="derived",
             erratum="Var[x + f] = Var[x] + Var[f] + 2·Cov[x, f]: the output's variance must be greater only where "
             "branch and shortcut are uncorrelated, as at the start, or positively correlated",
         ),
@@ -297,28 +290,24 @@ _FINITE = _DEEP * 11 / 4 / 512
     version=2,
     checks=(
         *(
-            expect(f"cosine less its closed form, {name}", low=-_FINITE, high=_FINITE).says(
+            expect(f"cosine less its closed form, {name}", low=-_FINITE, high=_FINITE).derived(
                 f"difference of the cosine from the closed form, mean over all angles, {name}",
                 why="the closed form is that of infinite width; a block with β = 1 changes inner products by 11/4/512 "
                 "in the mean square, so that 24 blocks shift a cosine by 24·11/4/512 = 0.13 at most",
-                source="derived",
             )
             for name in (*(f"β = {beta:g}" for beta in _SCALES), "no skip connections")
         ),
-        expect("cosine at 0.3, β = 0.1", paper="preserved", low=0.9).says(
+        expect("cosine at 0.3, β = 0.1", paper="preserved", low=0.9).reading(
             "with β = 0.1 gradients at an angle of 0.3 are nearly the same",
             why="our reading of the word 'preserve': a cosine of at least 0.9; less refutes it",
-            source="reading",
         ),
-        expect("cosine at 0.3, β = 0.1 less β = 1", paper="small values help", low=0.35).says(
+        expect("cosine at 0.3, β = 0.1 less β = 1", paper="small values help", low=0.35).derived(
             "cosine of gradients at an angle of 0.3, β = 0.1 less β = 1: the small one preserves more",
             why="the closed form is 0.61; less two errors of 0.13 for finite width",
-            source="derived",
         ),
-        expect("cosine at 0.3, no skip connections", high=0.3).says(
+        expect("cosine at 0.3, no skip connections", high=0.3).derived(
             "without skip connections gradients at an angle of 0.3 share little (the control)",
             why="the closed form is 0.17, and an error of 0.13 for finite width",
-            source="derived",
         ),
     ),
 )

@@ -92,17 +92,16 @@ def derived_decades(depth: int, name: str) -> float:
 
 def _within(direction: str, name: str, statement: str, word: str) -> Check:
     thing = _SAME if direction == "backward" else _SAME.replace("gradient variance", "variance")
-    return expect(f"{direction} decades, {name}", paper=word, low=-1.0, high=1.0).says(
-        statement, why=f"our reading of the word '{word}': {thing}", source="reading"
+    return expect(f"{direction} decades, {name}", paper=word, low=-1.0, high=1.0).reading(
+        statement, why=f"our reading of the word '{word}': {thing}"
     )
 
 
 def _beyond(direction: str, name: str, statement: str, word: str) -> Check:
-    return expect(f"{direction} decades, {name}", paper=word, low=1.0).says(
+    return expect(f"{direction} decades, {name}", paper=word, low=1.0).reading(
         statement,
         why=f"our reading of the word '{word}': growth by more than one decade over the whole network, the limit at "
         "which 'conserve' ends; less refutes it",
-        source="reading",
     )
 
 
@@ -111,28 +110,25 @@ def _figure_checks() -> tuple[Check, ...]:
     for name, label in _KEPT.items():
         checks += [
             _within("backward", name, f"{label}: the gradient is conserved over the whole network", "conserve"),
-            expect(f"change by fan-in less change by fan-out, {name}", paper="proper initialization", low=0.0).says(
+            expect(f"change by fan-in less change by fan-out, {name}", paper="proper initialization", low=0.0).reading(
                 f"{label}: fan-out weights conserve the gradient better than fan-in weights, in decades over the whole "
                 "network",
                 why="our reading of the word 'proper': fan-out is proposed 'to preserve the backwards variance', so "
                 "the control must change it more; a negative number refutes it",
-                source="reading",
             ),
-            aside(f"forward growth of a plain ResNet less change, {name}", paper="up to some amount", low=0.0).says(
+            aside(f"forward growth of a plain ResNet less change, {name}", paper="up to some amount", low=0.0).reading(
                 f"{label}: the signal changes less than in a plain ResNet, in decades over the whole network",
                 why="our reading of the word 'some amount': less than without the proposed sum; a negative number "
                 "refutes it",
-                source="reading",
             ),
         ]
     for name, label in _BROCK.items():
         checks += [
             _within("forward", name, f"{label}: the signal is preserved over the whole network", "preserves"),
             _beyond("backward", name, f"{label}: the gradient explodes over the whole network", "exploding"),
-            expect(f"backward a block, {name}", paper="exponentially", low=1.0).says(
+            expect(f"backward a block, {name}", paper="exponentially", low=1.0).reading(
                 f"{label}: the gradient grows from block to block inside stages",
                 why="our reading of the word 'exponentially': a factor above 1 per block; 1 or less refutes it",
-                source="reading",
             ),
         ]
     for direction, thing in (("forward", "signal"), ("backward", "gradient")):
@@ -147,28 +143,25 @@ def _figure_checks() -> tuple[Check, ...]:
             ),
         ]
     checks.append(
-        expect("LearnScalar against IdShort", paper="α initialized at 1", high=0.0).says(
+        expect("LearnScalar against IdShort", paper="α initialized at 1", high=0.0).derived(
             "LearnScalar starts as IdShort: largest relative difference of the gradient variances",
             why="a factor of exactly 1 on the shortcut changes no bit",
-            source="derived",
             exact=True,
         )
     )
     checks += [
-        aside(f"backward decades over the derived, {name}", low=-_TOLERANCE, high=_TOLERANCE).says(
+        aside(f"backward decades over the derived, {name}", low=-_TOLERANCE, high=_TOLERANCE).derived(
             f"{label}: the change over the whole network is that of the rule with strides and borders, in decades",
             why="the map of variances is carried back position by position; a layer of n channels varies by 5/n, in "
             "all 0.24 decades for one image and position; the mean of the logarithm lies 0.07 lower, and the mean over "
             "8 labels takes an eighth",
-            source="derived",
         )
         for name, label in (_KEPT | _FAN_IN | _BROCK).items()
     ]
     checks.append(
-        aside("backward decades, isograd", low=-1.0, high=1.0).says(
+        aside("backward decades, isograd", low=-1.0, high=1.0).reading(
             "isograd, which is ours and corrects for stride and border, conserves the gradient",
             why=f"our reading of the word 'conserve': {_SAME}",
-            source="reading",
         )
     )
     return tuple(checks)

@@ -42,21 +42,19 @@ def _table1_checks() -> tuple[Check, ...]:
                     paper=parameters,
                     low=parameters - 0.005,
                     high=parameters + 0.005,
-                ).says(
+                ).printed(
                     f"millions of parameters of ResNet-{depth} with {kind}",
                     why="half of the last printed digit",
-                    source="paper",
                     exact=True,
                 )
             )
             wrong = (depth, kind) in _MACS
             right = 2 * flops if wrong else flops
             checks.append(
-                expect(f"GFLOPs, ResNet-{depth} {kind}", paper=flops, low=right - 0.01, high=right + 0.01).says(
+                expect(f"GFLOPs, ResNet-{depth} {kind}", paper=flops, low=right - 0.01, high=right + 0.01).printed(
                     f"billions of FLOPs of ResNet-{depth} with {kind} on one 32×32 image",
                     why="the printed numbers are even in the last digit: multiply-accumulates were rounded to two "
                     "decimals and then doubled, so half a digit counts twice",
-                    source="paper",
                     exact=True,
                     erratum="the row prints multiply-accumulates, half of the FLOPs, so that ResNet-152 would cost "
                     "less than ResNet-101"

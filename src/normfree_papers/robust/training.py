@@ -120,37 +120,33 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
         for label in BROCK.values():
             checks.append(_trains(figure, label, scale) if figure.brock_trains else _dead(figure, label, scale))
     checks.append(
-        expect(_lead(_NORMED, _CONV), paper="closes the gap", high=_GAP, scale="full").says(
+        expect(_lead(_NORMED, _CONV), paper="closes the gap", high=_GAP, scale="full").reading(
             "ConvShort closes the gap to batch norm: points of test accuracy that are left",
             why="our reading of the word 'close the gap': at most one point is left; more refutes it",
-            source="reading",
         )
     )
     if figure.conv_is_best:
         for label in _OTHERS:
             checks.append(
-                expect(_lead(_CONV, label), paper="only ConvShort closes the gap", low=0.0, scale="full").says(
+                expect(_lead(_CONV, label), paper="only ConvShort closes the gap", low=0.0, scale="full").reading(
                     f"only ConvShort closes it: points of test accuracy by which it leads {_short(label)}",
                     why="our reading of the word 'only': ConvShort leads the other two; a negative lead refutes it",
-                    source="reading",
                 )
             )
     if figure.number == 3:
         checks.append(
-            aside(_lead(_CONV, _NORMED), paper="outperforms", low=0.0, scale="full").says(
+            aside(_lead(_CONV, _NORMED), paper="outperforms", low=0.0, scale="full").reading(
                 "test accuracy of ConvShort less that of batch norm at the last epochs, in points: it even outperforms "
                 "it",
                 why="our reading of the word 'outperform': above batch norm; a negative difference refutes it",
-                source="reading",
             )
         )
         checks.append(
-            aside(_lead(_CONV, _FAN_IN), paper="gradient preserving initialization", low=0.0, scale="full").says(
+            aside(_lead(_CONV, _FAN_IN), paper="gradient preserving initialization", low=0.0, scale="full").reading(
                 "points of test accuracy by which fan-out leads fan-in: the initialization that preserves the gradient "
                 "is the better one (the control)",
                 why="our reading of the word 'thanks to': training is possible thanks to fan-out, so fan-in must not "
                 "do better; a negative lead refutes it",
-                source="reading",
             )
         )
     if figure.rank is not None:
@@ -161,10 +157,9 @@ def _checks(figure: _Figure) -> tuple[Check, ...]:
                 low=figure.rank,
                 high=figure.rank,
                 scale="full",
-            ).says(
+            ).printed(
                 "the place of ConvShort among all seven rows, by test accuracy",
                 why="the place that appendix A gives; a remark, since rows that are close change places",
-                source="paper",
             )
         )
     return tuple(checks)
@@ -177,12 +172,11 @@ def _trains(figure: _Figure, label: str, scale: Scale) -> Check:
         paper="able to train all" if figure.brock_trains else "satisfactory",
         low=_TRAINED if full else DEAD,
         scale=scale,
-    ).says(
+    ).reading(
         f"test accuracy of {label}, in %: it trains",
         why="our reading of the word 'satisfactory': half of the images, five times chance; less refutes it"
         if full
         else "our reading of the word 'train': more than twice chance, for a small network on small images",
-        source="reading",
     )
 
 
@@ -192,11 +186,10 @@ def _dead(figure: _Figure, label: str, scale: Scale) -> Check:
         paper="unable to train, absent from the plot",
         high=DEAD,
         scale=scale,
-    ).says(
+    ).reading(
         f"test accuracy of {label}, in %: it does not train",
         why="our reading of the word 'unable': at most twice chance, where a diverged run counts as chance; more "
         "refutes it",
-        source="reading",
     )
 
 

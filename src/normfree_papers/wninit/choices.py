@@ -11,7 +11,14 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.readings import reading, trains
 from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, minus, values_of
+from normfree_papers.claims.seed_metrics import (
+    CHANCE,
+    DEAD,
+    EMBEDDED,
+    Sweep,
+    leads,
+    values_of,
+)
 
 _OTHERS = {
     "g for the backward pass": "wn:g=backward",
@@ -34,14 +41,13 @@ _DEPTH = {"quick": 22, "full": 40}
     "images (full); WRN-22-1, one epoch of the embedded images at 0.03 (quick).",
     cost=Cost(quick_seconds=60, full_seconds=2000, device="gpu"),
     checks=(
-        expect("proposed", paper="superior", low=DEAD).says(
-            "test accuracy of the proposed initialization, in %: it trains", why=trains("superior"), source="reading"
+        expect("proposed", paper="superior", low=DEAD).reading(
+            "test accuracy of the proposed initialization, in %: it trains", why=trains("superior")
         ),
         *(
-            expect(f"proposed - {other}", paper="superior", low=0.0, scale="full").says(
+            expect(f"proposed - {other}", paper="superior", low=0.0, scale="full").reading(
                 f"test accuracy of the proposed initialization less that with {other}, in points",
                 why=reading("superior", "a higher accuracy at the best rate of each", "below 0"),
-                source="reading",
             )
             for other in _OTHERS
         ),
@@ -57,8 +63,7 @@ def sec3(settings: Settings) -> Measurement:
     rates = (0.03,) if settings.quick else (0.1, 0.03, 0.01)
     sweep = Sweep.run(settings, _ALL, {depth: network}, rates, diverged=CHANCE, trains=DEAD)
     columns = {label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL}
-    for other in _OTHERS:
-        columns[f"proposed - {other}"] = minus(columns["proposed"], columns[other])
+    columns |= leads(columns, [("proposed", other) for other in _OTHERS])
     return Measurement(
         values=values_of(columns),
         panels=sweep.panels("the embedded images" if settings.quick else "CIFAR-10"),

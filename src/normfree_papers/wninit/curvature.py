@@ -42,10 +42,9 @@ _PRINTED = {  # the mean and the standard deviation
     needs_data="CIFAR-10",
     checks=(
         *(
-            expect(f"{name} - proposed", paper=round(_PRINTED[name][0] - _PRINTED["proposed"][0], 2), low=0.0).says(
+            expect(f"{name} - proposed", paper=round(_PRINTED[name][0] - _PRINTED["proposed"][0], 2), low=0.0).printed(
                 f"log10 λ of the {name} initialization less that of the proposed one",
                 why="the order of the table: the proposed one is the smallest",
-                source="paper",
             )
             for name in _BASELINES
         ),
@@ -56,32 +55,26 @@ _PRINTED = {  # the mean and the standard deviation
                 low=round(printed - 2 * spread, 2),
                 high=round(printed + 2 * spread, 2),
                 scale="full",
-            ).says(
+            ).printed(
                 f"log10 λ of the {name} initialization is as printed",
                 why=f"two of the printed standard deviations of {spread:.2f}",
-                source="paper",
             )
             for name, (printed, spread) in _PRINTED.items()
         ),
-        aside(f"{_HE} - PyTorch default", low=0.0).says(
+        aside(f"{_HE} - PyTorch default", low=0.0).derived(
             "log10 λ of the default with He's weights less that with orthogonal ones",
             why="He's weights have singular values up to twice their mean in every layer, orthogonal ones do not; the "
             "authors' code offers both and the text does not say which the table has",
-            source="derived",
         ),
         *(
-            expect(f"CIFAR-100: {name} - proposed", paper=gap, low=0.0).says(
-                f"the same of ResNet-164 on CIFAR-100, {name}",
-                why="the order of the table",
-                source="paper",
-                lacks="CIFAR-100",
+            expect(f"CIFAR-100: {name} - proposed", paper=gap, low=0.0).printed(
+                f"the same of ResNet-164 on CIFAR-100, {name}", why="the order of the table", lacks="CIFAR-100"
             )
             for name, gap in (("PyTorch default", 8.0), ("data-dependent", 1.12))
         ),
-        expect("largest residual", high=0.05).says(
+        expect("largest residual", high=0.05).derived(
             "‖Hv - λv‖/|λ| where the iteration stopped",
             why="an eigenvalue lies within the residual of λ, so 0.05 is 0.02 in log10",
-            source="derived",
             exact=True,
         ),
     ),

@@ -54,8 +54,8 @@ def _mlps(settings: Settings) -> Sweep:
 
 
 def _trains(label: str, depth: int, low: float, quick: tuple[int, ...], paper: str, why: str) -> Check:
-    return expect(f"{label}, {depth} layers", paper=paper, low=low, scale=_only(depth, quick)).says(
-        f"test accuracy of the {label} initialization at {depth} layers, in %: it trains", why=why, source="reading"
+    return expect(f"{label}, {depth} layers", paper=paper, low=low, scale=_only(depth, quick)).reading(
+        f"test accuracy of the {label} initialization at {depth} layers, in %: it trains", why=why
     )
 
 
@@ -78,10 +78,11 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
         _trains("proposed", 200, 88.0, _MLP_QUICK, "trains successfully", _LINEAR),
         *(_trains("data-dependent", depth, 50.0, _MLP_QUICK, "trains", _HALF) for depth in (10, 20)),
         *(
-            expect(f"data-dependent, {depth} layers", paper="diverges", high=50.0, scale=_only(depth, _MLP_QUICK)).says(
+            expect(
+                f"data-dependent, {depth} layers", paper="diverges", high=50.0, scale=_only(depth, _MLP_QUICK)
+            ).reading(
                 f"best test accuracy of the data-dependent initialization at {depth} layers, in %: it does not train",
                 why=reading("diverges", "less than half of the test images; a diverged run counts as 0", "above 50 %"),
-                source="reading",
             )
             for depth in (50, 100, 200)
         ),
@@ -133,22 +134,19 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     "available.",
     cost=Cost(quick_seconds=100, full_seconds=12200, device="gpu"),
     checks=(
-        expect("share, proposed - data-dependent", paper="more robust", low=0.0).says(
+        expect("share, proposed - data-dependent", paper="more robust", low=0.0).reading(
             "share of settings that train: proposed less data-dependent",
             why=reading("robust", "more of the settings reach half of the test images", "below 0"),
-            source="reading",
         ),
-        expect("share, proposed", paper="a plot", low=0.04).says(
+        expect("share, proposed", paper="a plot", low=0.04).reading(
             "share of settings that train with the proposed initialization: two that never train are not robust",
             why=reading("robust", "at least one of the 25 settings trains", "below 0.04"),
-            source="reading",
         ),
-        aside("depths with a rate ten times larger", paper="most depths", low=0.5).says(
+        aside("depths with a rate ten times larger", paper="most depths", low=0.5).reading(
             "the share of depths at which the largest rate that trains is at least ten times larger",
             why=reading(
                 "most", "at least half of the depths, with those where the other trains at no rate", "below 0.5"
             ),
-            source="reading",
         ),
     ),
     departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
@@ -195,15 +193,12 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
     checks=(
         *(_trains("proposed", depth, DEAD, _CNN_QUICK, "trains", trains()) for depth in _CNN_DEPTHS),
         _trains("data-dependent", 10, DEAD, _CNN_QUICK, "trains", trains()),
-        expect("proposed, 20 layers", low=DEAD, scale="quick").says(
-            "test accuracy of the proposed initialization at 20 layers of the stand-in, in %: it trains",
-            why=trains(),
-            source="reading",
+        expect("proposed, 20 layers", low=DEAD, scale="quick").reading(
+            "test accuracy of the proposed initialization at 20 layers of the stand-in, in %: it trains", why=trains()
         ),
-        expect("data-dependent, 100 layers", paper="fails", high=DEAD, scale="full").says(
+        expect("data-dependent, 100 layers", paper="fails", high=DEAD, scale="full").reading(
             "best test accuracy of the data-dependent initialization at 100 layers, in %: it does not train",
             why=does_not_train("failing"),
-            source="reading",
         ),
     ),
     departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
@@ -250,30 +245,24 @@ _SIMILAR = reading(
     cost=Cost(quick_seconds=60, full_seconds=22200, device="gpu"),
     checks=(
         *(_trains("proposed", depth, DEAD, _WRN_QUICK, "trains", trains()) for depth in _WRN_DEPTHS),
-        expect("proposed, 40 layers", low=DEAD, scale="quick").says(
-            "test accuracy of the proposed initialization at 40 layers of the stand-in, in %: it trains",
-            why=trains(),
-            source="reading",
+        expect("proposed, 40 layers", low=DEAD, scale="quick").reading(
+            "test accuracy of the proposed initialization at 40 layers of the stand-in, in %: it trains", why=trains()
         ),
-        expect("proposed, most errors over fewest", paper="similar accuracy", high=SIMILAR, scale="full").says(
-            "largest over smallest test error of the proposed initialization over all depths",
-            why=_SIMILAR,
-            source="reading",
+        expect("proposed, most errors over fewest", paper="similar accuracy", high=SIMILAR, scale="full").reading(
+            "largest over smallest test error of the proposed initialization over all depths", why=_SIMILAR
         ),
-        expect(_DEEP, paper="diverges for most depths", high=0.5).says(
+        expect(_DEEP, paper="diverges for most depths", high=0.5).reading(
             "share of depths that PyTorch's default trains at some rate: it diverges for most",
             why=reading("most", "at least half of the depths", "above 0.5"),
-            source="reading",
         ),
         expect(
             "proposed - data-dependent, 10000 layers",
             paper="significantly slower for deeper networks",
             low=0.0,
             scale="full",
-        ).says(
+        ).reading(
             "accuracy at 10,000 layers, proposed less data-dependent, in points: the data-dependent one learns slower",
             why=reading("slower", "a lower accuracy after one epoch", "below 0"),
-            source="reading",
         ),
         aside(
             "errors over stage-wise Hanin's, mean over depths",
@@ -281,20 +270,17 @@ _SIMILAR = reading(
             low=1 / SIMILAR,
             high=SIMILAR,
             scale="full",
-        ).says(
-            "test error of the proposed initialization over that of stage-wise Hanin: they are similar",
-            why=_SIMILAR,
-            source="reading",
+        ).reading(
+            "test error of the proposed initialization over that of stage-wise Hanin: they are similar", why=_SIMILAR
         ),
         expect(
             "depths with a rate ten times Hanin's",
             paper="an order of magnitude larger learning rates",
             low=0.5,
             scale="full",
-        ).says(
+        ).reading(
             "the share of depths that train at ten times the largest rate of stage-wise Hanin",
             why=reading("order", "a factor of ten at half of the depths at least", "below 0.5"),
-            source="reading",
         ),
     ),
     departures=("bf16 or mixed precision on a GPU", "three seeds and five rates; the paper has five seeds"),

@@ -68,11 +68,10 @@ def _fig1_checks() -> tuple[Check, ...]:
                     low=1 - _slack(width),
                     high=1 + _slack(width),
                     scale=scale,
-                ).says(
+                ).derived(
                     f"the norm of {what} over 20 layers of width {name} is kept by the proposed lengths{ideal}",
                     why=f"3/m in the relative variance of a square, m = {width}, over 20 layers: the bias of its root "
                     "and three standard errors of 10 seeds, if all inputs were alike",
-                    source="derived",
                 ),
                 expect(
                     f"log10 {what}, feed-forward, {name}, g = 1",
@@ -80,11 +79,10 @@ def _fig1_checks() -> tuple[Check, ...]:
                     low=halved - 0.2,
                     high=halved + 0.2,
                     scale=scale,
-                ).says(
+                ).derived(
                     f"g = 1 lets the {what} vanish",
                     why=f"½ per layer in the square over {_LAYERS - passed} layers is {halved:.2f}; 0.2 for the bias, "
                     "three standard errors and √(n_20/n_0)",
-                    source="derived",
                 ),
                 expect(
                     f"{what}, residual, {name}, proposed",
@@ -92,11 +90,10 @@ def _fig1_checks() -> tuple[Check, ...]:
                     low=edge * 0.97,
                     high=edge * 1.03,
                     scale=scale,
-                ).says(
+                ).derived(
                     f"over 40 blocks the {what} change by a factor between √2 and √e",
                     why=f"1 + 1/B per block in the square, B = 40, {_BLOCKS - passed} blocks: {edge:.3f}; ⟨h, F⟩ adds "
                     "4/n to the variance of a square, which leaves 0.3 % (inputs independent) to 2.2 % (all alike)",
-                    source="derived",
                 ),
                 expect(
                     f"log10 {what}, residual, {name}, g = 1",
@@ -104,20 +101,18 @@ def _fig1_checks() -> tuple[Check, ...]:
                     low=grown - 0.15,
                     high=grown + 0.15,
                     scale=scale,
-                ).says(
+                ).derived(
                     f"g = 1 lets the {what} explode",
                     why=f"1 + ½ per block in the square over {_BLOCKS - passed} blocks is {grown:.2f}; ⟨h, F⟩ leaves "
                     "0.03 with 10 seeds if all inputs were alike, and a bias of 0.02",
-                    source="derived",
                 ),
             ]
     for what, slope in (("activations", 0.0), ("gradients", 0.5)):
         checks.append(
-            expect(f"slope in the width, {what}", paper="of any width", low=slope - 0.15, high=slope + 0.15).says(
+            expect(f"slope in the width, {what}", paper="of any width", low=slope - 0.15, high=slope + 0.15).derived(
                 f"the factor of a layer for {what}, as a power of its ratio of widths",
                 why=f"g = √(2n/m) makes it {slope:g}; a layer's 6 % over ratios that vary by 20 % leave 0.07 a seed; g "
                 "with n and m swapped gives 1 and -0.5, g = √2 gives 0.5 and 0",
-                source="derived",
             )
         )
     return tuple(checks)
@@ -205,13 +200,12 @@ _LENGTHS = {"forward": (0.0, 0.5), "mean": (0.25, 0.25), "backward": (0.5, 0.0)}
     seeds=_SEEDS,
     quick_seeds=_SEEDS,
     checks=tuple(
-        expect(f"exponent of {what}, {lengths}", paper=exponent, low=exponent - 0.12, high=exponent + 0.12).says(
+        expect(f"exponent of {what}, {lengths}", paper=exponent, low=exponent - 0.12, high=exponent + 0.12).derived(
             f"with lengths for the {lengths} pass, {what} change as this power of the ratio of widths"
             if lengths != "mean"
             else f"with the geometric mean of both lengths, {what} change as this power of the ratio of widths",
             why="a layer multiplies the squares by g²m/(2n) and g²/2; 3/m in the variance of each leaves 0.11 a seed, "
             "0.12 are three standard errors of 10",
-            source="derived",
         )
         for lengths, both in _LENGTHS.items()
         for what, exponent in zip(("activations", "gradients"), both, strict=True)

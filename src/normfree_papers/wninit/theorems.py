@@ -104,10 +104,9 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
     return (
         *extra,
         *(
-            expect(f"E‖v‖²/‖u‖², {kind}, {n} → {m}", paper=1.0, low=0.97, high=1.03).says(
+            expect(f"E‖v‖²/‖u‖², {kind}, {n} → {m}", paper=1.0, low=0.97, high=1.03).derived(
                 f"the mean square is kept by {kind} directions, {n} inputs to {m} outputs",
                 why="a draw varies by √(5/50) = 32 % at most, so 2,000 a seed leave 0.7 %: four standard errors",
-                source="derived",
             )
             for kind in ("orthogonal", "isotropic")
             for n, m in _SHAPES
@@ -128,11 +127,10 @@ def _layer_checks(extra: tuple[Check, ...]) -> tuple[Check, ...]:
     version=2,
     checks=_layer_checks(
         (
-            expect("largest |K_n - 1|", paper=0.0, high=1e-11).says(
+            expect("largest |K_n - 1|", paper=0.0, high=1e-11).derived(
                 "the constant is 1",
                 why="rounding of log Γ(1,000) = 5,905 in float64; S_n is the area of Sⁿ in Rⁿ⁺¹, the other convention "
                 "gives 0.64 at n = 2",
-                source="derived",
                 exact=True,
             ),
         )
@@ -170,10 +168,9 @@ def thm1(settings: Settings) -> Measurement:
     version=2,
     checks=_layer_checks(
         (
-            expect("spread of orthogonal over isotropic", paper="strictly better", high=1.0).says(
+            expect("spread of orthogonal over isotropic", paper="strictly better", high=1.0).printed(
                 "the result varies less for orthogonal matrices, in the worst of the shapes",
                 why="the sentence after Theorem 2: 'strictly better for orthogonal weight matrices'",
-                source="paper",
             ),
         )
     ),
@@ -293,16 +290,14 @@ for _number, _direction, _what in (("3", "forward", "activations"), ("4", "backw
                         paper="√2 to √e",
                         low=math.sqrt(2) * 0.97,
                         high=math.sqrt(math.e) * 1.03,
-                    ).says(
+                    ).derived(
                         f"c over {_blocks} blocks",
                         why="the interval itself; the expectation (1 + 1/B)^(B/2) lies at its upper edge, so that 3 % "
                         f"are left for the sampling error: {_ERROR}",
-                        source="derived",
                     ),
-                    expect(f"over (1 + 1/B)^(B/2), {_blocks} blocks", low=0.97, high=1.03).says(
+                    expect(f"over (1 + 1/B)^(B/2), {_blocks} blocks", low=0.97, high=1.03).derived(
                         f"c over {_blocks} blocks, over its exact expectation",
                         why=f"1 + 1/B per block in the square; {_ERROR}",
-                        source="derived",
                     ),
                 )
             ),

@@ -20,10 +20,10 @@ from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
     Numbers,
+    best_rates,
     by_seed,
     combined,
     error,
-    held_out,
     learning_panel,
     mean,
     minus,
@@ -66,23 +66,20 @@ def _lead(rate: float, warm: str) -> str:
                 paper="the most robust across all configurations",
                 low=0.0,
                 scale=None if rate in _QUICK_RATES else "full",
-            ).says(
+            ).reading(
                 f"lead of the proposed initialization over the best other at {rate:g}, {warm}, in the share of seeds",
                 why=reading("robust", "no fewer seeds survive than with the best other", "below 0"),
-                source="reading",
             )
             for warm in _WARMUPS
             for rate in _RATES
         ),
-        expect("survive, proposed, mean over settings", paper="the most robust", low=0.5).says(
+        expect("survive, proposed, mean over settings", paper="the most robust", low=0.5).reading(
             "share of seeds that survive with the proposed initialization, mean over rates and warm-up",
             why=reading("robust", "at least half of the runs reach the last epoch", "below 0.5"),
-            source="reading",
         ),
-        expect("warm-up - no warm-up", paper="greatly improved the range of learning rates", low=0.0).says(
+        expect("warm-up - no warm-up", paper="greatly improved the range of learning rates", low=0.0).reading(
             "gain by warm-up in the share of seeds that survive, mean over initializations and rates",
             why=reading("improved", "more runs survive with warm-up", "below 0"),
-            source="reading",
         ),
     ),
     departures=("bf16 on a GPU", "the rates and the length of the warm-up are chosen"),
@@ -188,10 +185,9 @@ def _gap_check(network: str, a: str, b: str) -> Check:
         high=round(gap + slack, 2) if above else None,
         main=a != "proposed",
         scale="full",
-    ).says(
+    ).printed(
         f"test error of {network}, {a} less {b}, in points",
         why=f"the printed {gap:.2f} {'+' if above else '-'} {slack:.2f}, two standard deviations of the difference",
-        source="paper",
     )
 
 
@@ -201,11 +197,10 @@ def _errors_checks() -> tuple[Check, ...]:
         warm = printed["proposed + warm-up"]
         slack = counted_error(warm, 10_000)
         checks += [
-            expect(f"{network}, proposed + warm-up", paper=warm, high=round(warm + slack, 2), scale="full").says(
+            expect(f"{network}, proposed + warm-up", paper=warm, high=round(warm + slack, 2), scale="full").printed(
                 f"test error of {network} with the proposed initialization and warm-up, in %",
                 why=f"the printed error and two standard deviations of one counted on 10,000 images, {slack:.2f}; the "
                 "rate was tuned and is not given, and a lower error is no failure",
-                source="paper",
             ),
             # For WRN-40-10 the paper prints no gain by warm-up.
             *(_gap_check(network, a, b) for a, b in _PAIRS if (network, a) != ("WRN-40-10", "proposed")),
@@ -214,18 +209,15 @@ def _errors_checks() -> tuple[Check, ...]:
         checks.append(
             expect(
                 f"CIFAR-100: ResNet-164, {row}", paper=error_printed, high=round(error_printed + 2 * spread, 2)
-            ).says(
+            ).printed(
                 f"test error of ResNet-164 on CIFAR-100, {row}, in %",
                 why=f"the printed error and two of its standard deviations of {spread:.2f}",
-                source="paper",
                 lacks="CIFAR-100",
             )
         )
     checks.append(
-        expect(f"{_STAND_IN}, proposed + warm-up", high=100 - DEAD, scale="quick").says(
-            "test error of the stand-in with the proposed initialization and warm-up, in %: it trains",
-            why=trains(),
-            source="reading",
+        expect(f"{_STAND_IN}, proposed + warm-up", high=100 - DEAD, scale="quick").reading(
+            "test error of the stand-in with the proposed initialization and warm-up, in %: it trains", why=trains()
         )
     )
     return tuple(checks)
@@ -284,14 +276,15 @@ def table1(settings: Settings) -> Measurement:
     chosen: dict[tuple[str, str], list[str]] = {}
     for network in networks:
         for row in _ROWS:
-            for seed in settings.seeds:
-                all_rates = [key for key in wanted if (key[0], key[1], key[3]) == (network, row, seed)]
-                runs = {key[2]: run for key in all_rates if (run := found[names[key]]) is not None}
-                # A baseline counts only if all its rates were tried.
-                if runs and (row == "proposed + warm-up" or len(runs) == len(all_rates)):
-                    rate = max(runs, key=lambda rate, runs=runs: held_out(runs[rate]))  # type: ignore[misc]
-                    best.setdefault((network, row), {})[seed] = runs[rate]
-                    chosen.setdefault((network, row), []).append(f"{rate:g}")
+            tried: dict[float, dict[int, Trained]] = {}
+            for key in wanted:
+                if key[:2] == (network, row):
+                    run = found[names[key]]
+                    tried.setdefault(key[2], {}).update({} if run is None else {key[3]: run})
+            # A baseline counts only if all its rates were tried.
+            if chosen_runs := best_rates(tried, whole=row != "proposed + warm-up"):
+                best[network, row] = {seed: run for seed, (_, run) in chosen_runs.items()}
+                chosen[network, row] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
     errors = {place: by_seed(runs, error) for place, runs in best.items()}
     columns = {f"{network}, {row}": numbers for (network, row), numbers in errors.items()}
     for network in networks:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import canaries
 import normfree
-from normfree_papers.claims import canaries
-from normfree_papers.claims.canaries import CPU, RUNS, STORED, UNKNOWN, kept_families, stored_families
+from canaries import CPU, RUNS, STORED, UNKNOWN, kept_families, stored_families
 from normfree_papers.claims.canary import committed_record, differing, tolerance
 from normfree_papers.claims.canary_training import canary, settings_of
 

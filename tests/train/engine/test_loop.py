@@ -664,7 +664,7 @@ def test_error_inside_a_run_leaves_a_model_that_works(precision: str, monkeypatc
     assert {p.dtype for p in parameters} == {torch.float32}
     assert all(p.untyped_storage().nbytes() == 4 * p.numel() and p.grad is None for p in parameters)
     assert not any(module.training for module in model.modules())
-    assert not any(getattr(module, "absorbed", False) for module in model.modules())
+    assert not any(getattr(module, "folded", False) for module in model.modules())
     again = nf.build("resnet8", "fixup", num_classes=10, example=example())
     again.load_state_dict(model.state_dict())
     assert torch.equal(model(example(4)), again.eval()(example(4)))

@@ -87,9 +87,9 @@ def fold_(model: nn.Module, example: Any = None) -> Folding:
     for module in model.modules():
         if isinstance(module, Residual) and module.beta_in_weight:
             module.beta, module.beta_in_weight = nn.Identity(), False
-        elif isinstance(module, ScalarBias) and module.absorbed:
+        elif isinstance(module, ScalarBias) and module.folded:
             module.set_(0.0)
-            module.absorbed = False
+            module.folded = False
     return record
 
 

@@ -1,8 +1,8 @@
 """Compute canaries: today's, and those of the commits that made the stored runs.
 
-    python -m normfree_papers.claims.canaries today [--device cuda]
-    python -m normfree_papers.claims.canaries agreed FILE FILE
-    python -m normfree_papers.claims.canaries commits
+    PYTHONPATH=src python tests/support/canaries.py today [--device cuda]
+    PYTHONPATH=src python tests/support/canaries.py agreed FILE FILE
+    PYTHONPATH=src python tests/support/canaries.py commits
 
 On a GPU two processes round differently, and a few families amplify that beyond the tolerance: compute today's canary
 in two processes, and write the figures on which the two files agree.
@@ -31,7 +31,7 @@ from normfree_papers.claims.canary import COMMITTED, Record, differing, families
 from normfree_papers.claims.canary_training import all_families, canary, generated_images, generated_text, settings_of
 from normfree_papers.claims.kept_runs import KeptRun
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 RUNS, STORED = ROOT / "results" / "runs", ROOT / "results" / "canaries.json"
 UNKNOWN, CPU = "unknown", "cpu float32"
 

@@ -1,0 +1,193 @@
+"""Compare a converted model with its original: every parameter learns, outputs and first loss keep their scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.conversion.inspection import run
+from normfree.graph.flow import tensors_of
+from normfree.nn.model_state import call_arguments, preserve_model_state, small_copy, substitute_tensors
+from normfree.nn.normalizers import is_norm
+from normfree.plan import ResidualPlan
+
+_SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
+_SMALLEST, _NOTED, _LARGEST = 1e-4, 10.0, 100.0  # ratios of output scales; a small output does less harm
+_LOSS_FAR, _LOSS_NOTED = 10.0, 1.0  # loss above that of a uniform guess, in nats
+_BIASES = ("bias", "shift", "delta")
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """The result of one forward and backward pass.
+
+    Attributes:
+        outputs: The floating-point outputs.
+        learning: The parameters in the graph of the outputs, and whether their gradient is not 0; None if no output
+            has a graph.
+    """
+
+    outputs: tuple[Tensor, ...]
+    learning: Mapping[str, bool] | None
+
+
+def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, replaced: Collection[str] | None = None) -> Behaviour:
+    """Run a model forward and backward on an example; it is left unchanged.
+
+    Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
+    pass, since nothing learns before a layer of zeros in the first step. A random gradient starts at every output.
+
+    Args:
+        model: The model.
+        example: Its example; of a batch of images, two are used.
+        plan: Its plan.
+        replaced: The names of the zeros inside the network that are replaced, besides those of the output layers.
+            Default: all.
+    """
+    args, kwargs = call_arguments(small_copy(example))
+    generator = torch.Generator().manual_seed(0)
+    with preserve_model_state(model, attributes=True), torch.inference_mode(False), torch.enable_grad():
+        model.eval()
+        for module in model.modules():
+            if is_norm(module):
+                module.train()
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        drawn = {}
+        for name, scale in _zeros(model, plan, replaced):
+            draw = torch.randn(parameters[name].shape, generator=generator) * scale
+            drawn[name] = nn.Parameter(draw.to(parameters[name]))
+        with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):
+            try:
+                out = run(model, args, kwargs)
+            except ValueError:  # a batch norm of a single number per channel
+                model.eval()
+                out = run(model, args, kwargs)
+            outputs = [t for t in tensors_of(out) if t.is_floating_point()]
+            starts = [t for t in outputs if t.requires_grad]
+            used = parameters | drawn
+            if not starts:
+                return Behaviour(tuple(outputs), None)
+            directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
+            found = torch.autograd.grad(starts, list(used.values()), directions, allow_unused=True)
+        learning = {name: bool(g.any()) for name, g in zip(used, found, strict=True) if g is not None}
+    return Behaviour(tuple(t.detach() for t in outputs), learning)
+
+
+def _zeros(
+    model: nn.Module, plan: ResidualPlan, replaced: Collection[str] | None = None
+) -> Iterator[tuple[str, float]]:
+    """The trainable weights and scalars that are 0, each with the scale of the values to draw for it."""
+    last = {layer.path for layer in plan.classifier}
+    small = _SMALL * max(len(plan.branches), 1) ** -0.5
+    for name, p in model.named_parameters():
+        if p.requires_grad and p.is_floating_point() and not name.endswith(_BIASES) and not p.any():
+            fan_in = p[0].numel() if p.dim() > 1 else 1
+            if name in last or replaced is None or name in replaced:
+                yield name, (1.0 if name in last else small) * max(fan_in, 1) ** -0.5
+
+
+def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: Mapping[str, bool]) -> list[str]:
+    """The zeros that stay 0: none of their factors gets a gradient before another one does.
+
+    A zero behind another zero learns one step later. Two such steps are followed.
+    """
+    last = {layer.path for layer in plan.classifier}
+    waiting = [name for name, _ in _zeros(model, plan) if name not in last and learning.get(name)]
+    moved: list[str] = []
+    for _ in range(2):
+        found = behave(model, example, plan, replaced=moved).learning or {} if waiting else {}
+        new = [name for name in waiting if found.get(name)]
+        waiting = [name for name in waiting if name not in new]
+        moved += new
+        if not waiting:
+            return []
+        if not new:
+            return waiting
+    return []
+
+
+def verify(
+    model: nn.Module, example: Any, plan: ResidualPlan, before: Behaviour, out: Any, heads: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Compare a converted model with the behaviour of its original.
+
+    Args:
+        model: The converted model.
+        example: The example.
+        plan: Its plan.
+        before: The behaviour of the original.
+        out: The output of the converted model on the example, at its initial values.
+        heads: The names of the output layers that return class scores; of a single output layer it need not be given.
+
+    Returns:
+        The reasons to refuse the model, and notes on what needs care.
+    """
+    after = behave(model, example, plan)
+    notes: list[str] = []
+    reasons = [*_scale(before.outputs, after.outputs, notes), *_first_loss(model, plan, out, before, heads, notes)]
+    if before.learning is None or after.learning is None:
+        notes.append("whether every parameter learns was not checked, because no output of the model has a gradient")
+        return reasons, notes
+    held = {name for name, p in model.named_parameters() if p.requires_grad}
+    stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
+    stuck = stuck or _stuck_zeros(model, example, plan, after.learning)
+    owners = {layer.path: branch.name for branch in plan.branches for layer in branch.layers}
+    for name in stuck[:1]:
+        where = f"the branch '{owners[name]}'" if name in owners else "the model"
+        more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
+        reasons.append(f"in {where}, '{name}'{more} would never learn: it had a gradient in the original and has none")
+    return reasons, notes
+
+
+def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], notes: list[str]) -> Iterator[str]:
+    """Compare the root mean squares of outputs of the same shape.
+
+    A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too.
+    """
+    pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
+    for i, (old, new) in enumerate(pairs):
+        was, now = _rms(old), _rms(new)
+        text = f"output {i} is {now / was:.2g} times as large as the original's" if was else ""
+        if was and not min(was, 1.0) * _SMALLEST < now < max(was, 1.0) * _LARGEST:
+            yield text
+        elif was and now > max(was, 1.0) * _NOTED:
+            notes.append(f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed")
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt())
+
+
+def _first_loss(
+    model: nn.Module, plan: ResidualPlan, out: Any, before: Behaviour, heads: Collection[str], notes: list[str]
+) -> Iterator[str]:
+    """Compare the cross-entropy of random classes with that of a uniform guess, log C."""
+    known = [layer for layer in plan.classifier if layer.name in heads or (not heads and len(plan.classifier) == 1)]
+    outputs = [t for t in tensors_of(out) if t.is_floating_point()]
+    for layer in known:
+        weight = getattr(model.get_submodule(layer.name), layer.parameter)
+        classes = weight.shape[1 if layer.transposed else 0]
+        for i, scores in enumerate(outputs):
+            axis = 1 if weight.dim() > 2 else -1
+            if classes < 2 or scores.dim() < 2 or scores.shape[axis] != classes:
+                continue
+            loss, guess = _uniform_loss(scores, axis), math.log(classes)
+            same = i < len(before.outputs) and before.outputs[i].shape[axis] == classes
+            old = _uniform_loss(before.outputs[i], axis) if same else guess
+            text = f"the first loss at '{layer.name}' is {loss:.3g}, where a uniform guess has {guess:.3g}"
+            above = loss - guess - 3 * max(old - guess, 0.0)  # an original that starts high may do so again
+            if above > _LOSS_FAR:
+                yield text
+            elif above > _LOSS_NOTED:
+                notes.append(f"{text}; a smaller learning rate at the start may be needed")
+
+
+def _uniform_loss(scores: Tensor, axis: int) -> float:
+    """The mean cross-entropy of scores over targets that are uniform over the classes."""
+    scores = scores.double()
+    return float((scores.logsumexp(axis) - scores.mean(axis)).mean())

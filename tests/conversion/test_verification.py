@@ -1,0 +1,525 @@
+"""Conversion checks its own result: models of the review, a variant of each, and controls.
+
+In every converted model, all parameters that move in the original within 40 steps of AdamW move, too.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import normfree as nf
+from normed_blocks import X, network
+from normfree.nn.model_state import call_arguments
+from normfree.nn.weight_layers import StandardizedConv2d
+
+IMAGES = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(2))
+TIMES = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+D = 16
+
+
+class Block(nn.Module):
+    """x + W2 ReLU(W1 norm(x)), times `factor` of a layer scale if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(self.norm(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+def sequential(block: Callable[[], nn.Module] = Block, blocks: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, D), *[block() for _ in range(blocks)], nn.LayerNorm(D), nn.Linear(D, 5))
+
+
+class Gated(nn.Module):
+    """The review's block: a gate made from a time, times a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.f, self.g = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return x + self.g(F.silu(t)) * self.f(self.n(x))
+
+
+class Modulated(nn.Module):
+    """adaLN-zero: one layer makes shift, scale and gate, and starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.f, self.h, self.c = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3 * D)
+        nn.init.zeros_(self.c.weight)
+        nn.init.zeros_(self.c.bias)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        shift, scale, gate = self.c(F.silu(t)).chunk(3, -1)
+        return x + gate * self.f(F.gelu(self.h(self.n(x) * (1 + scale) + shift)))
+
+
+class Timed(nn.Module):
+    def __init__(self, block: type[nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.time, self.head = nn.Linear(8, D), nn.Linear(4, D), nn.Linear(D, 5)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        x, t = self.stem(x), self.time(t)
+        for block in self.blocks:
+            x = block(x, t)
+        return self.head(x)
+
+
+class GatedByItself(Block):
+    """Two layers of the same signal are multiplied, and no layer follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(D, D)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return F.gelu(self.gate(x)) * super().branch(x)
+
+
+class Activated(nn.Module):
+    """x + act(norm(W x)), by a module."""
+
+    def __init__(self, act: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__()
+        self.a, self.n, self.act = nn.Linear(D, D), nn.BatchNorm1d(D), act()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.n(self.a(x)))
+
+
+class Mixed(nn.Module):
+    """x + norm(act(W x)): the normalizer behind the activation holds the multiplier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.n = nn.Linear(D, D), nn.BatchNorm1d(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.n(F.gelu(self.a(x)))
+
+
+class ActivatedByCode(Activated):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.n(self.a(x)))
+
+
+class LayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((D,), 1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.alpha
+
+
+class Scaled(Block):
+    """A layer scale in a module, under a name that says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s = LayerScale()
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.s(super().branch(x))
+
+
+class ScaledByTanh(Block):
+    """Flamingo's gate: tanh of a number that starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.zeros(()))
+
+    def branch(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.strength) * super().branch(x)
+
+
+class Autoencoder(nn.Module):
+    """A loss inside the forward pass; `turned` subtracts the prediction from the target."""
+
+    def __init__(self, turned: bool = False) -> None:
+        super().__init__()
+        self.enc = nn.Sequential(nn.Linear(8, D), Block(), nn.LayerNorm(D), nn.Linear(D, 4))
+        self.dec = nn.Sequential(nn.Linear(4, D), nn.ReLU(), nn.Linear(D, 8))
+        self.turned = turned
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        r = self.dec(self.enc(x))
+        error = (x - r).abs().mean() if self.turned else ((r - x) ** 2).mean()
+        return {"loss": error, "recon": r}
+
+
+class Heads(nn.Module):
+    def __init__(self, deep: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, D), Block(), Block())
+        made = [nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, 10)) if deep else nn.Linear(D, 10) for _ in "ab"]
+        self.h1, self.h2 = made
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.body(x)
+        return (self.h1(z) + self.h2(z)) / 2
+
+
+class Supervised(Heads):
+    """Two outputs in a nest, one before the last block."""
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.body[1](self.body[0](x))
+        return [{"early": self.h1(z)}, (self.h2(self.body[2](z)),)]
+
+
+class Contrastive(nn.Module):
+    def __init__(self, by_hand: bool = False) -> None:
+        super().__init__()
+        self.body, self.project = nn.Sequential(nn.Linear(8, D), Block(), Block()), nn.Linear(D, 10)
+        self.by_hand = by_hand
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.project(self.body(x))
+        return p / p.norm(dim=-1, keepdim=True) if self.by_hand else F.normalize(p, dim=-1)
+
+
+class RepBlock(nn.Module):
+    """conv3x3 + conv1x1 + identity, each with its batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c3, self.c1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 1, bias=False)
+        self.n3, self.n1, self.n0 = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.n3(self.c3(x)) + self.n1(self.c1(x)) + self.n0(x))
+
+
+class StdConv2d(nn.Conv2d):
+    """Standardizes its weight by its own code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / w.std((1, 2, 3), keepdim=True)
+        return F.conv2d(x, w, self.bias, self.stride, self.padding)
+
+
+class NormedConv2d(nn.Conv2d):
+    """Standardizes its weight by `F.batch_norm`, as timm does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        w = F.batch_norm(rows, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        return self._conv_forward(x, w, self.bias)
+
+
+class StdBlock(nn.Module):
+    def __init__(self, conv: type[nn.Conv2d]) -> None:
+        super().__init__()
+        self.n, self.a, self.b = nn.GroupNorm(2, 8), conv(8, 8, 3, padding=1), conv(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(F.relu(self.a(F.relu(self.n(x)))))
+
+
+def images(*blocks: nn.Module) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
+
+
+class Batched(nn.Module):
+    """Copies its input image by image, as detectors do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.net, self.how = images(StdBlock(nn.Conv2d)), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        b = x.new_full(x.shape, 0)
+        for i in range(len(x)):
+            if self.how == "copy":
+                b[i].copy_(x[i])
+            elif self.how == "item":
+                b[i] = x[i]
+            else:
+                torch.mul(x[i], 1.0, out=b[i])
+        return self.net(torch.from_numpy(b.numpy()) if self.how == "numpy" else b)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "plain": (sequential, X),
+    "gated": (lambda: Timed(Gated), (X, TIMES)),
+    "modulated": (lambda: Timed(Modulated), (X, TIMES)),
+    "gated by itself": (lambda: sequential(GatedByItself), X),
+    "activated": (lambda: sequential(Activated), X),
+    "activated by silu": (lambda: sequential(lambda: Activated(nn.SiLU)), X),
+    "normalized after the activation": (lambda: sequential(Mixed), X),
+    "layer scale": (lambda: sequential(Scaled), X),
+    "tanh of a scale": (lambda: sequential(ScaledByTanh), X),
+    "loss": (Autoencoder, X),
+    "loss turned": (lambda: Autoencoder(turned=True), X),
+    "heads": (Heads, X),
+    "deep heads": (lambda: Heads(deep=True), X),
+    "supervised": (Supervised, X),
+    "contrastive": (Contrastive, X),
+    "contrastive by hand": (lambda: Contrastive(by_hand=True), X),
+    "standardized": (lambda: images(StdBlock(StdConv2d), StdBlock(StdConv2d)), IMAGES),
+    "standardized by a function": (lambda: images(StdBlock(NormedConv2d), StdBlock(NormedConv2d)), IMAGES),
+    "copied": (lambda: Batched("copy"), IMAGES),
+    "assigned": (lambda: Batched("item"), IMAGES),
+    "written": (lambda: Batched("out"), IMAGES),
+}
+BRANCHES = {"loss": 1, "loss turned": 1, "heads": 2, "deep heads": 2, "supervised": 2, "contrastive": 2}
+BRANCHES |= {"contrastive by hand": 2, "standardized": 2, "standardized by a function": 2}
+BRANCHES |= {"copied": 1, "assigned": 1, "written": 1}
+
+
+def made(name: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    build, example = CASES[name]
+    return build(), example
+
+
+def outputs(tree: Any) -> list[Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if t.dim()]
+
+
+def moving(model: nn.Module, example: Any) -> set[str]:
+    """The parameters that differ after 40 steps of AdamW towards random targets."""
+    args, kwargs = call_arguments(example)
+    model = copy.deepcopy(model).train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(5)
+    targets = [torch.randn(t.shape, generator=generator) for t in outputs(model(*args, **kwargs))]
+    for _ in range(40):
+        optimizer.zero_grad()
+        pairs = zip(outputs(model(*args, **kwargs)), targets, strict=True)
+        sum((out - target).square().mean() for out, target in pairs).backward()
+        optimizer.step()
+    return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_moves_in_the_original_moves_in_the_converted_model(name: str, method: str) -> None:
+    model, example = made(name)
+    converted, plan = nf.convert(model, method, example)
+    assert len(plan.branches) == BRANCHES.get(name, 3)
+    held = {n for n, p in converted.named_parameters() if p.requires_grad}
+    assert moving(model, example) & held <= moving(converted, example)
+
+
+def test_check_of_movement_notices_a_dead_branch() -> None:
+    model, _ = made("plain")
+    for block in model[1:4]:
+        block.second.requires_grad_(False).weight.zero_()
+    assert not any("first" in name for name in moving(model, X))  # control of the test above
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("loss", ["dec.2"]),
+        ("loss turned", ["dec.2"]),
+        ("heads", ["h1", "h2"]),
+        ("deep heads", ["h1.2", "h2.2"]),
+        ("supervised", ["h1", "h2"]),
+        ("plain", ["5"]),
+        ("contrastive", ["project"]),
+    ],
+)
+def test_every_head_is_an_output_layer(name: str, layers: list[str]) -> None:
+    model, example = made(name)
+    converted, plan = nf.convert(model, "fixup", example)
+    assert [layer.name for layer in plan.classifier] == layers
+    zero = [not converted.get_submodule(layer).weight.any() for layer in layers]
+    assert zero == [name != "contrastive"] * len(layers)  # 0/0 otherwise
+
+
+@pytest.mark.parametrize("name", ["layer scale", "tanh of a scale"])
+def test_layer_scales_are_found_by_what_they_do(name: str) -> None:
+    model, example = made(name)
+    converted, plan = nf.convert(model, "skipinit", example)
+    scales = [n for n, _ in model.named_parameters() if n.endswith(("alpha", "strength"))]
+    assert [n for branch in plan.branches for n in branch.scales] == scales
+    assert all(torch.equal(converted.get_parameter(n), torch.ones_like(converted.get_parameter(n))) for n in scales)
+    assert plan.changes.notes[0].startswith("layer scales were set to 1")
+    assert not any(branch.scales for branch in nf.convert(network(), "skipinit", X)[1].branches)  # control
+
+
+@pytest.mark.parametrize("name", ["activated", "activated by silu", "normalized after the activation"])
+@pytest.mark.parametrize("method", ["fixup", "skipinit"])
+def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, method: str) -> None:
+    model, example = made(name)
+    converted, plan = nf.convert(model, method, example)
+    betas = [a for a in plan.changes.added if a.kind == "multiplier β"]
+    holder = "n" if "normalized" in name else "act"
+    assert [(a.name, a.value, a.learnable) for a in betas] == [(f"{i}.{holder}.beta", 0.0, True) for i in (1, 2, 3)]
+    assert converted[1].a.weight.any()
+    hidden = converted[0](X)
+    torch.testing.assert_close(converted[1](hidden), hidden)  # every branch starts at 0
+
+
+def test_activation_in_code_is_refused_where_a_multiplier_must_start_at_zero() -> None:
+    with pytest.raises(ValueError, match=r"'1.a': an activation in the model's own code.*use 'fixup'.*'wn'"):
+        nf.convert(sequential(ActivatedByCode), "skipinit", X)
+    for method in ("fixup", "nf", "wn"):  # a positive factor passes a ReLU; Fixup scales the layer
+        converted, plan = nf.convert(sequential(ActivatedByCode), method, X)
+        assert len(plan.branches) == 3
+        assert converted[1].a.weight.any()
+
+
+def test_parallel_convolutions_are_one_layer_and_share_its_variance() -> None:
+    model = images(*[RepBlock() for _ in range(4)])
+    converted, plan = nf.convert(model, "nf", IMAGES)
+    assert not plan.branches
+    shares = {layer.name: layer.share for layer in plan.layers()}
+    assert shares["2.c3"] == shares["5.c1"] == 3
+    assert shares["0"] == 1
+    seen: dict[str, float] = {}
+    for name in ("4.c3", "4.c1"):
+        converted.get_submodule(name).register_forward_hook(
+            lambda _m, _a, out, name=name: seen.update({name: out.var().item()})
+        )
+    loss = F.cross_entropy(converted(IMAGES), torch.zeros(4, dtype=torch.long))
+    assert seen == pytest.approx({"4.c3": 1 / 3, "4.c1": 1 / 3}, rel=1e-3)
+    assert loss < math.log(5) + 1
+    with pytest.raises(ValueError, match=r"no residual sum was found: .*parallel layers that form one"):
+        nf.convert(model, "skipinit", IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("standardized", "StdConv2d"), ("standardized by a function", "NormedConv2d")]
+)
+def test_layer_does_not_standardize_twice(name: str, kind: str) -> None:
+    model, example = made(name)
+    converted, plan = nf.convert(model, "nf", example)
+    assert all(isinstance(m, StandardizedConv2d) for m in converted.modules() if isinstance(m, nn.Conv2d))
+    assert [r.left for r in plan.changes.removed if r.kind == kind] == ["Conv2d"] * 4
+    plain, _ = nf.convert(model, "fixup", example)
+    assert not plain[2].b.weight.any()
+    assert not any(isinstance(m, StdConv2d | NormedConv2d) for m in plain.modules())
+
+
+def test_signal_that_leaves_torch_is_refused() -> None:
+    for method in ("fixup", "nf", "wn"):
+        with pytest.raises(
+            ValueError, match=r"loses the signal, at numpy\(\) in 'Batched', so that no layer was found"
+        ):
+            nf.convert(Batched("numpy"), method, IMAGES)
+
+
+class ByFunction(Block):
+    how = "addcmul"
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = self.branch(x)
+        match self.how:
+            case "addcmul":
+                return torch.addcmul(x, torch.ones(D), f)
+            case "lerp":
+                return torch.lerp(x, f, 0.5)
+            case "index_add":
+                return x.index_add(0, torch.arange(len(x)), f)
+        return torch.stack([x, f]).sum(0)
+
+
+@pytest.mark.parametrize("how", ["addcmul", "lerp", "index_add", "sum"])
+def test_sum_that_is_not_followed_is_refused(how: str) -> None:
+    with pytest.raises(ValueError, match=rf"'1' adds a branch by {how}, which is not followed; write x \+ f\(x\)"):
+        nf.convert(sequential(type("Other", (ByFunction,), {"how": how})), "nf", X)
+
+
+class Dead(Block):
+    """A branch that the method sets to 0 where the model's own code lets no gradient through 0."""
+
+    def branch(self, x: Tensor) -> Tensor:
+        return F.hardshrink(super().branch(x), 1e-6)
+
+
+def test_branch_that_would_never_learn_is_refused_and_the_model_restored() -> None:
+    model = sequential(Dead)
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"in the branch '1', '1.second.weight' .*would never learn"):
+        nf.convert_(model, "fixup:bias=false,multiplier=false", X)
+    assert [type(m) for m in model.modules()] == [type(m) for m in before.modules()]
+    pairs = zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    nf.convert(model, "nf", X)  # control: nothing is 0 there
+
+
+class Louder(nn.Sequential):
+    """Multiplies before a final norm, whose removal leaves the factor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](self[1](1e4 * self[0](x)))
+
+
+def test_output_and_first_loss_far_from_the_original_are_refused() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(8, D), Block(), Block())
+    model = Louder(body, nn.LayerNorm(D), nn.Linear(D, 5))
+    with pytest.raises(
+        ValueError, match=r"output 0 is .* times as large.*; the first loss at '2' is \S+, where a unif"
+    ):
+        nf.convert(model, "nf", X)
+    assert nf.convert(sequential(), "nf", X)[1].changes.notes == ()  # control
+
+
+def test_named_heads_are_output_layers() -> None:
+    model, _ = made("plain")
+    _, plan = nf.convert(model, "fixup", X, heads=["5"])
+    assert [layer.name for layer in plan.classifier] == ["5"]
+    with pytest.raises(ValueError, match=r"expected the names of weight layers of Sequential in heads, got 'fc'"):
+        nf.convert(model, "fixup", X, heads=["fc"])
+
+
+class RMSNormGated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return F.rms_norm(x * F.silu(gate), (D,), self.weight)
+
+
+class GatedNorm(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.norm = nn.Linear(D, D), RMSNormGated()
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(self.norm(x, self.gate(x)))))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: sequential(GatedNorm), r"'1.norm': RMSNormGated is called with several tensors; .*gating, a module"),
+        (lambda: sequential().to("meta"), r"got '0.weight' on the meta device; initialize the model first"),
+        (lambda: torch.jit.trace(sequential(), X), r"expected Python modules, got the TorchScript of"),
+        (lambda: nn.Sequential(nn.LazyLinear(4)), r"got the lazy '0.weight'; run the model once"),
+        (
+            lambda: torch.compile(sequential(), backend="eager"),
+            r"got OptimizedModule around a Sequential; convert model._",
+        ),
+    ],
+    ids=["gated norm", "meta", "script", "lazy", "compiled"],
+)
+def test_model_that_cannot_be_changed_is_refused_in_one_sentence(build: Callable[[], Any], message: str) -> None:
+    for convert in (nf.convert, nf.convert_):
+        with pytest.raises(ValueError, match=message):
+            convert(build(), "fixup", X)
