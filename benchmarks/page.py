@@ -186,6 +186,41 @@ def panels_over_depth_and_batch(rows: list[dict[str, Any]]) -> tuple[Panel, ...]
     return tuple(panels)
 
 
+def converted_speed() -> str:
+    loop, fit = (read(f"benchmarks/converted-{name}.json") for name in ("speed", "fit"))
+
+    def shown(result: dict[str, Any]) -> str:
+        rows = [
+            [
+                row["method"],
+                f"{row['images_per_second']:,.0f}",
+                f"{row['milliseconds']:.1f}",
+                f"{row['speed_ratio']:.2f}",
+                f"{row['peak_gib']:.2f}",
+                f"{row['memory_ratio']:.2f}",
+            ]
+            for row in result["rows"]
+        ]
+        return table(["ResNet-50", "images/s", "ms per step", "relative", "GiB", "relative"], rows)
+
+    steps = 45  # of the stored run, in an epoch
+    data = steps * fit["batch"] * 3 * fit["size"] ** 2 / 2**30
+    return f"""## Speed of converted models
+
+torchvision's ResNet-50 at {loop["size"]} pixels with batches of {loop["batch"]}, as built (batch norm) and converted.
+A plain training loop by `torch.compile` in bf16 autocast, channels last, on one batch:
+
+{shown(loop)}
+
+{source("benchmarks/converted-speed.json", loop)}.
+
+Whole steps of `nf.fit` in bf16, with the images of {steps} steps on the GPU, which take {data:.1f} GiB in each row:
+
+{shown(fit)}
+
+{source("benchmarks/converted-fit.json", fit)}; this run used `EPOCH = {steps}`, which the script has since."""
+
+
 def translation_speed() -> str:
     result = read("benchmarks/translation-h200.json")
     rows = [[row["method"], f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}"] for row in result["rows"]]
@@ -326,6 +361,7 @@ the papers."""
     sections = [
         training_speed(),
         stage_kernels(),
+        converted_speed(),
         translation_speed(),
         measurement_cost(),
         cifar(),

@@ -19,6 +19,31 @@ WeightKind = Literal["plain", "weight_norm", "standardized", "spectral"]
 _TINY = 1e-12
 
 
+def add_as_image(x: Tensor, constant: Tensor) -> Tensor:
+    """Return x + constant, for a number or a number per channel, in the type of x.
+
+    In compiled training the constant becomes an image first, so its gradient is a sum over the batch and then a small
+    sum over positions. Inductor fuses the first with the pass that computes the gradient of x; one sum over both would
+    be a pass of its own.
+    """
+    constant = constant.to(x.dtype)
+    if constant.dim():
+        constant = constant.view(-1, *(1,) * (x.dim() - 2))
+    return x + (constant.expand(1, *x.shape[1:]) if _compiles_training() else constant)
+
+
+def convolve(layer: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return W * x + b, computed by the forward pass of a convolution; see `add_as_image`."""
+    if bias is None or not _compiles_training() or input.dim() == weight.dim() - 1:
+        out: Tensor = layer._conv_forward(input, weight, bias)
+        return out
+    return add_as_image(layer._conv_forward(input, weight, None), bias)
+
+
+def _compiles_training() -> bool:
+    return torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled()
+
+
 class _ConvForward(nn.Module):
     """The forward pass of a convolution with `effective_weight()` in place of `weight`."""
 
@@ -28,7 +53,7 @@ class _ConvForward(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return W * x + b, with W in the input's type."""
-        return self._conv_forward(input, self.effective_weight().to(input.dtype), self.bias)
+        return convolve(self, input, self.effective_weight().to(input.dtype), self.bias)
 
 
 class _LinearForward(nn.Module):
