@@ -2,10 +2,12 @@
 
     python benchmarks/conversion.py --markdown docs/models.md --json results/benchmarks/conversion.json
 
-For each model and method: the residual branches found, the normalizers removed, the verdict on the signal before and
-after, and the loss in 50 steps of AdamW on one fixed batch of noise with random labels, which shows whether the model
-trains at all. A pair that is in the JSON file is not run again, except with --fresh. The page ends with the results of
-rates.py.
+For each model and method: the residual branches found, the normalizers removed, the verdict of `diagnose`, the
+suggested learning rate, and steps of AdamW at that rate on one fixed batch of noise with fixed targets: the loss at the
+start and after 20 steps, and the parameters that have not moved after 40. A model runs in a process of its own, with a
+time limit. A pair that is in the JSON file is not run again, except with --fresh. diffusers and
+segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are missing, these
+models are left out. The page ends with the results of rates.py.
 """
 
 from __future__ import annotations
@@ -18,148 +20,94 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import rates
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from subjects import CLASSES, IMAGES, MODELS, PACKAGES, PIXEL_CLASSES, TEXTS, WORDS, Subject, is_available
+from torch import nn
 
 import normfree as nf
-from normfree.conversion import convert
 from normfree.conversion.norms import find_norms
 from normfree.files import write_json
-from normfree.models.third_party import create_model
+from normfree.plan import remembered_plan
 from normfree.provenance import commit, hardware, versions
 from normfree.report.progress import progress
 
-METHODS = ("fixup", "skipinit", "rezero", "small_branch", "hanin", "wn", "nf", "dyt")
+METHODS = ("fixup", "skipinit", "nf")
+MORE_METHODS = ("rezero", "small_branch", "hanin", "isograd", "wn", "dyt")  # for one model of each kind
+WITH_MORE = ("torchvision resnet18", "timm convnext_atto", "transformers ViT", "transformers Llama")
 ORIGINAL = "original"
 RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
-STEPS, CLASSES, IMAGES, TEXTS, WORDS = 50, 10, 4, 8, 50
-RATE, NARROW_RATE = 3e-4, 1e-3  # for the models as they come, and for those of width 64
+STEPS, ALL_STEPS = 20, 40
+PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the packages once
+PROCESSES.set_forkserver_preload(["conversion"])
+LIMIT = 900  # seconds for one model with all its methods
+HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
+LEARNED = 0.9  # a model learns if its loss falls below this part of the first
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model, a batch that it accepts, labels, and the learning rate for all methods."""
-
-    model: nn.Module
-    inputs: Any
-    labels: Tensor
-    rate: float = RATE
-
-    def loss(self, model: nn.Module) -> Tensor:
-        out = model(**self.inputs).logits if isinstance(self.inputs, dict) else model(self.inputs)
-        return F.cross_entropy(out.flatten(0, -2), self.labels.flatten())
+def methods_for(name: str) -> tuple[str, ...]:
+    return (ORIGINAL, *METHODS, *(MORE_METHODS if name in WITH_MORE else ()))
 
 
-def _load_torchvision() -> None:
-    """Import torchvision, even if its compiled part does not load, without drawing global random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        create_model("torchvision:resnet18")
-
-
-def vision(library: str, name: str, size: int, **options: Any) -> Callable[[], Subject]:
-    def make() -> Subject:
-        _load_torchvision()
-        if library == "torchvision":
-            import torchvision
-
-            model = torchvision.models.get_model(name, weights=None, num_classes=CLASSES, **options)
-        else:
-            import timm
-
-            model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)
-        return Subject(model, torch.randn(IMAGES, 3, size, size), torch.arange(IMAGES) % CLASSES)
-
-    return make
-
-
-def text(kind: str) -> Callable[[], Subject]:
-    def make() -> Subject:
-        _load_torchvision()  # which transformers imports, too
-        import transformers as t
-
-        ids = torch.randint(3, WORDS, (TEXTS, 12))
-        words = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-        sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
-        labels = torch.arange(TEXTS) % CLASSES
-        match kind:
-            case "BERT":
-                config = t.BertConfig(**words, **sizes, num_labels=CLASSES)
-                return Subject(t.BertForSequenceClassification(config), {"input_ids": ids}, labels, NARROW_RATE)
-            case "GPT-2":
-                config = t.GPT2Config(**words, n_embd=64, n_layer=4, n_head=4, n_positions=16)
-                return Subject(t.GPT2LMHeadModel(config), {"input_ids": ids[:, :-1]}, ids[:, 1:], NARROW_RATE)
-            case "Llama":
-                config = t.LlamaConfig(**words, **sizes, num_key_value_heads=2)
-                return Subject(t.LlamaForCausalLM(config), {"input_ids": ids[:, :-1]}, ids[:, 1:], NARROW_RATE)
-            case "T5":
-                config = t.T5Config(**words, d_model=64, d_kv=16, d_ff=256, num_layers=4, num_heads=4)
-                inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :-1]}
-                return Subject(t.T5ForConditionalGeneration(config), inputs, ids[:, 1:], NARROW_RATE)
-            case _:
-                config = t.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=CLASSES)
-                inputs = {"pixel_values": torch.randn(TEXTS, 3, 32, 32)}
-                return Subject(t.ViTForImageClassification(config), inputs, labels, NARROW_RATE)
-
-    return make
-
-
-MODELS: dict[str, Callable[[], Subject]] = {
-    "torchvision resnet18": vision("torchvision", "resnet18", 32),
-    "torchvision resnet50": vision("torchvision", "resnet50", 32),
-    "torchvision resnext50_32x4d": vision("torchvision", "resnext50_32x4d", 32),
-    "torchvision wide_resnet50_2": vision("torchvision", "wide_resnet50_2", 32),
-    "torchvision regnet_y_400mf": vision("torchvision", "regnet_y_400mf", 32),
-    "torchvision mobilenet_v2": vision("torchvision", "mobilenet_v2", 32),
-    "torchvision mobilenet_v3_small": vision("torchvision", "mobilenet_v3_small", 32),
-    "torchvision efficientnet_b0": vision("torchvision", "efficientnet_b0", 32),
-    "torchvision convnext_tiny": vision("torchvision", "convnext_tiny", 32),
-    "torchvision vit_b_16": vision("torchvision", "vit_b_16", 32, image_size=32),
-    "torchvision swin_t": vision("torchvision", "swin_t", 32),
-    "timm resnetv2_50": vision("timm", "resnetv2_50", 32),
-    "timm resnet26d": vision("timm", "resnet26d", 32),
-    "timm convnext_atto": vision("timm", "convnext_atto", 32),
-    "timm vit_tiny_patch16_224": vision("timm", "vit_tiny_patch16_224", 32, img_size=32),
-    "timm mixer_s32_224": vision("timm", "mixer_s32_224", 64, img_size=64),
-    "transformers BERT": text("BERT"),
-    "transformers GPT-2": text("GPT-2"),
-    "transformers ViT": text("ViT"),
-    "transformers T5": text("T5"),
-    "transformers Llama": text("Llama"),
-}
-
-
-def measure(name: str, method: str) -> dict[str, Any]:
-    """One pair: what was found and removed, the verdict, and the loss before and after the steps, or why not."""
+def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]:
+    """One pair: what was found and removed, the verdict, the losses and the parameters that stay, or why not."""
     began = time.perf_counter()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     subject = MODELS[name]()
     row: dict[str, Any] = {"model": name, "method": method}
-    model, groups = subject.model, [{"params": list(subject.model.parameters())}]
+    model: nn.Module = subject.model.train()
+    _without_dropout(model)
     try:
-        if method != ORIGINAL:
-            model, plan = convert(model, method, subject.inputs, generator=torch.Generator().manual_seed(0))
-            row |= {"branches": len(plan.branches), "removed": len(plan.changes.removed)}
-            groups = nf.param_groups(model, lr=subject.rate, method=method, plan=plan)
+        if method == ORIGINAL:
+            row |= {"norms": len(find_norms(model))}
+            row |= {"branches": len(nf.discover(model, subject.inputs).branches)}
         else:
-            row |= {"branches": len(nf.discover(model, subject.inputs).branches), "norms": len(find_norms(model))}
+            model, plan = nf.convert(model, method, subject.inputs, generator=torch.Generator().manual_seed(0))
+            row |= {"branches": len(plan.branches), "removed": len(plan.changes.removed)}
+            row |= {"notes": list(plan.changes.notes)}
     except ValueError as error:
-        return row | {"refused": str(error)}
-    found = nf.diagnose(model, subject.inputs, generator=torch.Generator().manual_seed(0))
-    row["verdict"] = found.verdict.status
-    optimizer = torch.optim.AdamW(groups, lr=subject.rate, weight_decay=0.0, fused=True)
+        row |= {"refused": str(error)}
+        if method != ORIGINAL:
+            return row
+    try:
+        found = nf.diagnose(model, subject.inputs, generator=torch.Generator().manual_seed(0))
+        row["verdict"] = found.verdict.status
+    except ValueError as error:
+        row |= {"verdict": "refused", "not_diagnosed": str(error)}
     model.train()
     _without_dropout(model)
+    row |= {"chance": subject.chance, "suggested": rate is None}
+    row["rate"] = suggested_rate(subject, model) if rate is None else rate
+    row |= train(subject, model, row["rate"])
+    return row | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def suggested_rate(subject: Subject, model: nn.Module) -> float:
+    """Return the rate of `nf.find_lr` for AdamW: one short range test, and a few steps that must lower the loss."""
+    search = {"low": 1e-4, "high": 0.3, "steps": 12, "runs": 1, "check": STEPS, "curvature": False}
+    found = nf.find_lr(
+        model, [(subject.inputs, None)], lambda out, _: subject.loss_of(out), optimizer="adamw", **search
+    )
+    return found.suggestion
+
+
+def train(subject: Subject, model: nn.Module, rate: float) -> dict[str, Any]:
+    """Take the steps; return the losses and the names of the parameters that are what they were."""
+    is_converted = remembered_plan(model) is not None
+    groups = nf.param_groups(model, lr=rate) if is_converted else model.parameters()
+    optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
+    unmoved = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+    parameters = dict(model.named_parameters())
     losses: list[float] = []
-    for _ in range(STEPS + 1):
+    while len(losses) <= STEPS or (unmoved and len(losses) < ALL_STEPS):
         loss = subject.loss(model)
         losses.append(loss.item())
         if not math.isfinite(losses[-1]):
@@ -167,12 +115,8 @@ def measure(name: str, method: str) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    measured = {
-        "loss_before": losses[0],
-        "lowest": min(filter(math.isfinite, losses), default=math.nan),
-        "loss": losses[-1],
-    }
-    return row | measured | {"seconds": round(time.perf_counter() - began, 1)}
+        unmoved = {name: value for name, value in unmoved.items() if torch.equal(value, parameters[name])}
+    return {"first": losses[0], "loss": losses[STEPS] if len(losses) > STEPS else math.nan, "unmoved": list(unmoved)}
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -182,62 +126,112 @@ def _without_dropout(model: nn.Module) -> None:
             module.eval()
 
 
-def _work(pair: tuple[str, str]) -> dict[str, Any]:
+def judge(row: dict[str, Any], original: dict[str, Any]) -> str:
+    """Say in a word or two how a pair ended; what begins with WRONG must not happen."""
+    if "failed" in row:
+        return "WRONG: " + row["failed"].partition(":")[0]
+    if "first" not in row:
+        return "refused"
+    if row is not original:
+        still = {name.rpartition(".")[0] for name in original.get("unmoved", ())}  # a new scalar there stays, too
+        stuck = [name for name in row["unmoved"] if name.rpartition(".")[0] not in still]
+        if stuck:
+            return f"WRONG: {len(stuck)} parameters never move"
+        highest = HIGH * max(original.get("first", 0.0), row["chance"] or 0.0)
+        if not row["first"] <= highest:
+            return "WRONG: high first loss"
+    if not math.isfinite(row["loss"]):
+        return "diverges"
+    return "learns" if row["loss"] < LEARNED * row["first"] else "slow"
+
+
+def run_model(name: str, methods: Sequence[str], rate: float | None) -> list[dict[str, Any]]:
+    """Run the pairs of one model in a process, and return its rows, also those of a process that ran out of time."""
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=run_here, args=(theirs, name, methods, rate))
+    process.start()
+    theirs.close()
+    rows: list[dict[str, Any]] = []
+    deadline, reason = time.monotonic() + LIMIT, f"longer than {LIMIT} seconds"
     try:
-        return measure(*pair)
-    except Exception as error:  # one pair that fails must not end the table
-        return {"model": pair[0], "method": pair[1], "failed": f"{type(error).__name__}: {error}"}
+        while len(rows) < len(methods) and ours.poll(max(0.0, deadline - time.monotonic())):
+            rows.append(ours.recv())
+    except EOFError:
+        reason = "the process died"
+    process.kill()
+    process.join()
+    return rows + [{"model": name, "method": method, "failed": reason} for method in methods[len(rows) :]]
+
+
+def run_here(rows: Connection, name: str, methods: Sequence[str], rate: float | None) -> None:
+    """Send a row per pair."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for method in methods:
+        try:
+            row = measure(name, method, rate)
+        except Exception as error:  # one pair that fails must not end the table
+            row = {"model": name, "method": method, "failed": f"{type(error).__name__}: {error}"}
+        rows.send(row)
 
 
 def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
     """Write the page: a table with one row per model and method."""
+    originals = {row["model"]: row for row in rows if row["method"] == ORIGINAL}
+    judged = [(row, judge(row, originals[row["model"]])) for row in rows]
+    words = [word for row, word in judged if row["method"] != ORIGINAL]
+    counts = ", ".join(
+        f"{sum(word.startswith(kind) for word in words)} {meaning}"
+        for kind, meaning in (
+            ("learns", "learn"), ("slow", "learn slowly"), ("diverges", "diverge"), ("refused", "are refused"),
+            ("WRONG", "are wrong"),
+        )
+    )  # fmt: skip
     lines = [
         "# Converted third-party models",
         "",
-        f"Each model is built by its own package with random weights and {CLASSES} classes, converted, and trained "
-        f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed labels. "
-        f"The batch has {IMAGES} images of 32 pixels a side (64 for the mixer). Models of the package transformers "
-        f"have a width of 64, four layers (four and four for T5), a vocabulary of {WORDS} and a batch of {TEXTS}. "
-        f"Chance is a loss of {math.log(CLASSES):.2f} for classes and {math.log(WORDS):.2f} for words.",
+        f"{len(originals)} models, built by their own packages with random weights, each converted and then trained "
+        f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed targets: "
+        f"{IMAGES} images of 32 to 128 pixels a side with {CLASSES} classes, or {PIXEL_CLASSES} for each pixel; "
+        f"{TEXTS} texts of 12 words out of {WORDS}, where models have a width of 64 and four layers; models of "
+        f"diffusers predict noise. A guess has a loss of {math.log(CLASSES):.2f} for classes, "
+        f"{math.log(PIXEL_CLASSES):.2f} for pixels, {math.log(WORDS):.2f} for words and 1 for noise.",
         "",
-        "A low loss shows that a model learns at all. One batch does not rank methods. Once a batch is learned, AdamW "
-        "may jump, so that the last loss can be above the lowest. The learning rate is "
-        f"{RATE:g}, and {NARROW_RATE:g} for the package transformers. It was chosen after a first run with "
-        f"{NARROW_RATE:g} for all models, in which four ended above their initial loss: `vit_b_16` by fixup and by "
-        "hanin, `swin_t` by fixup, `mixer_s32_224` by wn.",
+        f"Of {len(words)} conversions, {counts}.",
         "",
-        'The verdict is that of `normfree diagnose` on the same batch, before conversion (row "original") and '
-        "after it; *preserved* and *growing* are good.",
+        "- *learns*: after the steps, the loss is below "
+        f"{LEARNED:g} of the first; *slow*: it is not; *diverges*: a loss is not finite. One batch does not rank "
+        "methods.",
+        "- *WRONG*: a parameter that moves in the original has not moved after "
+        f"{ALL_STEPS} steps, the first loss is above {HIGH:g} times both the original's and a guess's, or the program "
+        "failed. No row should be of this kind.",
+        "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
+        "- The rate is the one that `nf.find_lr` suggests for this model, method and batch. Rates in brackets were "
+        "given, because the search takes longer than the steps.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
         f"Made by `{origin['command']}` with "
         + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
         + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}.",
+        "",
+        f"| model | method | branches | norms removed | signal | rate | first loss | after {STEPS} steps | result |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     notes: dict[str, str] = {}
-    lines += [
-        "",
-        "| model | method | branches | norms removed | verdict | loss at the start | lowest | after 50 steps |",
-    ]
-    lines += ["| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"]
-    for name in MODELS:
-        of_model = {row["method"]: row for row in rows if row["model"] == name}
-        for method in (ORIGINAL, *METHODS):
-            if method not in of_model:
-                continue
-            row = of_model[method]
-            label = f"`{name}`" if method == ORIGINAL else ""
-            if "loss" not in row:
-                key = notes.setdefault(_reason(row), str(len(notes) + 1))
-                lines.append(f"| {label} | {method} | | | refused [{key}] | | | |")
-                continue
-            gone = row.get("removed", f"of {row.get('norms')}")
-            losses = (_number(row[when]) for when in ("loss_before", "lowest", "loss"))
-            cells = (row["branches"], gone, row["verdict"], *losses)
-            lines.append(f"| {label} | {method} | " + " | ".join(map(str, cells)) + " |")
+    for row, word in judged:
+        label = f"`{row['model']}`" if row["method"] == ORIGINAL else ""
+        if word.startswith(("refused", "WRONG: ")) and "first" not in row:
+            key = notes.setdefault(_reason(row), str(len(notes) + 1))
+            lines.append(f"| {label} | {row['method']} | | | | | | | {word} [{key}] |")
+            continue
+        gone = row.get("removed", f"of {row.get('norms')}")
+        rate = f"{row['rate']:.2g}" if row["suggested"] else f"({row['rate']:.2g})"
+        cells = (row.get("branches", "refused"), gone, row["verdict"], rate)
+        losses = (_number(row["first"]), _number(row["loss"]))
+        lines.append(f"| {label} | {row['method']} | " + " | ".join(map(str, (*cells, *losses, word))) + " |")
     if notes:
-        lines += ["", "Refused:", "", *[f"{key}. {text}" for text, key in notes.items()]]
+        lines += ["", "Refused or failed:", "", *[f"{key}. {text}" for text, key in notes.items()]]
     lines += ["", "## Learning rates", "", *rates.markdown(json.loads(RATES.read_text(encoding="utf-8")))]
     return "\n".join(lines) + "\n"
 
@@ -245,52 +239,69 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
 def _reason(row: dict[str, Any]) -> str:
     """Return the first reason of a refusal, without the name of the model."""
     if "failed" in row:
-        return f"{row['model']} failed: {row['failed']}"
+        return f"{row['model']} failed: {row['failed']}".replace("\n", " ")
     reason = row["refused"].partition(": ")[2] or row["refused"]
-    return reason.split("; ")[0].replace("|", "\\|")
+    return reason.split("; ")[0].replace("|", "\\|").replace("\n", " ")
 
 
 def _number(value: Any) -> str:
     value = float(value)
     if not math.isfinite(value):
-        return "diverged"
+        return "not finite"
     return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 100 else f"{value:.1e}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="parts of the names of the models to run, separated by commas")
-    parser.add_argument("--methods", help="the methods to run, separated by commas", default=",".join(METHODS))
+    parser.add_argument("--methods", help="the methods to run, separated by commas; default: each model's own")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--rate", type=float, help="a learning rate for all, instead of the suggested ones: faster")
+    parser.add_argument("--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows")
     parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
-    models = [name for name in MODELS if any(part in name for part in wanted)]
-    pairs = [(name, method) for name in models for method in (ORIGINAL, *given.methods.split(","))]
+    models = [name for name in MODELS if any(part in name for part in wanted) and is_available(name)]
+    missing = [package for package in PACKAGES if _version(package) == "not installed"]
+    if missing:
+        print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if given.json is not None and given.json.exists():
-        stored = json.loads(given.json.read_text())
-        rows = {(row["model"], row["method"]): {"commit": stored["commit"], **row} for row in stored["rows"]}
-    left = [pair for pair in pairs if given.fresh or pair not in rows]
-    known = {name: version(name) for name in ("torchvision", "timm", "transformers")}
+    stored: dict[str, Any] = {}
+    for path in (given.json, *given.rows):
+        if path is not None and path.exists():
+            stored = json.loads(path.read_text())
+            rows |= {(r["model"], r["method"]): {"commit": stored["commit"], **r} for r in stored["rows"]}
+    rows = {pair: row for pair, row in rows.items() if pair[0] in MODELS}
+    chosen = {name: given.methods.split(",") if given.methods else methods_for(name) for name in models}
+    left = {
+        name: [method for method in methods if given.fresh or (name, method) not in rows]
+        for name, methods in chosen.items()
+    }
+    left = {name: methods for name, methods in left.items() if methods}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
     if given.models and rows:
         command = stored["command"]  # the whole table is not made by a command for some rows
+    known = {package: _version(package) for package in PACKAGES}
     origin = {"command": command, "commit": commit(), "versions": {**versions(), **known}, "hardware": hardware()}
-    if rows.keys() - set(left) and stored["versions"] != origin["versions"]:
+    kept = set(rows) - {(name, method) for name, methods in left.items() for method in methods}
+    if kept and stored["versions"] != origin["versions"]:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
-    done = 0
-    # Workers are spawned, because torch's threads do not survive a fork.
-    with (
-        multiprocessing.get_context("spawn").Pool(given.jobs) as pool,
-        progress("conversions", len(pairs), done=len(pairs) - len(left)) as update,
-    ):
-        for row in pool.imap_unordered(_work, left):
-            rows[row["model"], row["method"]] = row | {"commit": origin["commit"]}
-            done += 1
-            update(len(pairs) - len(left) + done, len(pairs), f"{row['model']}, {row['method']}")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
+    finished = len(models) - len(left)
+    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
+        running = {pool.submit(run_model, name, methods, given.rate): name for name, methods in left.items()}
+        for done, future in enumerate(as_completed(running), finished + 1):
+            rows |= {(row["model"], row["method"]): row | {"commit": origin["commit"]} for row in future.result()}
+            update(done, len(models), running[future])
             _keep(given.json, origin, rows)
     _keep(given.json, origin, rows)
     page = markdown([rows[pair] for pair in sorted(rows, key=_place)], origin)
@@ -306,7 +317,7 @@ def _keep(path: Path | None, origin: dict[str, Any], rows: dict[tuple[str, str],
 
 
 def _place(pair: tuple[str, str]) -> tuple[int, int]:
-    order = (ORIGINAL, *METHODS)
+    order = (ORIGINAL, *METHODS, *MORE_METHODS)
     return list(MODELS).index(pair[0]), order.index(pair[1]) if pair[1] in order else len(order)
 
 

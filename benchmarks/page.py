@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from normfree.methods.history import as_of
+from normfree.report.panels import Curve, Panel
+from normfree.report.plots import write_plot
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "images" / "stage-kernels.svg"
 RESULTS = ROOT / "results"
 
 
@@ -80,7 +83,7 @@ epoch is 50,000 images, without set-up.
 
 
 def stage_kernels() -> str:
-    found = read("benchmarks/training-kernels.json")
+    found, deep = read("benchmarks/training-kernels.json"), read("benchmarks/training-deep.json")
     rows = [
         [
             row["what"],
@@ -93,11 +96,12 @@ def stage_kernels() -> str:
             f"{row['setup_seconds']:.0f}",
         ]
         for row in found["rows"]
-        if "batch" in row
+        if "batch" in row and not is_swept(row)
     ]
-    steps = [f"{row['steps']:,}" for row in found["rows"] if "steps" in row]
+    steps = [f"{row['steps']:,}" for row in found["rows"] if "steps" in row and not is_swept(row)]
     ratio = next(row["ratio"] for row in found["rows"] if "ratio" in row)
     columns = ["run", "batch", "precision", "images/s", "ms per step", "s per epoch", "GiB", "s to set up"]
+    alone = deep["rows"][0]
     return f"""## Stage kernels
 
 Whole training steps by the [stage kernels](kernels.md), which the engine chooses where they apply, beside the compiled
@@ -107,7 +111,114 @@ kernels is {ratio:.1f} times as fast as the fastest batch norm. An epoch is 50,0
 
 {table(columns, rows)}
 
-{source("benchmarks/training-kernels.json", found)}."""
+{source("benchmarks/training-kernels.json", found)}.
+
+10,000 layers in a process of their own: {alone["setup_seconds"]:.1f} s to set up, {alone["epoch_seconds"]:.1f} s per
+epoch, {alone["peak_gib"]:.1f} GiB.
+{source("benchmarks/training-deep.json", deep)}.{curves_over_depth_and_batch(found)}"""
+
+
+SWEPT = {
+    "fixup, stage kernels": "Fixup, stage kernels",
+    "fixup, compiled": "Fixup, compiled",
+    "batchnorm, compiled": "batch norm, engine",
+    "batchnorm, plain loop": "batch norm, plain loop",
+}
+
+
+def is_swept(row: dict[str, Any]) -> bool:
+    """Whether a row belongs only to the curves over depth and batch."""
+    return row.get("model", "").startswith("resnet") and (row["model"], row["batch"]) != ("resnet110", 128)
+
+
+def curves(axis: str, rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """The rows of each path by depth at batch 128, or by batch of ResNet-110."""
+    found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in SWEPT.values()}
+    for row in rows:
+        if row.get("path") in SWEPT and row["model"].startswith("resnet"):
+            depth, batch = int(row["model"].removeprefix("resnet")), row["batch"]
+            if (batch == 128) if axis == "depth" else (depth == 110):
+                found[SWEPT[row["path"]]][depth if axis == "depth" else batch] = row
+    return {name: dict(sorted(points.items())) for name, points in found.items()}
+
+
+def curves_over_depth_and_batch(found: dict[str, Any]) -> str:
+    """The tables over depth and batch and their picture; empty if the run measured one depth and batch only."""
+    if not any(map(is_swept, found["rows"])):
+        return ""
+    tables = []
+    for axis in ("depth", "batch"):
+        paths = curves(axis, found["rows"])
+        places = sorted({place for points in paths.values() for place in points})
+        cells = [
+            [
+                f"{place:,}",
+                *(
+                    f"{row['images_per_second']:,.0f} ({row['peak_gib']:.1f} GiB)" if (row := points.get(place)) else ""
+                    for points in paths.values()
+                ),
+            ]
+            for place in places
+        ]
+        tables.append(table([axis, *(f"{name}, images/s" for name in paths)], cells))
+    return f"""
+
+The same paths over the depth of a ResNet at batch 128, and over the batch of ResNet-110, in the same run:
+
+![images per second and memory over depth and batch](images/{PICTURE.name})
+
+{tables[0]}
+
+{tables[1]}"""
+
+
+def panels_over_depth_and_batch(rows: list[dict[str, Any]]) -> tuple[Panel, ...]:
+    """Images/s and memory over depth, and over batch."""
+    panels = []
+    for axis, title in (("depth", "batch 128"), ("batch", "ResNet-110")):
+        for field, label in (("images_per_second", "images/s"), ("peak_gib", "GiB")):
+            drawn = tuple(
+                Curve(name, tuple(row[field] for row in points.values()), x=tuple(map(float, points)))
+                for name, points in curves(axis, rows).items()
+                if points
+            )
+            panels.append(Panel(f"{label}, {title}", drawn, label, x_label=axis, log_x=True))
+    return tuple(panels)
+
+
+def converted_speed() -> str:
+    loop, fit = (read(f"benchmarks/converted-{name}.json") for name in ("speed", "fit"))
+
+    def shown(result: dict[str, Any]) -> str:
+        rows = [
+            [
+                row["method"],
+                f"{row['images_per_second']:,.0f}",
+                f"{row['milliseconds']:.1f}",
+                f"{row['speed_ratio']:.2f}",
+                f"{row['peak_gib']:.2f}",
+                f"{row['memory_ratio']:.2f}",
+            ]
+            for row in result["rows"]
+        ]
+        return table(["ResNet-50", "images/s", "ms per step", "relative", "GiB", "relative"], rows)
+
+    steps = 45  # of the stored run, in an epoch
+    data = steps * fit["batch"] * 3 * fit["size"] ** 2 / 2**30
+    return f"""## Speed of converted models
+
+torchvision's ResNet-50 at {loop["size"]} pixels with batches of {loop["batch"]}, as built (batch norm) and converted.
+A plain training loop by `torch.compile` in bf16 autocast, channels last, on one batch:
+
+{shown(loop)}
+
+{source("benchmarks/converted-speed.json", loop)}.
+
+Whole steps of `nf.fit` in bf16, with the images of {steps} steps on the GPU, which take {data:.1f} GiB in each row:
+
+{shown(fit)}
+
+{source("benchmarks/converted-fit.json", fit)}; this run used `EPOCH = {steps}`, which the script has since."""
 
 
 def translation_speed() -> str:
@@ -250,6 +361,7 @@ the papers."""
     sections = [
         training_speed(),
         stage_kernels(),
+        converted_speed(),
         translation_speed(),
         measurement_cost(),
         cifar(),
@@ -261,4 +373,7 @@ the papers."""
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    measured = read("benchmarks/training-kernels.json")["rows"]
+    if any(map(is_swept, measured)):
+        write_plot(panels_over_depth_and_batch(measured), PICTURE)
     print(f"wrote {PAGE.relative_to(ROOT)}")

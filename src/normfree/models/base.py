@@ -22,7 +22,7 @@ from normfree.nn.normalizers import ACTIVATION_TYPES, OmittedActivation, activat
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_folding import Stream
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WEIGHT_LAYERS
+from normfree.nn.weight_layers import LINEARS, WEIGHT_LAYERS, convolution
 from normfree.plan import Branch, Layer, Position, ResidualPlan, ShortcutKind, positions
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -56,7 +56,7 @@ class BlockBuilder:
             return LINEARS[kind](inputs, outputs, bias=bias)
         padding = kernel // 2
         mode: Padding = self.padding_mode if padding else "zeros"
-        return CONVOLUTIONS[kind](inputs, outputs, kernel, stride, padding, bias=bias, padding_mode=mode)
+        return convolution(kind, inputs, outputs, kernel, stride, padding, bias=bias, padding_mode=mode)
 
     def norm(self, channels: int) -> NamedModules:
         """Return the method's normalizer, or nothing."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from normfree.nn.scalars import OneElementScalars, number_of, scalar_tensor
+from normfree.nn.weight_layers import _ConvForward, add_as_image, convolve
 
 ScalarName = Literal["alpha", "shift", "beta", "delta", "skip"]
 SCALARS: tuple[ScalarName, ...] = ("alpha", "shift", "beta", "delta", "skip")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class ScaledModule(OneElementScalars):
@@ -90,6 +92,61 @@ class ScaledModule(OneElementScalars):
         return ", ".join(filter(None, [super().extra_repr(), *parts]))
 
 
+class ScaledConvolution(ScaledModule):
+    """The scalars around a convolution W * x + v, as part of its weight and bias.
+
+        β · (W * (α · x + b) + v) + δ = (α · β · W) * x + β · (v + b · ΣW) + δ
+
+    The left side keeps α · x + b for the gradient of W, and the layer's output for that of β. The right side keeps x
+    alone. A layer that pads with zeros has its b before it, because the zeros have no bias.
+
+    To scale a weight costs little, because a convolution uses it at every position of every image. The left side is
+    computed for so few positions that the weight is larger than the input, unless the layer is compiled.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    padding: tuple[int, ...] | str
+    padding_mode: str
+    _conv_forward: Callable[..., Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Run the convolution with the scaled weight and bias."""
+        few = not torch.compiler.is_compiling() and self.weight.numel() > input.numel()
+        if few or self.skip is not None:
+            return cast(Tensor, super().forward(input))
+        scalars = (self.alpha, self.shift, self.beta, self.delta)
+        alpha, shift, beta, delta = (None if scalar is None else number_of(scalar) for scalar in scalars)
+        weight, bias = self.effective_weight() if isinstance(self, _ConvForward) else self.weight, self.bias
+        if shift is not None and self._pads_with_zeros():
+            scaled = input if alpha is None else input * alpha
+            input, alpha = add_as_image(scaled, shift), None
+        elif shift is not None:
+            moved = shift * weight.flatten(1).sum(1)
+            bias = moved if bias is None else bias + moved
+        if bias is not None and beta is not None:
+            bias = bias * beta
+        if delta is not None:
+            bias = delta.expand(len(weight)) if bias is None else bias + delta
+        for factor in (alpha, beta):
+            weight = weight if factor is None else weight * factor
+        if isinstance(self, _ConvForward):  # direction and gain may be in single precision where the input is not
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+        return convolve(self, input, weight, bias)
+
+    def _pads_with_zeros(self) -> bool:
+        padded = self.padding == "same" if isinstance(self.padding, str) else any(self.padding)
+        return padded and self.padding_mode == "zeros"
+
+
+def _is_known_convolution(plain: Any) -> bool:
+    """Whether a class is a convolution of torch's own, or a reparametrized one, without a forward pass of its own."""
+    if not issubclass(plain, _CONVOLUTIONS):
+        return False
+    known = plain.forward in (_ConvForward.forward, *[kind.forward for kind in _CONVOLUTIONS])
+    return known and plain._conv_forward in [kind._conv_forward for kind in _CONVOLUTIONS]
+
+
 def signals_of(plain: Any) -> tuple[str, ...]:
     """The names of the arguments that are signals: the first, or query, key and value of an attention."""
     signals = 3 if issubclass(plain, nn.MultiheadAttention) else 1
@@ -105,7 +162,8 @@ def _scaled_class(plain: Any) -> Any:
         "__module__": plain.__module__,
         "__doc__": ScaledModule.__doc__,
     }
-    return type(f"Scaled{plain.__name__}", (ScaledModule, plain), body)
+    scaled = ScaledConvolution if _is_known_convolution(plain) else ScaledModule
+    return type(f"Scaled{plain.__name__}", (scaled, plain), body)
 
 
 def _restore(plain: Any) -> nn.Module:

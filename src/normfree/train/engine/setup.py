@@ -27,7 +27,7 @@ from normfree.train.data import AS_BUILT, as_data, open_data
 from normfree.train.engine.environment import Processes, collector_paused, objects_frozen, torch_settings
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
 from normfree.train.engine.inputs import Data, Score, score
-from normfree.train.engine.stages import StageChoice, choose_stages
+from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.run.run_folder import RunFolder
 
@@ -58,7 +58,9 @@ class TrainSetup:
         with ExitStack() as cleanup:
             originals: dict[str, Tensor] = {}
             cleanup.callback(_reset_, model, originals)
-            model.train().to(device)
+            if not all(module.training for module in every_module(model)):
+                model.train()  # takes half a second for 10,000 layers
+            model.to(device)
             layout = bool(config.channels_last)
             named = dict(model.named_parameters())
             originals |= {name: p.detach() for name, p in named.items()}

@@ -86,17 +86,17 @@ def read_block(block: nn.Module) -> BlockParts:
     held = [first, second, *(scalar for scalar in scalars.values() if scalar.learnable)]
     if not all(p.requires_grad for part in held for p in part._parameters.values() if p is not None):
         raise NoStageError("some of its parameters do not learn")
-    if any(part._forward_hooks or part._forward_pre_hooks for part in _modules(block)):
+    if any(part._forward_hooks or part._forward_pre_hooks for part in every_module(block)):
         raise NoStageError("its blocks have forward hooks")
     return BlockParts("pre" if pre else "post" if post else "linear", (first, second), scalars)
 
 
-def _modules(module: nn.Module) -> Iterator[nn.Module]:
+def every_module(module: nn.Module) -> Iterator[nn.Module]:
     """Iterate over a module and all modules inside it; `modules()` is slow for thousands of blocks."""
     yield module
     for child in module._modules.values():
         if child is not None:
-            yield from _modules(child)
+            yield from every_module(child)
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -312,7 +312,7 @@ def _shared_parameters(model: nn.Module) -> set[int]:
     """Return the ids of the parameters that several modules hold, or one module with several names."""
     seen: set[int] = set()
     shared: set[int] = set()
-    for module in _modules(model):
+    for module in every_module(model):
         for parameter in module._parameters.values():
             if parameter is not None:
                 (shared if id(parameter) in seen else seen).add(id(parameter))
