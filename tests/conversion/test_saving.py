@@ -19,6 +19,7 @@ from foreign_models import CASES
 from normfree.conversion import convert, fold_batchnorm
 from normfree.conversion.changes import plan_from_json
 from normfree.conversion.saving import load_converted, pack_example, read_plan, save_converted, unpack_example
+from normfree.models.third_party import create_model
 from normfree.plan import ResidualPlan
 from thin_resnet import ThinResNet, thin_resnet
 
@@ -113,7 +114,7 @@ def test_lines_in_the_folder_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.chdir(tmp_path)
     name = "my_nets_to_load:make"
-    model, plan = convert(nf.models.foreign.create_model(name), "wn", images())
+    model, plan = convert(create_model(name), "wn", images())
     save_converted("m", model, plan, example=images(), source=name)
     code = "import sys; sys.path[0] = 'm'; from load import load; print(load()[0].weight.sum().item())"
     environment = {**os.environ, "PYTHONPATH": str(Path(nf.__file__).parents[1])}

@@ -36,7 +36,7 @@ class Behaviour:
     learning: Mapping[str, bool] | None
 
 
-def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, inside: bool = True) -> Behaviour:
+def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, replaced: Collection[str] | None = None) -> Behaviour:
     """Run a model forward and backward on an example; it is left unchanged.
 
     Normalizers run as in training, dropout does not. Weights and scalars that are 0 get small random values for the
@@ -46,7 +46,8 @@ def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, inside: bool =
         model: The model.
         example: Its example; of a batch of images, two are used.
         plan: Its plan.
-        inside: Whether zeros inside the network are replaced, too, and not only those of the output layers.
+        replaced: The names of the zeros inside the network that are replaced, besides those of the output layers.
+            Default: all.
     """
     args, kwargs = call_arguments(small_copy(example))
     generator = torch.Generator().manual_seed(0)
@@ -56,12 +57,10 @@ def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, inside: bool =
             if is_norm(module):
                 module.train()
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        drawn = {
-            name: nn.Parameter(
-                torch.randn(parameters[name].shape, generator=generator).mul_(scale).to(parameters[name])
-            )
-            for name, scale in _zeros(model, plan, inside=inside)
-        }
+        drawn = {}
+        for name, scale in _zeros(model, plan, replaced):
+            draw = torch.randn(parameters[name].shape, generator=generator) * scale
+            drawn[name] = nn.Parameter(draw.to(parameters[name]))
         with substitute_tensors(model, {id(parameters[name]): p for name, p in drawn.items()}):
             try:
                 out = run(model, args, kwargs)
@@ -79,15 +78,37 @@ def behave(model: nn.Module, example: Any, plan: ResidualPlan, *, inside: bool =
     return Behaviour(tuple(t.detach() for t in outputs), learning)
 
 
-def _zeros(model: nn.Module, plan: ResidualPlan, *, inside: bool) -> Iterator[tuple[str, float]]:
+def _zeros(
+    model: nn.Module, plan: ResidualPlan, replaced: Collection[str] | None = None
+) -> Iterator[tuple[str, float]]:
     """The trainable weights and scalars that are 0, each with the scale of the values to draw for it."""
     last = {layer.path for layer in plan.classifier}
     small = _SMALL * max(len(plan.branches), 1) ** -0.5
     for name, p in model.named_parameters():
         if p.requires_grad and p.is_floating_point() and not name.endswith(_BIASES) and not p.any():
             fan_in = p[0].numel() if p.dim() > 1 else 1
-            if name in last or inside:
+            if name in last or replaced is None or name in replaced:
                 yield name, (1.0 if name in last else small) * max(fan_in, 1) ** -0.5
+
+
+def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: Mapping[str, bool]) -> list[str]:
+    """The zeros that stay 0: none of their factors gets a gradient before another one does.
+
+    A zero behind another zero learns one step later. Two such steps are followed.
+    """
+    last = {layer.path for layer in plan.classifier}
+    waiting = [name for name, _ in _zeros(model, plan) if name not in last and learning.get(name)]
+    moved: list[str] = []
+    for _ in range(2):
+        found = behave(model, example, plan, replaced=moved).learning or {} if waiting else {}
+        new = [name for name in waiting if found.get(name)]
+        waiting = [name for name in waiting if name not in new]
+        moved += new
+        if not waiting:
+            return []
+        if not new:
+            return waiting
+    return []
 
 
 def verify(
@@ -106,8 +127,6 @@ def verify(
     Returns:
         The reasons to refuse the model, and notes on what needs care.
     """
-    hidden = [name for name, _ in _zeros(model, plan, inside=True)]
-    hidden = [name for name in hidden if name not in {layer.path for layer in plan.classifier}]
     after = behave(model, example, plan)
     notes: list[str] = []
     reasons = [*_scale(before.outputs, after.outputs, notes), *_first_loss(model, plan, out, before, heads, notes)]
@@ -116,9 +135,7 @@ def verify(
         return reasons, notes
     held = {name for name, p in model.named_parameters() if p.requires_grad}
     stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
-    if hidden and not stuck:
-        first = behave(model, example, plan, inside=False).learning or {}
-        stuck = [name for name in hidden if not first.get(name)]
+    stuck = stuck or _stuck_zeros(model, example, plan, after.learning)
     owners = {layer.path: branch.name for branch in plan.branches for layer in branch.layers}
     for name in stuck[:1]:
         where = f"the branch '{owners[name]}'" if name in owners else "the model"
