@@ -21,6 +21,7 @@ _PUBLIC = {
     "diagnose": "normfree.diagnostics",
     "discover": "normfree.graph",
     "evaluate": "normfree.train",
+    "find_lr": "normfree.optim.rate_search",
     "fit": "normfree.train",
     "fold_": "normfree.conversion",
     "fold_batchnorm": "normfree.conversion",
@@ -44,6 +45,7 @@ __all__ = [
     "diagnose",
     "discover",
     "evaluate",
+    "find_lr",
     "fit",
     "fold_",
     "fold_batchnorm",
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from normfree.methods import initialize_, register
     from normfree.models import build
     from normfree.optim import clip_grad_agc_, param_groups
+    from normfree.optim.rate_search import find_lr
     from normfree.plan import ResidualPlan
     from normfree.train import TrainConfig, evaluate, fit, load, recipe
 

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from normfree import theory
 from normfree.diagnostics import bounds, updates
 from normfree.diagnostics.curvature import Hessian
-from normfree.methods import Law, Method, registry
+from normfree.methods import Law, Method
 from normfree.methods.init_context import InitContext
-from normfree.methods.method import ONE, SQRT_HALF, ScalarRate
+from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
 from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
 from normfree.models import resnet
@@ -80,7 +80,7 @@ def _methods(names: str, change: Callable[[Method], Method]) -> Callable[[], Pla
     def changed(factory: Callable[..., Method]) -> Callable[..., Method]:
         return wraps(factory)(lambda **options: change(factory(**options)))
 
-    return lambda: patch.dict(registry._FACTORIES, {n: changed(registry._FACTORIES[n]) for n in names.split()})
+    return lambda: patch.dict(_FACTORIES, {n: changed(_FACTORIES[n]) for n in names.split()})
 
 
 def _then(names: str, change: Callable[[Any, Layer, Branch | None], object]) -> Callable[[], Planted]:

@@ -14,6 +14,8 @@ from normfree.cli.options import (
     Plugins,
     example_inputs,
     load_plugins,
+    model_folder,
+    name_in_folder,
     require_model,
     require_one_input,
 )
@@ -82,7 +84,7 @@ def diagnose_model(
 
     load_plugins(plugin)
     _require_outputs(fail_on, out or [])
-    folder = _model_folder(model)
+    folder = model_folder(model)
     _require_weights(model, folder, method, checkpoint)
     place = device_of(device)
     require_one_input(context)
@@ -134,7 +136,7 @@ def _inputs(
     """Read or draw the inputs, and the targets if a file has them."""
     from normfree.diagnostics.named_models import read_batch, reads_tokens, sequence_length
 
-    name = model if folder is None else _name_in(folder)
+    name = model if folder is None else name_in_folder(folder)
     if data is not None:
         return read_batch(data, name)
     if folder is not None and not example and (not shape or reads_tokens(name)):
@@ -204,17 +206,6 @@ def _show(found: list[Diagnosis], model: str, out: Sequence[Path], as_json: bool
         open_console(stderr=True).print(f"wrote {path}")
 
 
-def _model_folder(model: str) -> Path | None:
-    """Return the folder of a run or a converted model if the argument names one."""
-    path = Path(model)
-    if not path.is_dir():
-        return None
-    from normfree.models import is_model_name
-    from normfree.train.run.loading import holds_model
-
-    return path if holds_model(path) or not is_model_name(model) else None
-
-
 def _folder_around(weights: Path) -> Path | None:
     """Return the folder of the run or converted model that a weights file is part of, if any.
 
@@ -228,11 +219,3 @@ def _folder_around(weights: Path) -> Path | None:
         return weights.parent
     folder = weights.parent.parent if checkpoint.step_of(weights.parent) >= 0 else weights
     return folder if holds_model(folder) else None
-
-
-def _name_in(folder: Path) -> str:
-    """Return the name of the model in a folder; a converted model counts as one of another package."""
-    from normfree.conversion.saving import is_converted
-    from normfree.train.run.loading import read_config
-
-    return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model

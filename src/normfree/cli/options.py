@@ -138,3 +138,22 @@ def command_line(verb: str, *words: str, options: Mapping[str, object]) -> str:
         for word in (name, str(one))
     ]
     return shlex.join(["normfree", verb, *words, *typed])
+
+
+def model_folder(model: str) -> Path | None:
+    """Return the folder of a run or a converted model if the argument names one."""
+    path = Path(model)
+    if not path.is_dir():
+        return None
+    from normfree.models import is_model_name
+    from normfree.train.run.loading import holds_model
+
+    return path if holds_model(path) or not is_model_name(model) else None
+
+
+def name_in_folder(folder: Path) -> str:
+    """Return the name of the model in a folder; a converted model counts as one of another package."""
+    from normfree.conversion.saving import is_converted
+    from normfree.train.run.loading import read_config
+
+    return f"converted:{folder.name}" if is_converted(folder) else read_config(folder).model

@@ -17,6 +17,7 @@ from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data
 from normfree.cli.diagnose import diagnose_model
 from normfree.cli.listing import list_methods, list_models
+from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
@@ -64,6 +65,7 @@ _add(app, "methods", list_methods)
 _add(app, "models", list_models)
 _add(app, "diagnose", diagnose_model)
 _add(app, "convert", convert_model)
+_add(app, "lr", find_rate)
 _add(app, "train", train_model)
 _add(app, "evaluate", evaluate_run)
 _add(app, "translate", translate_lines)

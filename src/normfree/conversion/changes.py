@@ -99,7 +99,10 @@ class Changes:
             )
             more = f" and {len(self.scaled) - _SHOWN} more" if len(self.scaled) > _SHOWN else ""
             lines.append(f"  scaled   {names}{more}")
-        return "\n".join([*lines, *[f"  note     {note}" for note in self.notes]])
+        lines += [f"  note     {note}" for note in self.notes]
+        if self.removed:
+            lines.append("  next     the original's rate may be too high: normfree.find_lr(model, batches) finds one")
+        return "\n".join(lines)
 
 
 def _line(title: str, kinds: Iterable[str]) -> list[str]:

@@ -102,11 +102,11 @@ def propagate(
 ) -> Signal:
     """Measure the signal of any model in one forward and one backward pass.
 
-    The backward pass starts from the loss if there are `targets` or a `loss`, and otherwise from a random gradient
-    with unit variance at the output. If the classifier's weight is zero, as at the start of Fixup, a random gradient
-    is injected at its input instead; if all attentions over an encoder's output return zero, one is injected there,
-    too. `Signal.injected` names these places. Frozen parameters get gradients as well, since they carry the signal
-    too.
+    The backward pass starts from the loss if there are `targets` or a `loss`, or if the model returns a loss of its
+    own, and otherwise from a random gradient with unit variance at the output. If the classifier's weight is zero, as
+    at the start of Fixup, a random gradient is injected at its input instead; if all attentions over an encoder's
+    output return zero, one is injected there, too. `Signal.injected` names these places. Frozen parameters get
+    gradients as well, since they carry the signal too.
 
     Hooks, modes, gradients, buffers and random states are restored, also if the model raises. Only numbers are kept,
     so that memory does not grow beyond one plain pass.
@@ -245,6 +245,12 @@ def first_tensor(output: Any) -> Tensor:
     )
 
 
+def own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model computed itself, as those of transformers do when they get labels; else None."""
+    value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return value if isinstance(value, Tensor) and value.numel() == 1 else None
+
+
 def cross_entropy(output: Any, targets: Any) -> Tensor:
     """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
     logits = first_tensor(output)
@@ -289,8 +295,9 @@ def _start(
     """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any."""
     value = None
     starts: dict[Tensor, Tensor | None] = {}
-    if targets is not None or loss is not None:
-        result = (loss or cross_entropy)(output, targets)
+    own = own_loss(output) if targets is None and loss is None else None
+    if targets is not None or loss is not None or own is not None:
+        result = own if own is not None else (loss or cross_entropy)(output, targets)
         value = result.detach()
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _SLANTED = 24  # letters in a line of a slanted name
+_MANY = 24  # more positions than this are a curve rather than points that deserve a label each
 _STEPS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200)  # decades between two ticks
 
 
@@ -23,6 +24,8 @@ def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool) -> Non
         places = [math.log10(position) for position in positions]
         low, high = min(places), max(places)
         labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
+        if len(set(places)) > _MANY and high - low >= 2:  # a dense curve: powers of ten
+            labelled = [float(power) for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
         axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled])
         margin = 0.04 * (high - low) or 0.5
         axes.set_xlim(low - margin, high + margin)

@@ -150,9 +150,10 @@ def points_panel(
 ) -> tuple[Panel, ...]:
     """The panel of accuracies over depths, rates or batch sizes, one curve per row; none without numbers."""
     curves = [curve for row, columns in found.items() for curve in point_curve(row, columns, at=at)]
+    if not curves:
+        return ()
     lines = (ReferenceLine("chance", CHANCE), *levels)
-    panel = Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves))
-    return (panel,) if curves else ()
+    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves)),)
 
 
 def accuracy_table(found: Mapping[str, Numbers], rows_are: str = "row") -> tuple[Table, ...]:

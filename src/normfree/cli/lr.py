@@ -1,0 +1,163 @@
+"""`normfree lr`: a learning rate that trains a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normfree.cli.options import (
+    DEVICE,
+    Example,
+    Plugins,
+    example_inputs,
+    load_plugins,
+    model_folder,
+    name_in_folder,
+    require_either,
+    require_model,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def find_rate(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
+            "converted model.",
+        ),
+    ],
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="The method (default: fixup); other packages' models are converted.")
+    ] = "",
+    shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x64x64.")] = "",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs in a batch.")] = 16,
+    count: Annotated[int, typer.Option("--batches", min=1, help="Number of batches.")] = 8,
+    example: Example = "",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Real data: .safetensors with 'inputs' and 'targets'; cut into batches."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, adam or adamw.")] = "sgd",
+    momentum: Annotated[float, typer.Option("--momentum", help="Momentum of sgd.")] = 0.9,
+    clip: Annotated[float | None, typer.Option("--clip", help="Ratio of adaptive clipping; none by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the losses, .png or .svg.")] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, noise and orders.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Find a learning rate that trains a model: a range test on a few batches, and the bound from the curvature.
+
+    Without --data, the batches are noise with random labels, which shows where training diverges, but not how fast
+    your data can be learned.
+
+    For example: normfree lr torchvision:mobilenet_v3_small -m fixup --input 3x64x64 -o rate.png
+    """
+    import json
+
+    from normfree.diagnostics.named_models import to_device
+    from normfree.files import to_json_values
+    from normfree.nn.devices import device_of
+    from normfree.optim.rate_search import find_lr
+    from normfree.report.progress import progress
+    from normfree.report.terminal import open_console
+
+    load_plugins(plugin)
+    if out is not None and out.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"expected --out to end in .png or .svg, got '{out.name}'")
+    folder = model_folder(model)
+    if folder is None:
+        require_model(model, "lr")
+    elif method:
+        raise ValueError(f"expected the folder '{model}' alone, got --method too; the model in it has its method")
+    require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
+    require_either(context, "--data", ["--input"], "--data gives the inputs")
+    place = device_of(device)
+    with progress(f"searching a rate for {model}"):
+        batches = _batches(model, folder, data, example, shape, batch, count, seed)
+        built = _built(model, method, folder, batches[0][0], seed).to(place)
+        try:
+            batches = [
+                (to_device(x, place), _targets(built, x, y, place, seed + i)) for i, (x, y) in enumerate(batches)
+            ]
+            found = find_lr(built, batches, optimizer=optimizer, momentum=momentum, clip=clip, seed=seed)
+        except (RuntimeError, IndexError, TypeError) as error:  # torch's errors for shapes or labels that do not fit
+            raise ValueError(
+                f"expected a batch that '{model}' accepts, but it failed: {error}; check --input, --example or --data"
+            ) from error
+    if as_json:
+        typer.echo(json.dumps(to_json_values(found.to_json()), indent=1))
+    else:
+        console = open_console()
+        console.print(str(found), highlight=False, markup=False)
+        if data is None:
+            console.print("(the targets were random labels; --data gives real batches)", highlight=False, markup=False)
+    if out is not None:
+        found.save(out)
+        open_console(stderr=True).print(f"wrote {out}")
+
+
+def _batches(
+    model: str, folder: Path | None, data: Path | None, example: str, shape: str, batch: int, count: int, seed: int
+) -> list[tuple[Any, Any]]:
+    """Read the batches from a file, or draw inputs whose targets are None."""
+    from normfree.diagnostics.named_models import read_batch, reads_tokens
+
+    name = model if folder is None else name_in_folder(folder)
+    if data is not None:
+        inputs, targets = read_batch(data, name)
+        if targets is None:
+            raise ValueError(f"expected a tensor 'targets' in '{data}', got inputs only; add the labels")
+        parts = inputs if isinstance(inputs, tuple) else (inputs,)
+        pieces = [part.split(batch) for part in (*parts, targets)]
+        rows = list(zip(*pieces, strict=True))[:count]
+        return [(row[0] if len(row) == 2 else tuple(row[:-1]), row[-1]) for row in rows]
+    if folder is not None and not example and (not shape or reads_tokens(name)):
+        from normfree.train.run.loading import noise_for
+
+        return [(noise_for(folder, batch=batch, length=None, seed=seed + i), None) for i in range(count)]
+    return [(example_inputs(name, example, shape, batch, seed + i), None) for i in range(count)]
+
+
+def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int) -> nn.Module:
+    """Build, convert or load the model."""
+    import torch
+
+    from normfree.diagnostics.named_models import build_by_name
+    from normfree.models.foreign import is_foreign
+
+    if folder is not None:
+        from normfree.train.run.loading import load
+
+        return load(folder)
+    built = build_by_name(model, "" if is_foreign(model) else method or "fixup", inputs=inputs, seed=seed)
+    if is_foreign(model) and method:
+        from normfree.conversion import convert
+
+        built = convert(built, method, inputs, generator=torch.Generator().manual_seed(seed))[0]
+    return built
+
+
+def _targets(model: nn.Module, inputs: Any, targets: Any, place: Any, seed: int) -> Any:
+    """Move targets to the device, or draw a label for every position of the model's output."""
+    import torch
+
+    from normfree.diagnostics.named_models import to_device
+    from normfree.diagnostics.propagation import first_tensor
+    from normfree.nn.model_state import call_arguments, eval_mode
+
+    if targets is not None:
+        return targets.to(place)
+    args, kwargs = call_arguments(to_device(inputs, place))
+    with torch.no_grad(), eval_mode(model):
+        shape = first_tensor(model(*args, **kwargs)).shape
+    places, classes = (shape[:2], shape[2]) if len(shape) == 3 else ((shape[0], *shape[2:]), shape[1])
+    labels = torch.randint(classes, places, generator=torch.Generator().manual_seed(seed))
+    return labels.to(place)

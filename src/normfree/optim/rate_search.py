@@ -1,0 +1,265 @@
+"""Find a learning rate that trains: a range test on a few batches, and the bound 2/λ from the loss's curvature.
+
+The range test trains with a rate that grows exponentially, η_t = η_0 · (η_T/η_0)^(t/T), until the loss diverges. For a
+quadratic loss, gradient descent with momentum μ diverges above 2·(1 + μ)/λ, with λ the top eigenvalue of the Hessian.
+
+Reference: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3 (the range test); Polyak
+1964 (the bound with momentum).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from normfree.diagnostics.named_models import to_device
+from normfree.diagnostics.propagation import Loss
+from normfree.methods import Method
+from normfree.nn.model_state import preserve_model_state
+from normfree.optim.groups import param_groups
+from normfree.optim.range_test import (
+    OPTIMIZERS,
+    Groups,
+    MakeOptimizer,
+    Trial,
+    as_pair,
+    batch_orders,
+    curvature_bounds,
+    halve_until_trained,
+    propose_rate,
+)
+from normfree.plan import ResidualPlan, remembered_method
+from normfree.report.notebook import notebook_html
+from normfree.report.panels import Curve, Panel
+from normfree.report.plots import write_plot
+from normfree.report.tables import Column, Table
+
+
+@dataclass(frozen=True, repr=False)
+class RateSearch:
+    """The rate that `find_lr` suggests, and its evidence.
+
+    Attributes:
+        suggestion: The learning rate of the weights. `check` steps at this rate lowered the loss for every order of
+            the batches.
+        interval: The lowest and highest proposal of the runs, and one step of the grid of rates on either side. It
+            shows how far the order of the batches moves the number. It is no confidence interval, and a longer
+            training may want another rate.
+        diverged: The rate at which each run diverged, ∞ if it did not.
+        bounds: 2·(1 + μ)/λ for a few batches, the rate above which the quadratic approximation of the loss at the
+            start diverges; empty if it was not measured.
+        rates: The rates of the range test.
+        losses: The losses of each run at these rates, as far as the run went; differences between the batches at the
+            start are taken out.
+        before: The mean loss over the batches at the start.
+        after: That loss after `check` steps at the suggested rate, for each order of the batches.
+        check: The number of these steps.
+        notes: What you should know about the numbers.
+    """
+
+    suggestion: float
+    interval: tuple[float, float]
+    diverged: tuple[float, ...]
+    bounds: tuple[float, ...]
+    rates: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    before: float
+    after: tuple[float, ...]
+    check: int
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data; numbers may be infinite."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def save(self, path: str | Path) -> Path:
+        """Draw the losses over the rate, with the suggested rate and the bound.
+
+        Args:
+            path: A file name that ends in .png or .svg.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ValueError: If the file name has another ending.
+            ImportError: If matplotlib is not installed.
+        """
+        top = 2 * max(abs(run[0]) for run in self.losses)  # a loss that has diverged is drawn at the top
+        shown = [[value if value < top else top for value in run] for run in self.losses]
+        low, high = min(map(min, shown)), max(map(max, shown))
+        curves = [Curve(f"order {i}", (*run,), self.rates[: len(run)]) for i, run in enumerate(shown, start=1)]
+        for name, rate in (("suggested rate", self.suggestion), ("2·(1 + μ)/λ", min(self.bounds, default=math.inf))):
+            if math.isfinite(rate):  # a vertical line
+                curves.append(Curve(f"{name} {rate:.3g}", (low, high), (rate, rate * (1 + 1e-6))))
+        panel = Panel(
+            "loss while the rate grows", tuple(curves), "loss", "learning rate", log_y=False, log_x=True, note=str(self)
+        )
+        write_plot([panel], path, title=f"suggested learning rate: {self.suggestion:.3g}")
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"RateSearch({self.suggestion:.3g}, runs from {self.interval[0]:.3g} to {self.interval[1]:.3g})"
+
+    def __str__(self) -> str:
+        """Return the number, its spread and what it means, as sentences."""
+        return " ".join((f"learning rate {self.suggestion:.3g}:", *self._sentences()))
+
+    def _sentences(self) -> list[str]:
+        low, high = self.interval
+        ends = f"{min(self.after):.4g}" if len(self.after) == 1 else f"{min(self.after):.4g}…{max(self.after):.4g}"
+        found = [
+            f"{self.check} steps lowered the loss from {self.before:.4g} to {ends}.",
+            f"{len(self.losses)} orders of the batches propose {low:.3g} to {high:.3g}.",
+        ]
+        met = [rate for rate in self.diverged if math.isfinite(rate)]
+        if met:
+            found.append(f"{len(met)} of {len(self.diverged)} runs diverged, first at {min(met):.3g}.")
+        if self.bounds:
+            found.append(f"The curvature at the start allows {min(self.bounds):.3g} to {max(self.bounds):.3g}.")
+        return [*found, *self.notes]
+
+    def _repr_html_(self) -> str:
+        columns = (Column("order"), Column("diverged at", "right"), Column("loss after the check", "right"))
+        rows = tuple(
+            (str(i), f"{rate:.3g}" if math.isfinite(rate) else "never", f"{loss:.4g}")
+            for i, (rate, loss) in enumerate(zip(self.diverged, self.after, strict=True), start=1)
+        )
+        return notebook_html(
+            f"learning rate {self.suggestion:.3g}", self._sentences(), Table("range test", columns, rows)
+        )
+
+
+def find_lr(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss | None = None,
+    *,
+    optimizer: str | MakeOptimizer = "sgd",
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    method: str | Method | None = None,
+    plan: ResidualPlan | None = None,
+    low: float = 1e-6,
+    high: float = 10.0,
+    steps: int = 100,
+    runs: int = 3,
+    check: int = 20,
+    max_batches: int = 16,
+    curvature: bool = True,
+    seed: int = 0,
+) -> RateSearch:
+    """Find a learning rate that trains a model, from a few batches.
+
+    Each run of the range test trains on the batches in an order of its own while the rate grows from `low` to `high`,
+    and proposes a third of the rate at which its average loss was lowest. The suggestion is the geometric mean of the
+    proposals, halved until `check` steps at this rate lower the mean loss over the batches for every order. With the
+    defaults, this takes the time of about 400 training steps, and the curvature that of up to 200 more.
+
+    The model trains in training mode, with the parameter groups of its method. Afterwards weights, buffers, gradients,
+    modes and random states are as they were.
+
+    Args:
+        model: Any model.
+        batches: Batches of (inputs, targets), or mappings of keyword arguments for a model that returns its own loss,
+            as those of transformers do with 'labels'. A `DataLoader` will do.
+        loss: A function of the output and the targets (default: the model's own loss, or cross-entropy).
+        optimizer: 'sgd', 'adam' or 'adamw', or a function from parameter groups to an optimizer.
+        momentum: The momentum of 'sgd'.
+        weight_decay: The weight decay of the groups.
+        clip: The ratio of adaptive clipping (`clip_grad_agc_`) at every step (default: no clipping).
+        method: The method of the groups (default: the one that the model remembers; else one rate for all parameters).
+        plan: The plan of the groups, as for `param_groups`.
+        low: The first rate.
+        high: The last rate.
+        steps: The number of steps of a run.
+        runs: The number of orders of the batches.
+        check: The number of steps at the suggested rate that must lower the loss.
+        max_batches: The number of batches to take; the runs repeat them.
+        curvature: Whether to compute the bound 2·(1 + μ)/λ, for 'sgd' without clipping.
+        seed: The seed of the orders and of random numbers such as dropout.
+
+    Returns:
+        The suggestion, its spread and the curves; print it, or save it as a picture.
+
+    Raises:
+        ValueError: If a setting is invalid, if there is no batch, if a batch does not fit the model, or if no rate
+            lowers the loss.
+
+    >>> import torch
+    >>> square = lambda output, target: (output**2).mean()
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> found = find_lr(model, [(torch.ones(1, 1), None)], square, momentum=0.0)
+    >>> found.bounds[0], found.suggestion < 1  # the loss is w², whose second derivative is 2
+    (1.0, True)
+    """
+    if not 0 < low < high < math.inf or steps < 10 or min(runs, check, max_batches) < 1:
+        raise ValueError(
+            "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
+            f"low={low:g}, high={high:g}, steps={steps}, runs={runs}, check={check}, max_batches={max_batches}"
+        )
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        raise ValueError(f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got '{optimizer}'")
+    learning = [p for p in model.parameters() if p.requires_grad]
+    if not learning:
+        raise ValueError(f"expected a model with parameters that learn, got {type(model).__name__} with none")
+    found = [as_pair(to_device(batch, learning[0].device)) for batch in islice(batches, max_batches)]
+    if not found:
+        raise ValueError("expected at least one batch, got none; pass a list of (inputs, targets), or a DataLoader")
+
+    def groups() -> Groups:
+        if method is None and remembered_method(model) is None:
+            return [{"name": "all", "params": learning, "lr": 1.0, "weight_decay": weight_decay}]
+        made = param_groups(model, lr=1.0, weight_decay=weight_decay, method=method, plan=plan)
+        return [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in made]
+
+    make = OPTIMIZERS[optimizer](momentum) if isinstance(optimizer, str) else optimizer
+    rates = [low * (high / low) ** (t / (steps - 1)) for t in range(steps)]
+    orders = list(batch_orders(len(found), max(steps, check), runs, seed))
+    with preserve_model_state(model):
+        model.train()
+        trial = Trial(model, found, loss, lambda: make(groups()), clip, seed)
+        if not math.isfinite(trial.before):
+            raise ValueError(f"expected a finite loss at the start, got {trial.before}; diagnose the model first")
+        tests = [trial.train(rates, order) for order in orders]
+        tested = [losses for losses, _ in tests]
+        proposals = [p for run in tested if (p := propose_rate(rates, run)) is not None]
+        if not proposals:
+            raise ValueError(
+                f"expected a loss that falls at some rate from {low:g} to {high:g}, got {trial.before:.4g} at the "
+                "first step and no lower average later; pass a lower low=, more steps=, or targets that can be learned"
+            )
+        middle = math.exp(sum(map(math.log, proposals)) / len(proposals))
+        suggestion, after = halve_until_trained(trial, middle, orders, check)
+        notes: list[str] = []
+        bounds: tuple[float, ...] = ()
+        if curvature and optimizer == "sgd" and clip is None:
+            bounds, note = curvature_bounds(model, found[:runs], loss, momentum)
+            notes.append(note)
+    if len(proposals) < runs:
+        notes.append(f"{runs - len(proposals)} of {runs} orders proposed no rate.")
+    if max(proposals) > 10 * min(proposals):
+        notes.append("The orders differ more than tenfold: pass larger batches, or more of them.")
+    ends = tuple(rates[len(run) - 1] if math.isinf(end) else math.inf for run, end in tests)
+    grid = rates[1] / rates[0]
+    interval = min(suggestion, *proposals) / grid, max(proposals) * grid
+    runs_found = tuple(map(tuple, tested))
+    return RateSearch(
+        suggestion,
+        interval,
+        ends,
+        bounds,
+        tuple(rates),
+        runs_found,
+        trial.before,
+        after,
+        check,
+        tuple(filter(None, notes)),
+    )
