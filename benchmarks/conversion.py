@@ -92,7 +92,7 @@ def measure(name: str, method: str) -> dict[str, Any]:
 
 def suggested_rate(subject: Subject, model: nn.Module) -> float:
     """Return the rate of `nf.find_lr` for AdamW: one short range test, and a few steps that must lower the loss."""
-    search = {"low": 1e-4, "high": 0.3, "steps": 12, "runs": 1, "check": 10, "curvature": False}
+    search = {"low": 1e-4, "high": 0.3, "steps": 12, "runs": 1, "check": STEPS, "curvature": False}
     found = nf.find_lr(
         model, [(subject.inputs, None)], lambda out, _: subject.loss_of(out), optimizer="adamw", **search
     )
