@@ -47,7 +47,7 @@ ORIGINAL = "original"
 RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
 STEPS, ALL_STEPS = 20, 40
 PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the packages once
-PROCESSES.set_forkserver_preload(["subjects"])
+PROCESSES.set_forkserver_preload(["conversion"])
 LIMIT = 900  # seconds for one model with all its methods
 HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
 LEARNED = 0.9  # a model learns if its loss falls below this part of the first
@@ -292,6 +292,7 @@ def main() -> None:
     kept = set(rows) - {(name, method) for name, methods in left.items() for method in methods}
     if kept and stored["versions"] != origin["versions"]:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
     finished = len(models) - len(left)
     with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
         running = {pool.submit(run_model, name, methods): name for name, methods in left.items()}

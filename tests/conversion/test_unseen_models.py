@@ -47,8 +47,9 @@ def test_conversion_is_right_or_refused_with_a_reason(case: Unusual, method: str
     result = attempt(model, method, example)
     if isinstance(result, str):
         assert method in case.may_refuse, result
-        named = [name for name, _ in model.named_modules() if name and f"'{name}'" in result]
-        assert named or "no residual sum was found" in result or "(model)" in result or "prototypes" in result, result
+        places = [type(model).__name__, "(model)", *(name for name, _ in model.named_modules() if name)]
+        places += [name for name, _ in model.named_parameters()]
+        assert any(f"'{place}'" in result for place in places) or "no residual sum was found" in result, result
         return
     converted, plan = result
     assert not find_norms(converted)
