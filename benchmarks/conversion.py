@@ -57,7 +57,7 @@ def methods_for(name: str) -> tuple[str, ...]:
     return (ORIGINAL, *METHODS, *(MORE_METHODS if name in WITH_MORE else ()))
 
 
-def measure(name: str, method: str) -> dict[str, Any]:
+def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]:
     """One pair: what was found and removed, the verdict, the losses and the parameters that stay, or why not."""
     began = time.perf_counter()
     torch.manual_seed(0)
@@ -84,9 +84,9 @@ def measure(name: str, method: str) -> dict[str, Any]:
         row |= {"verdict": "refused", "not_diagnosed": str(error)}
     model.train()
     _without_dropout(model)
-    rate = suggested_rate(subject, model)
-    row |= {"chance": subject.chance, "rate": rate}
-    row |= train(subject, model, rate)
+    row |= {"chance": subject.chance, "suggested": rate is None}
+    row["rate"] = suggested_rate(subject, model) if rate is None else rate
+    row |= train(subject, model, row["rate"])
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -145,10 +145,10 @@ def judge(row: dict[str, Any], original: dict[str, Any]) -> str:
     return "learns" if row["loss"] < LEARNED * row["first"] else "slow"
 
 
-def run_model(name: str, methods: Sequence[str]) -> list[dict[str, Any]]:
+def run_model(name: str, methods: Sequence[str], rate: float | None) -> list[dict[str, Any]]:
     """Run the pairs of one model in a process, and return its rows, also those of a process that ran out of time."""
     ours, theirs = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=run_here, args=(theirs, name, methods))
+    process = PROCESSES.Process(target=run_here, args=(theirs, name, methods, rate))
     process.start()
     theirs.close()
     rows: list[dict[str, Any]] = []
@@ -163,13 +163,13 @@ def run_model(name: str, methods: Sequence[str]) -> list[dict[str, Any]]:
     return rows + [{"model": name, "method": method, "failed": reason} for method in methods[len(rows) :]]
 
 
-def run_here(rows: Connection, name: str, methods: Sequence[str]) -> None:
+def run_here(rows: Connection, name: str, methods: Sequence[str], rate: float | None) -> None:
     """Send a row per pair."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for method in methods:
         try:
-            row = measure(name, method)
+            row = measure(name, method, rate)
         except Exception as error:  # one pair that fails must not end the table
             row = {"model": name, "method": method, "failed": f"{type(error).__name__}: {error}"}
         rows.send(row)
@@ -206,7 +206,7 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         f"{ALL_STEPS} steps, the first loss is above {HIGH:g} times both the original's and a guess's, or the program "
         "failed. No row should be of this kind.",
         "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
-        "- The rate is the one that is suggested for this model and method; it is the same in all steps.",
+        "- The rate is the one that `nf.find_lr` suggests for this model, method and batch; rates in brackets were given.",
         "",
         "The learning rates at which converted models diverge are [below](#learning-rates).",
         "",
@@ -225,7 +225,8 @@ def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
             lines.append(f"| {label} | {row['method']} | | | | | | | {word} [{key}] |")
             continue
         gone = row.get("removed", f"of {row.get('norms')}")
-        cells = (row.get("branches", "refused"), gone, row["verdict"], f"{row['rate']:.2g}")
+        rate = f"{row['rate']:.2g}" if row["suggested"] else f"({row['rate']:.2g})"
+        cells = (row.get("branches", "refused"), gone, row["verdict"], rate)
         losses = (_number(row["first"]), _number(row["loss"]))
         lines.append(f"| {label} | {row['method']} | " + " | ".join(map(str, (*cells, *losses, word))) + " |")
     if notes:
@@ -263,6 +264,8 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--rate", type=float, help="a learning rate for all, instead of the suggested ones: faster")
+    parser.add_argument("--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows")
     parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
@@ -271,13 +274,12 @@ def main() -> None:
     if missing:
         print(f"left out, not installed: {', '.join(missing)}", file=sys.stderr)
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if given.json is not None and given.json.exists():
-        stored = json.loads(given.json.read_text())
-        rows = {
-            (row["model"], row["method"]): {"commit": stored["commit"], **row}
-            for row in stored["rows"]
-            if row["model"] in MODELS
-        }
+    stored: dict[str, Any] = {}
+    for path in (given.json, *given.rows):
+        if path is not None and path.exists():
+            stored = json.loads(path.read_text())
+            rows |= {(r["model"], r["method"]): {"commit": stored["commit"], **r} for r in stored["rows"]}
+    rows = {pair: row for pair, row in rows.items() if pair[0] in MODELS}
     chosen = {name: given.methods.split(",") if given.methods else methods_for(name) for name in models}
     left = {
         name: [method for method in methods if given.fresh or (name, method) not in rows]
@@ -295,7 +297,7 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
     finished = len(models) - len(left)
     with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
-        running = {pool.submit(run_model, name, methods): name for name, methods in left.items()}
+        running = {pool.submit(run_model, name, methods, given.rate): name for name, methods in left.items()}
         for done, future in enumerate(as_completed(running), finished + 1):
             rows |= {(row["model"], row["method"]): row | {"commit": origin["commit"]} for row in future.result()}
             update(done, len(models), running[future])
