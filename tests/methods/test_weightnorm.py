@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normfree import discover
 from normfree.methods import get, initialize_
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.models import Network, build
 from normfree.nn.weight_layers import WeightNormConv2d, WeightNormLinear
 from normfree.theory import weightnorm_norm_ratio

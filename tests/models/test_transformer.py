@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from normfree.conversion import convert
@@ -15,7 +16,7 @@ from normfree.graph import discover, unaccounted
 from normfree.methods import get, initialize_, names
 from normfree.models import BaseModel, Decoder, Encoder, Network, Transformer, build
 from normfree.models.registry import find_family
-from normfree.models.weight_files import load_weights, save_weights
+from normfree.models.weight_files import load_weights
 from normfree.nn.attention import Attention
 from normfree.nn.embedding import PAD, real_positions
 from normfree.nn.residual import Residual, lower_precision_, set_precision_
@@ -295,7 +296,7 @@ def test_copies_states_and_types_keep_the_model(name: str, tmp_path: Path) -> No
     assert torch.equal(other(*inputs), wanted)
     twin = copy.deepcopy(model)
     assert torch.equal(twin(*inputs), wanted)
-    save_weights(tmp_path / "model.safetensors", model)
+    save_model(model, str(tmp_path / "model.safetensors"))
     fresh = built(name, "fixup", dtype=torch.float32, seed=1)
     load_weights(tmp_path / "model.safetensors", fresh)
     assert torch.equal(fresh(*inputs), wanted)

@@ -26,7 +26,7 @@ from normfree import theory
 from normfree.diagnostics import bounds, updates
 from normfree.diagnostics.curvature import Hessian
 from normfree.methods import Law, Method
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
 from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries

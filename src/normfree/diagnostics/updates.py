@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.propagation import Loss, cross_entropy, first_tensor, plan_of, zero_classifier
 from normfree.methods import Method
-from normfree.methods.init_context import fans
+from normfree.methods.initialize import fans
 from normfree.methods.transformer_branches import is_transformer
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.residual import Residual

@@ -5,8 +5,7 @@
 
 from importlib import import_module
 
-from normfree.methods.init_context import Batch, InitContext
-from normfree.methods.initialize import initialize_
+from normfree.methods.initialize import Batch, InitContext, initialize_
 from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, Skip, get, names, register, unregister
 
 FAMILIES = tuple(

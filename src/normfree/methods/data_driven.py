@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule, register
 from normfree.nn.residual import Residual
 from normfree.nn.scalar_wrapping import scalars_of

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from normfree import theory
-from normfree.methods.init_context import InitContext, gain, standardized
+from normfree.methods.initialize import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Method, Rule, register
 from normfree.nn.model_state import on_meta
 from normfree.plan import Layer

@@ -15,7 +15,7 @@ from normfree.plan import Position
 from normfree.theory.errors import unknown_name
 
 if TYPE_CHECKING:
-    from normfree.methods.init_context import InitContext
+    from normfree.methods.initialize import InitContext
 
 Form = Literal["post", "pre", "linear"]
 """The position of a residual block's activation: after the sum, before the branch, or only inside the branch."""

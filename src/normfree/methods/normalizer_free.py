@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normfree import theory
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule, register
 from normfree.methods.plain import he_fan_in_
 from normfree.nn.normalizers import DynamicTanh

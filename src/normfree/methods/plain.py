@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from normfree.methods.init_context import InitContext, gain
+from normfree.methods.initialize import InitContext, gain
 from normfree.methods.method import WITH_SEQUENCES, Method, register
 from normfree.plan import Layer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import RESIDUAL_SUMS, SQRT_HALF, Law, Method, Rule, register
 from normfree.methods.plain import he_fan_in_
 from normfree.plan import Position

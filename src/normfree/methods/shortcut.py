@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normfree import theory
-from normfree.methods.init_context import InitContext, gain, standardized
+from normfree.methods.initialize import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Law, Method, Rule, register
 from normfree.plan import Position
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.plan import Branch, Layer, ResidualPlan
 
 ATTENTION = 4  # the degree of an attention branch: query, key, value, output

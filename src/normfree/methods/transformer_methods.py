@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
 from normfree.methods.plain import xavier_
 from normfree.methods.transformer_branches import scaled_xavier_, transformer_stacks

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from normfree.methods.data_driven import calibrate_
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
 from normfree.nn.normalizers import OmittedActivation
 from normfree.plan import Branch, Layer

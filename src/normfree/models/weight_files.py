@@ -1,4 +1,4 @@
-"""Save and load the weights of a model as a safetensors file, a format that runs no code when read."""
+"""Load the weights of a model from a safetensors file, a format that runs no code when read."""
 
 from __future__ import annotations
 
@@ -9,20 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
-from normfree.files import atomic_path, explain_os_errors, render_weights
 from normfree.nn.scalars import with_dimension
-
-
-def save_weights(path: str | Path, model: nn.Module) -> None:
-    """Write the `state_dict` of a model to a safetensors file.
-
-    Raises:
-        ValueError: If the suffix is not .safetensors, or if the format cannot hold a tensor.
-        OSError: If the file cannot be written. A previous file stays intact.
-    """
-    path = _safetensors(path)
-    with explain_os_errors("the weights", path, "the earlier file is unchanged"), atomic_path(path) as temporary:
-        temporary.write_bytes(render_weights(model.state_dict()))
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property, partial, partialmethod
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,18 +66,20 @@ class Settings:
         """Whether small stand-ins are wanted."""
         return self.scale == "quick"
 
+    def each(self, words: str, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """Yield every combination of the axes, and report each as a step: `words` with its values in the braces."""
+        combinations = list(product(*axes))
+        for step, values in enumerate(combinations):
+            self.progress(step, len(combinations), words.format(*values))
+            yield values
+
     def each_seed(self) -> Iterator[int]:
         """Yield the seeds, and report each as a step."""
-        for step, seed in enumerate(self.seeds):
-            self.progress(step, len(self.seeds), f"seed {seed}")
-            yield seed
+        return (seed for (seed,) in self.each("seed {}", self.seeds))
 
     def each_seed_of(self, names: Iterable[str]) -> Iterator[tuple[str, int]]:
         """Yield every name with every seed, and report each pair as a step."""
-        pairs = [(name, seed) for name in names for seed in self.seeds]
-        for step, (name, seed) in enumerate(pairs):
-            self.progress(step, len(pairs), f"{name}, seed {seed}")
-            yield name, seed
+        return ((name, seed) for name, seed in self.each("{}, seed {}", names, self.seeds))
 
     def train(self, wanted: Mapping[str, TrainConfig]) -> dict[str, Trained | None]:
         """Return the runs by name; None for a run that is missing and may not be trained."""

@@ -162,8 +162,13 @@ def _noise(batch: int, size: int, g: torch.Generator, settings: Settings) -> tup
     return x.to(settings.device), torch.randint(10, (batch,), generator=g).to(settings.device)
 
 
-def _depths(settings: Settings) -> tuple[int, ...]:
-    return _QUICK_DEPTHS if settings.quick else _DEPTHS
+def _bounds_by_seed(settings: Settings) -> dict[int, dict[int, Bounds]]:
+    """Both theorems without normalization, by seed and depth."""
+    found: dict[int, dict[int, Bounds]] = {}
+    depths = _QUICK_DEPTHS if settings.quick else _DEPTHS
+    for seed, depth in settings.each("{1} layers, seed {0}", settings.seeds, depths):
+        found.setdefault(seed, {})[depth] = _bounds(settings, "he_in", depth, seed)
+    return found
 
 
 @claim(
@@ -198,16 +203,13 @@ def _depths(settings: Settings) -> tuple[int, ...]:
 )
 def thm1(settings: Settings) -> Measurement:
     """Gradients at block inputs and their bounds. Reference: fixup, Theorem 1, equation 2; appendix A.1."""
-    depths = _depths(settings)
     smallest, deviation, growth, control = [], [], [], []
     shown: dict[int, tuple[list[float], list[float]]] = {}
-    for step, seed in enumerate(settings.seeds):
-        found = {}
-        for i, depth in enumerate(depths):
-            settings.progress(step * len(depths) + i, len(settings.seeds) * len(depths), f"{depth} layers, seed {seed}")
-            found[depth] = _bounds(settings, "he_in", depth, seed).blocks
-            shown.setdefault(depth, ([b.measured for b in found[depth]], [b.bound for b in found[depth]]))
-        blocks = [b for bounds in found.values() for b in bounds]
+    for seed, bounds in _bounds_by_seed(settings).items():
+        found = {depth: both.blocks for depth, both in bounds.items()}
+        for depth, of in found.items():
+            shown.setdefault(depth, ([b.measured for b in of], [b.bound for b in of]))
+        blocks = [b for of in found.values() for b in of]
         smallest.append(min(b.ratio for b in blocks))
         deviation.append(max(b.deviation for b in blocks))
         growth.append(decades([found[16][1].bound, found[40][1].bound]))
@@ -264,23 +266,19 @@ def thm1(settings: Settings) -> Measurement:
 )
 def thm2(settings: Settings) -> Measurement:
     """Gradients of homogeneous sets and their bounds. Reference: fixup, Theorem 2, equations 3 and 4; Figure 2."""
-    depths = _depths(settings)
     smallest, deviation, growth, expectation = [], [], [], []
-    rows: list[tuple[str, ...]] = []
     shown: dict[int, tuple[SetBound, ...]] = {}
-    for step, seed in enumerate(settings.seeds):
-        found = {}
-        for i, depth in enumerate(depths):
-            settings.progress(step * len(depths) + i, len(settings.seeds) * len(depths), f"{depth} layers, seed {seed}")
-            sets = found[depth] = _bounds(settings, "he_in", depth, seed).sets
-            if seed == settings.seeds[0]:
-                shown[depth] = sets
-                rows += [(f"wrn-{depth}-1", s.name, f"{s.measured:.4g}", f"{s.bound:.4g}") for s in sets]
-        everything = [s for bounds in found.values() for s in bounds]
+    for seed, bounds in _bounds_by_seed(settings).items():
+        found = {depth: both.sets for depth, both in bounds.items()}
+        shown = shown or found
+        everything = [s for of in found.values() for s in of]
         smallest.append(min(s.measured / s.bound for s in everything))
         deviation.append(max(s.deviation for s in everything))
         growth.append(decades([found[16][0].bound, found[40][0].bound]))
         expectation.append(_expected_over_bound(settings, seed))
+    rows = [
+        (f"wrn-{depth}-1", s.name, f"{s.measured:.4g}", f"{s.bound:.4g}") for depth, of in shown.items() for s in of
+    ]
     return Measurement(
         values={
             "smallest gradient over bound": smallest,

@@ -6,6 +6,7 @@ Reference: Zhang, Dauphin, Ma 2019, section 3, appendix B.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,6 +21,7 @@ from normfree_papers.claims.registry import claim
 
 
 _LAYERS = (2, 3)
+Curves = dict[str, list[list[float]]]  # by name, one per seed
 _SCALARS = 1e6  # a rate of the scalars at which they alone change the output
 
 
@@ -85,50 +87,54 @@ def _update(
 )
 def eq5(settings: Settings) -> Measurement:
     """The first update over depth. Reference: fixup, section 3, equation 5; appendix B, Theorems 3 and 4."""
-    depths = (10, 30, 100) if settings.quick else (10, 30, 100, 300, 1000)
-    values: dict[str, list[float]] = {}
-    panels = []
-    total, done = len(settings.seeds) * len(_LAYERS) * len(depths), 0
-    for m in _LAYERS:
-        curves: dict[str, list[list[float]]] = {
-            "Fixup weights": [],
-            "weights without L-scaling": [],
-            "scalars at η": [],
+
+    def measured(m: int, seed: int, L: int) -> dict[str, float]:
+        plain = _update(settings, L, m, "fixup", seed, "branch weights")
+        unscaled = f"fixup:scale={L ** (1 / (2 * m - 2))!r}"
+        return {
+            "Fixup weights": plain.per_unit,
+            "weights without L-scaling": _update(settings, L, m, unscaled, seed, "branch weights").per_unit,
+            "scalars at η": _of_scalars(settings, L, m, seed),
+            "slope": plain.slope,
         }
-        slopes = []
-        for seed in settings.seeds:
-            scaled, unscaled, scalars, in_rate = [], [], [], []
-            for L in depths:
-                settings.progress(done, total, f"{L} branches of {m} layers, seed {seed}")
-                done += 1
-                plain = _update(settings, L, m, "fixup", seed, "branch weights")
-                scaled.append(plain.per_unit)
-                in_rate.append(plain.slope)
-                factor = L ** (1 / (2 * m - 2))
-                unscaled.append(_update(settings, L, m, f"fixup:scale={factor!r}", seed, "branch weights").per_unit)
-                scalars.append(_of_scalars(settings, L, m, seed))
-            slopes.append(math.fsum(in_rate) / len(in_rate))
-            for name, curve in zip(curves, (scaled, unscaled, scalars), strict=True):
-                curves[name].append(curve)
-        values[f"exponent in L, m = {m}"] = [exponent(depths, c) for c in curves["Fixup weights"]]
-        values[f"exponent without the scaling, m = {m}"] = [
-            exponent(depths, c) for c in curves["weights without L-scaling"]
-        ]
-        values[f"exponent in η, m = {m}"] = slopes
-        values[f"exponent of the biases, m = {m}"] = [exponent(depths, c) for c in curves["scalars at η"]]
-        panels.append(
-            Panel(
-                f"{m} layers a branch",
-                tuple(Curve(name, means(cs)) for name, cs in curves.items()),
-                "‖Δf‖/η, root mean square over inputs",
-                x_label="log10 of the number of branches",
-                x=tuple(math.log10(L) for L in depths),
-            )
-        )
+
+    depths, values, panels = _depths(settings), {}, []
+    for m, curves in _over_depth(settings, measured).items():
+        slopes = curves.pop("slope")
+        exponents = {name: [exponent(depths, curve) for curve in of] for name, of in curves.items()}
+        values[f"exponent in L, m = {m}"] = exponents["Fixup weights"]
+        values[f"exponent without the scaling, m = {m}"] = exponents["weights without L-scaling"]
+        values[f"exponent in η, m = {m}"] = [math.fsum(of) / len(of) for of in slopes]
+        values[f"exponent of the biases, m = {m}"] = exponents["scalars at η"]
+        panels.append(_panel(m, depths, curves))
     return Measurement(
         values=values,
         panels=tuple(panels),
         notes=("the scalars' curve is for the full rate; the recipe's tenth divides it by ten at every depth",),
+    )
+
+
+def _depths(settings: Settings) -> tuple[int, ...]:
+    return (10, 30, 100) if settings.quick else (10, 30, 100, 300, 1000)
+
+
+def _over_depth(settings: Settings, measured: Callable[[int, int, int], dict[str, float]]) -> dict[int, Curves]:
+    """The numbers that a function of m, seed and L returns, by m and name: one curve over the depths per seed."""
+    found: dict[int, dict[str, dict[int, list[float]]]] = {}
+    axes = (_LAYERS, settings.seeds, _depths(settings))
+    for m, seed, L in settings.each("{2} branches of {0} layers, seed {1}", *axes):
+        for name, number in measured(m, seed, L).items():
+            found.setdefault(m, {}).setdefault(name, {}).setdefault(seed, []).append(number)
+    return {m: {name: list(of.values()) for name, of in curves.items()} for m, curves in found.items()}
+
+
+def _panel(m: int, depths: Sequence[int], curves: Curves) -> Panel:
+    return Panel(
+        f"{m} layers a branch",
+        tuple(Curve(name, means(of)) for name, of in curves.items()),
+        "‖Δf‖/η, root mean square over inputs",
+        x_label="log10 of the number of branches",
+        x=tuple(math.log10(L) for L in depths),
     )
 
 
@@ -174,30 +180,16 @@ _BOTH = {"last layers 0": "fixup", "all layers scaled": "fixup:zero_last=false"}
 )
 def eq5_options(settings: Settings) -> Measurement:
     """The first update with both options for the last layer. Reference: fixup, section 3, after equation 5."""
-    depths = (10, 30, 100) if settings.quick else (10, 30, 100, 300, 1000)
-    values: dict[str, list[float]] = {}
-    panels = []
-    total, done = len(settings.seeds) * len(_LAYERS) * len(depths), 0
-    for m in _LAYERS:
-        curves: dict[str, list[list[float]]] = {name: [] for name in _BOTH}
-        for seed in settings.seeds:
-            for curve in curves.values():
-                curve.append([])
-            for L in depths:
-                settings.progress(done, total, f"{L} branches of {m} layers, seed {seed}")
-                done += 1
-                for name, method in _BOTH.items():
-                    curves[name][-1].append(_update(settings, L, m, method, seed, "branch weights").per_unit)
+
+    def measured(m: int, seed: int, L: int) -> dict[str, float]:
+        return {
+            name: _update(settings, L, m, method, seed, "branch weights").per_unit for name, method in _BOTH.items()
+        }
+
+    depths, values, panels = _depths(settings), {}, []
+    for m, curves in _over_depth(settings, measured).items():
         zero, scaled = curves.values()
         values[f"exponent in L, all layers scaled, m = {m}"] = [exponent(depths, c) for c in scaled]
         values[f"all scaled over last 0, m = {m}"] = [b[-1] / a[-1] for a, b in zip(zero, scaled, strict=True)]
-        panels.append(
-            Panel(
-                f"{m} layers a branch",
-                tuple(Curve(name, means(cs)) for name, cs in curves.items()),
-                "‖Δf‖/η, root mean square over inputs",
-                x_label="log10 of the number of branches",
-                x=tuple(math.log10(L) for L in depths),
-            )
-        )
+        panels.append(_panel(m, depths, curves))
     return Measurement(values=values, panels=tuple(panels))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normfree_papers.claims.claim import Check, Measurement, Settings, expect
 
@@ -38,6 +39,14 @@ def generator(seed: int) -> torch.Generator:
 def normal(shape: Sequence[int], g: torch.Generator) -> Tensor:
     """Draws from N(0, 1) in float64."""
     return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def he(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
+    """A linear layer with weights from N(0, gain/fan_in)."""
+    layer = nn.Linear(inputs, outputs, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(normal((outputs, inputs), g) * math.sqrt(gain / inputs))
+    return layer
 
 
 def apart(a: Tensor, b: Tensor) -> float:

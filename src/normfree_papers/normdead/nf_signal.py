@@ -22,7 +22,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
 from normfree_papers.claims.fits import means, straight_line
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.float64 import batch_norm, generator, normal, rounding, undisturbed
+from normfree_papers.normdead.float64 import batch_norm, generator, he, normal, rounding, undisturbed
 
 _GAMMA = (2 / (1 - 1 / math.pi)) ** 0.5  # 1/√Var ReLU(N(0, 1)), independent of `theory`
 _WIDTH, _BATCH, _LAYERS, _BLOCKS = 512, 1024, 6, 8
@@ -36,14 +36,6 @@ def centred(inputs: int, outputs: int, gain: float, g: torch.Generator) -> Stand
     with torch.no_grad():
         layer.weight.copy_((normal((outputs, inputs), g) + normal((outputs, 1), g)) * normal((outputs, 1), g).exp())
         layer.gain.fill_(gain)
-    return layer
-
-
-def he(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
-    """A linear layer with weights from N(0, gain/fan_in)."""
-    layer = nn.Linear(inputs, outputs, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(normal((outputs, inputs), g) * math.sqrt(gain / inputs))
     return layer
 
 

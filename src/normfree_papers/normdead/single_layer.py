@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree_papers.normdead.float64 import apart, batch_norm, generator, normal
-from normfree_papers.normdead.nf_signal import centred, he
+from normfree_papers.normdead.float64 import apart, batch_norm, generator, he, normal
+from normfree_papers.normdead.nf_signal import centred
 
 _FACTOR = 3.0
 _INPUTS, _OUTPUTS, _BATCH = 64, 32, 128

@@ -20,7 +20,7 @@ from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
 from normfree_papers.claims.fits import means
 from normfree_papers.claims.registry import claim
-from normfree_papers.normdead.float64 import generator, normal, undisturbed
+from normfree_papers.normdead.float64 import generator, he, normal, undisturbed
 
 # Section 3.2, first half: the same transform f(x) = ReLU(Wx) under three kinds of skip connection
 
@@ -29,20 +29,13 @@ _KINDS = ("sum", "concatenation", "gate")
 Moments = tuple[list[float], list[float]]  # means and mean squares, from the input on
 
 
-def _linear(inputs: int, outputs: int, gain: float, g: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(normal((outputs, inputs), g) * math.sqrt(gain / inputs))
-    return layer
-
-
 def _block(kind: str, width: int, g: torch.Generator) -> nn.Module:
     """A skip connection around ReLU(Wx), which keeps the mean square; the gate of a highway has unit gain."""
     outputs = _GROWTH if kind == "concatenation" else width
-    transform = nn.Sequential(_linear(width, outputs, 2.0, g), nn.ReLU())
+    transform = nn.Sequential(he(width, outputs, 2.0, g), nn.ReLU())
     if kind == "sum":
         return Residual(transform)
-    return Concatenate(transform) if kind == "concatenation" else Highway(_linear(width, width, 1.0, g), transform)
+    return Concatenate(transform) if kind == "concatenation" else Highway(he(width, width, 1.0, g), transform)
 
 
 @torch.no_grad()

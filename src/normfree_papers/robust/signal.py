@@ -17,7 +17,7 @@ import torch
 
 from normfree.diagnostics.propagation import Signal, propagate
 from normfree.methods import InitContext, Method, get
-from normfree.methods.init_context import gain, standardized
+from normfree.methods.initialize import gain, standardized
 from normfree.models import build
 from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect

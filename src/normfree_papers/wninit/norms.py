@@ -141,18 +141,14 @@ def fig1(settings: Settings) -> Measurement:
     """
     chosen = {name: ends for name, ends in _WIDTHS.items() if not settings.quick or name == "150 to 250"}
     found: dict[tuple[str, str, str], list[Norms]] = {}
-    total, done = len(_KINDS) * len(chosen) * len(settings.seeds), 0
-    for kind, (depth, network) in _KINDS.items():
-        for width, (low, high) in chosen.items():
-            for seed in settings.seeds:
-                settings.progress(done, total, f"{kind}, width {width}, seed {seed}")
-                done += 1
-                g = torch.Generator().manual_seed(seed)
-                widths = torch.randint(low, high + 1, (depth + 1,), generator=g).tolist()
-                model = initialized(network(widths), "wn", widths[0], g).to(settings.device)
-                x = torch.randn(_INPUTS, widths[0], generator=g).to(settings.device)
-                found.setdefault((kind, width, "proposed"), []).append(measure_norms(model, x, g))
-                found.setdefault((kind, width, "g = 1"), []).append(measure_norms(with_unit_lengths(model), x, g))
+    for kind, width, seed in settings.each("{}, width {}, seed {}", _KINDS, chosen, settings.seeds):
+        (depth, network), (low, high) = _KINDS[kind], chosen[width]
+        g = torch.Generator().manual_seed(seed)
+        widths = torch.randint(low, high + 1, (depth + 1,), generator=g).tolist()
+        model = initialized(network(widths), "wn", widths[0], g).to(settings.device)
+        x = torch.randn(_INPUTS, widths[0], generator=g).to(settings.device)
+        found.setdefault((kind, width, "proposed"), []).append(measure_norms(model, x, g))
+        found.setdefault((kind, width, "g = 1"), []).append(measure_norms(with_unit_lengths(model), x, g))
     values: dict[str, list[float]] = {}
     curves: dict[tuple[str, str], dict[str, tuple[float, ...]]] = {}
     for (kind, width, name), seeds in found.items():

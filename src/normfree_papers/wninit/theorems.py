@@ -54,16 +54,11 @@ def _layer_ratios(
     """‖v‖²/‖u‖² of many matrices with `_VECTORS` vectors each, by kind and shape of matrix, one list per seed."""
     matrices = 100 if settings.quick else 300
     found: dict[str, list[list[float]]] = {}
-    total, done = len(settings.seeds) * len(_SHAPES) * 2, 0
-    for kind, directions in _DIRECTIONS.items():
-        for n, m in _SHAPES:
-            for seed in settings.seeds:
-                settings.progress(done, total, f"{kind}, {n} → {m}, seed {seed}")
-                done += 1
-                g = torch.Generator().manual_seed(seed)
-                weights = layer_weights(f"wn:directions={directions},g={lengths}", n, m, g)
-                draws = [one(weight.to(settings.device), g) for weight in islice(weights, matrices)]
-                found.setdefault(f"{kind}, {n} → {m}", []).append(torch.cat(draws).tolist())
+    for kind, (n, m), seed in settings.each("{0}, {1[0]} → {1[1]}, seed {2}", _DIRECTIONS, _SHAPES, settings.seeds):
+        g = torch.Generator().manual_seed(seed)
+        weights = layer_weights(f"wn:directions={_DIRECTIONS[kind]},g={lengths}", n, m, g)
+        draws = [one(weight.to(settings.device), g) for weight in islice(weights, matrices)]
+        found.setdefault(f"{kind}, {n} → {m}", []).append(torch.cat(draws).tolist())
     return found
 
 

@@ -13,7 +13,7 @@ from normfree.data.counter_rng import epoch_order
 from normfree.data.images import image_set
 from normfree.data.images.augment import Augmentation, AugmentParams, augment, cutout, normalize
 from normfree.methods import fixup, names
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.methods.method import ScalarRate
 from normfree.plan import Layer
 from normfree.train import RunFolder, TrainConfig

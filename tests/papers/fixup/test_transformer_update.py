@@ -3,7 +3,7 @@
 import pytest
 
 from normfree import theory
-from normfree.methods.init_context import InitContext
+from normfree.methods.initialize import InitContext
 from normfree.plan import Layer
 from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
