@@ -281,7 +281,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rate", type=float, help="a learning rate for all, instead of the suggested ones: faster")
-    parser.add_argument("--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows")
+    parser.add_argument(
+        "--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows (last option)"
+    )
+    parser.add_argument("--page", action="store_true", help="write the page from stored rows, and run nothing")
     parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
@@ -301,7 +304,7 @@ def main() -> None:
         name: [method for method in methods if given.fresh or (name, method) not in rows]
         for name, methods in chosen.items()
     }
-    left = {name: methods for name, methods in left.items() if methods}
+    left = {name: methods for name, methods in left.items() if methods and not given.page}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
     if given.models and rows:
         command = stored["command"]  # the whole table is not made by a command for some rows
@@ -337,9 +340,11 @@ def _place(pair: tuple[str, str]) -> tuple[int, int]:
 
 
 def _command(words: list[str]) -> list[str]:
-    """Return the command without absolute folders and without --fresh."""
+    """Return the command without absolute folders, and without the options that only say what is run again."""
     short = [os.path.relpath(word) if os.path.isabs(word) else word for word in words]
-    return [word for word in short if word != "--fresh"]
+    if "--rows" in short:
+        short = short[: short.index("--rows")]  # comes last
+    return [word for word in short if word not in ("--fresh", "--page")]
 
 
 if __name__ == "__main__":
