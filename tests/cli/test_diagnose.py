@@ -372,7 +372,10 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         ((*SMALL, "-m", "fixupp"), "did you mean 'fixup'"),
         ((*SMALL, "-o", "missing/report.html"), "make the folder first"),
         ((*SMALL, "-o", "report.pdf"), "expected --out to end in .html, .png, .svg or .json, got 'report.pdf'"),
-        ((*SMALL, "--fail-on", "bad"), "expected --fail-on to be one of growing, vanishing, exploding, dead branch"),
+        (
+            (*SMALL, "--fail-on", "bad"),
+            "expected --fail-on to be one of growing, drifting, vanishing, exploding, faulty, dead branch",
+        ),
         ((*SMALL, "--device", "nope"), "expected a device such as cpu or cuda, got 'nope'"),
         ((*SMALL, "--device", "cuda:99"), "expected a device such as cpu or cuda, got 'cuda:99'"),
         ((*SMALL, "--device", "meta"), "expected a device such as cpu or cuda, got 'meta'"),
@@ -394,11 +397,12 @@ def test_wrong_checkpoint_is_refused(run: Run, tmp_path: Path, name: str, says: 
         (("resnet8", "--input", "3x-1x16"), "expected --input such as"),
         (("resnet8", "--input", "0x16x16"), "expected --input such as"),
         (("resmlp-4-8", "-m", "he_in", "--batch", "1"), "use a larger batch"),
-        (("mlp-4-8", "-m", "he_in"), "expected a network with residual sums"),
+        (("mlp-4-8", "--widths", "8,16"), "expected a model with {} in place of its width"),
+        (("mlp-4-{}", "--widths", "8"), "two or more --widths"),
         (("torchvision:resnet18", "-m", "fixup"), "leave --method out"),
         (("torchvision:resnet18", "--input", "5x64x64"), "check the example's shape"),
         (("torchvision:resnet81",), "unknown model of torchvision 'resnet81'; did you mean 'resnet18'"),
-        (("my_factories:plain", "--input", "6"), "expected a network with residual sums"),
+        (("mlp-4-{}", "--widths", "8,16", "--out", "a.html"), "expected --out to end in .png, .svg or .json"),
         (
             ("my_factories:good", "--input", "7"),
             "check the example's shape, (8, 7) (--input gives another), or in Python pass a hand-written ResidualPlan",
@@ -483,11 +487,41 @@ def test_block_that_stands_out_is_named_and_counts(run: Run, folder: Path) -> No
         file.write("\ndef one_bad():\n    net = Net()\n    net.blocks[7].layer.weight.data.mul_(100)\n    return net\n")
     status, out, _ = run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "vanishing")
     assert status == 1
-    assert "my_factories:one_bad: preserved, except blocks.7" in out
+    assert "my_factories:one_bad: exploding: block too large at blocks.7" in out
     assert "look at blocks.7" in out
-    assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "exploding")[0] == 0
+    assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "exploding")[0] == 1
+    assert run("my_factories:one_bad", "--input", "6", "--batch", "32", "--fail-on", "faulty")[0] == 0
     (record,) = strict(run("my_factories:one_bad", "--input", "6", "--batch", "32", "--json")[1])
     assert [odd["name"] for odd in record["verdict"]["odd"]] == ["blocks.7"]
+
+
+def test_network_without_sums_is_measured_at_its_layers(run: Run) -> None:
+    status, out, _ = run("mlp-40-32", "-m", "he_in", "-m", "xavier", "--fail-on", "vanishing")
+    assert status == 1
+    assert "signal through the weight layers" in out
+    assert "he_in: preserved" in out
+    assert "xavier: vanishing: forward signal" in out
+    assert "He's initialization ('he_in')" in out
+
+
+def test_input_that_is_not_finite_is_status_one(run: Run, folder: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    np.save(folder / "good.npy", x)
+    x[1, 2] = np.nan
+    np.save(folder / "bad.npy", x)
+    assert run("my_factories:good", "--data", "good.npy")[0] == 0
+    status, out, _ = run("my_factories:good", "--data", "bad.npy")
+    assert status == 1
+    assert "faulty: input not finite at the input" in out
+
+
+def test_widths_are_compared(run: Run, folder: Path) -> None:
+    status, out, _ = run("resmlp-2-{}", "--widths", "8,16,32", "-m", "he_in", "-o", "c.png", "-o", "c.json")
+    assert status == 0
+    assert "width 16" in out
+    record = strict((folder / "c.json").read_text())
+    assert record["widths"] == [8, 16, 32]
+    assert (folder / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Folders of runs and of converted models.

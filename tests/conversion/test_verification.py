@@ -112,6 +112,26 @@ class Mixed(nn.Module):
         return x + self.n(F.gelu(self.a(x)))
 
 
+class BatchNormAct1d(nn.BatchNorm1d):
+    """A normalizer with its activation inside, as timm's."""
+
+    def __init__(self) -> None:
+        super().__init__(D)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act = nn.Linear(D, D), BatchNormAct1d()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.a(x))
+
+
 class ActivatedByCode(Activated):
     def forward(self, x: Tensor) -> Tensor:
         return x + F.relu(self.n(self.a(x)))
@@ -266,6 +286,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "activated": (lambda: sequential(Activated), X),
     "activated by silu": (lambda: sequential(lambda: Activated(nn.SiLU)), X),
     "normalized after the activation": (lambda: sequential(Mixed), X),
+    "fused activation": (lambda: sequential(Fused), X),
     "layer scale": (lambda: sequential(Scaled), X),
     "tanh of a scale": (lambda: sequential(ScaledByTanh), X),
     "loss": (Autoencoder, X),
@@ -360,7 +381,9 @@ def test_layer_scales_are_found_by_what_they_do(name: str) -> None:
     assert not any(branch.scales for branch in nf.convert(network(), "skipinit", X)[1].branches)  # control
 
 
-@pytest.mark.parametrize("name", ["activated", "activated by silu", "normalized after the activation"])
+@pytest.mark.parametrize(
+    "name", ["activated", "activated by silu", "normalized after the activation", "fused activation"]
+)
 @pytest.mark.parametrize("method", ["fixup", "skipinit"])
 def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, method: str) -> None:
     model, example = made(name)

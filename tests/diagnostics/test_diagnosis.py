@@ -18,11 +18,23 @@ from torch import Tensor, nn
 
 import normfree
 from normfree.conversion import convert
-from normfree.diagnostics.diagnosis import INJECTED, Diagnosis, diagnose, json_data, page, panels, save, summary, table
+from normfree.diagnostics.diagnosis import (
+    INJECTED,
+    Diagnosis,
+    diagnose,
+    json_data,
+    page,
+    panels,
+    rating,
+    save,
+    summary,
+    table,
+)
 from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.verdict import judge
 from normfree.models import build
 from normfree.report.page import render_page
+from signal_oracles import made_up_signal
 
 EVIL = "<script>alert(1)</script> & [bold]$x$"
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -81,7 +93,8 @@ class Scripts(HTMLParser):
 def test_repr_is_one_short_line(deep: Diagnosis) -> None:
     forward, backward = deep.verdict.forward.factor, deep.verdict.backward.factor
     factors = f"forward ×{forward:.3g} and backward ×{backward:.3g} per block"
-    assert repr(deep) == f"Diagnosis('deep': exploding; 27 residual sums, {factors})"
+    word = f"exploding: forward signal ×{forward:.2f} per block"
+    assert repr(deep) == f"Diagnosis('deep': {word}; 27 residual sums, {factors})"
     assert repr(deep.signal) == "Signal(27 residual sums, 56 weight layers)"
 
 
@@ -216,10 +229,10 @@ def test_depths_may_differ(short: Diagnosis, deep: Diagnosis, tmp_path: Path) ->
             assert {len(curve.values) for curve in panel.curves} == set(counts)
             assert panel.point_names == tuple(s.name for s in deep.signal.sums)
             assert panel.stages == (10, 19)
-        assert f"{counts[0]} to {counts[1]} residual blocks" in page(order, "").subtitle
+        assert f"{counts[0]} to {counts[1]} residual sums" in page(order, "").subtitle
         for suffix in ("html", "png", "json"):
             assert save(order, tmp_path / f"both.{suffix}").stat().st_size > 1000
-    assert "3 residual blocks" in page([short], "").subtitle
+    assert "3 residual sums" in page([short], "").subtitle
 
 
 @pytest.mark.parametrize("name", ["report.txt", "report", "report.pdf", ".json.bak"])
@@ -310,3 +323,45 @@ assert not rooms & {{"train", "data", "optim", "comparison"}}, rooms
 """
     source = str(Path(normfree.__file__).parent.parent)
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=True)
+
+
+def test_layers_losses_and_updates_are_in_the_report(deep: Diagnosis) -> None:
+    text = str(deep).replace("\n", " ")
+    assert "first loss" in text
+    assert "log 10 = 2.3" in text
+    assert "dead units: " in text
+    assert "update-to-weight ratio at learning rate 1" in text
+    (section,) = page([deep], "Deep").sections
+    assert [row[0] for row in section.folded[0].rows] == [layer.name for layer in deep.signal.layers]
+
+
+def test_notebook_shows_the_verdict_and_escapes_names(deep: Diagnosis) -> None:
+    html = replace(deep, name=EVIL)._repr_html_()
+    assert "exploding: forward signal" in html
+    assert "<table>" in html
+    assert "<script>" not in html
+
+
+@pytest.mark.parametrize(("method", "status"), [("batchnorm", "good"), ("xavier", "bad"), ("he_in", "bad")])
+def test_colour_follows_the_rate_of_growth(method: str, status: str) -> None:
+    images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model = build("resnet56", method, generator=torch.Generator().manual_seed(0))
+    (card,) = page([diagnose(model, images)], "").cards
+    assert card.status == status
+
+
+def test_large_growth_by_a_power_is_not_green() -> None:
+    """A gradient that grows as the fourth power of the depth: × 1e8 in 100 blocks."""
+    signal = made_up_signal([1.0] * 100, [float(i) ** -4 for i in range(1, 101)])
+    verdict = judge(signal)
+    assert verdict.status == "growing"
+    assert rating(verdict) == "warn"
+    assert rating(judge(made_up_signal([1.0] * 100, [float(i) ** -1 for i in range(1, 101)]))) == "good"
+
+
+def test_drift_says_at_which_depth_it_fails() -> None:
+    verdict = judge(made_up_signal([1.05**i for i in range(100)]))
+    assert (verdict.status, rating(verdict)) == ("drifting", "warn")
+    assert verdict.forward.fails_at == math.ceil(math.log(1000) / math.log(1.05)) + 1
+    assert f"fails from about {verdict.forward.fails_at} blocks on" in verdict.sentence
+    assert judge(made_up_signal([1.05**i for i in range(verdict.forward.fails_at)])).status == "exploding"

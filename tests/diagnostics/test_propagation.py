@@ -314,9 +314,9 @@ def test_frozen_parameters_do_not_stop_the_signal(frozen: str) -> None:
     assert [p.requires_grad for p in model.parameters()] == flags
 
 
-def test_model_without_sums_is_refused() -> None:
-    refuse("expected a network with residual sums, got none", build("mlp-4-8", "he_in"), torch.randn(4, 3, 28, 28))
-    refuse("expected a network with residual sums, got none", nn.Sequential(nn.Linear(4, 4)), torch.randn(4, 4))
+def test_model_without_layers_is_refused() -> None:
+    refuse("expected a network with residual sums or weight layers that are modules, got", nn.ReLU(), torch.randn(4, 4))
+    refuse("expected a network with residual sums or weight layers", nn.Sequential(nn.Flatten()), torch.randn(4, 4))
 
 
 def test_meta_device_is_refused() -> None:

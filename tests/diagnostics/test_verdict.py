@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
 from normfree.diagnostics.propagation import Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge
+from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build
 from signal_oracles import batch, made_up_signal, noisy
@@ -134,13 +135,14 @@ def test_zeros_vanish_where_they_begin() -> None:
 
 @pytest.mark.parametrize("odd", [1e-9, 1e9])
 @pytest.mark.parametrize("place", [0, 7, 20, 39])
-def test_one_odd_block_does_not_change_the_verdict(place: int, odd: float) -> None:
+def test_one_odd_block_does_not_change_a_direction(place: int, odd: float) -> None:
     def with_odd(values: list[float]) -> list[float]:
         return [v * odd if i == place else v for i, v in enumerate(values)]
 
-    assert judge(made_up_signal(with_odd(noisy([1.0] * 40, 0)))).status == "preserved"
-    assert judge(made_up_signal(with_odd(noisy(exponential(40, GROWTH), 0)))).status == "exploding"
-    assert judge(made_up_signal([1.0] * 40, with_odd(noisy(exponential(40, GROWTH), 0)))).status == "vanishing"
+    assert judge(made_up_signal(with_odd(noisy([1.0] * 40, 0)))).forward.status == "preserved"
+    assert judge(made_up_signal(with_odd(noisy(exponential(40, GROWTH), 0)))).forward.status == "exploding"
+    odd_gradient = judge(made_up_signal([1.0] * 40, with_odd(noisy(exponential(40, GROWTH), 0))))
+    assert odd_gradient.backward.status == "vanishing"
 
 
 def test_one_odd_block_would_change_a_least_squares_fit() -> None:
@@ -296,7 +298,7 @@ def test_branches_inside_one_that_starts_at_zero_are_not_dead() -> None:
     """As Fixup leaves them: both the inner branches and the one around end in zeros, and learn one after the other."""
     model = enclosed("last", *(f"body.{i}.last" for i in range(3)))
     signal = propagate(model, batch(8, 6))
-    assert [s.around for s in signal.sums] == ["(model)"] * 3 + [None]
+    assert [s.around for s in signal.sums] == ["last"] * 3 + [None]
     verdict = judge(signal)
     assert (verdict.status, verdict.dead, verdict.recommendation) == ("preserved", (), "nothing to do")
     says = "no gradient reaches body.0, body.1, body.2 yet: the branch around them starts at zero"
@@ -416,7 +418,7 @@ def test_only_admitted_methods_are_recommended(make: Callable[[], Signal]) -> No
 
 
 def test_order_of_the_verdicts_is_that_of_harm() -> None:
-    assert SEVERITY == ("preserved", "growing", "vanishing", "exploding", "dead branch")
+    assert SEVERITY == ("preserved", "growing", "drifting", "vanishing", "exploding", "faulty", "dead branch")
     assert set(SEVERITY) == set(get_args(SignalStatus))
     direction = Direction("preserved", 1.0, 1.0, "block0", 1.0)
     for i, status in enumerate(SEVERITY):
@@ -499,16 +501,28 @@ def bugged(bug: str) -> Verdict:
     ("bug", "word", "advice"),
     [
         ("", "preserved", "nothing to do"),
-        ("zeros", "dead branch", "look at the branch of blocks.3: two zero layers"),
-        ("dead relu", "dead branch", "a ReLU that is never positive"),
-        ("detached", "dead branch", "look at the branch of blocks.3: it returns a signal, but detach()"),
-        ("cut off", "vanishing", "look between blocks.3 and the next sum: detach()"),
-        ("nan", "exploding", "look at blocks.3: a weight is not finite, or something divides by zero"),
-        ("silent", "vanishing", "look between blocks.3 and the next sum"),
-        ("large", "exploding, because of blocks.3", "look at blocks.3: compare its weights"),
-        ("large output", "exploding", "look at the layers between the last block and the output"),
-        ("no sum", "vanishing", "look at blocks.3: the forward pass has no sum"),
-        ("left out", "preserved", "look at blocks.3: the forward pass has no sum"),
+        ("zeros", "dead branch at blocks.3", "look at the branch of blocks.3: two zero layers"),
+        ("dead relu", "dead branch at blocks.3", "a ReLU that is never positive"),
+        (
+            "detached",
+            "dead branch: detached branch at blocks.3",
+            "look at the branch of blocks.3: it returns a signal, but detach()",
+        ),
+        ("cut off", "vanishing: gradient cut at blocks.3", "look between blocks.3 and the next sum: detach()"),
+        (
+            "nan",
+            "exploding: not finite at blocks.3",
+            "look at blocks.3: a weight is not finite, or something divides by zero",
+        ),
+        ("silent", "vanishing: gradient cut at blocks.3", "look between blocks.3 and the next sum"),
+        ("large", "exploding: block too large at blocks.3", "look at blocks.3: compare its weights"),
+        (
+            "large output",
+            "exploding: classifier scale at out",
+            "look at the layers between the last block and the output",
+        ),
+        ("no sum", "faulty: forgotten skip at blocks.3", "look at blocks.3: the forward pass has no sum"),
+        ("left out", "faulty: forgotten skip at blocks.3", "look at blocks.3: the forward pass has no sum"),
     ],
 )
 def test_bug_is_reported_with_its_place(bug: str, word: str, advice: str) -> None:
@@ -565,7 +579,10 @@ def test_output_that_is_not_finite_is_reported() -> None:
         "not measured",
     )
     assert "not finite from the output on" in verdict.sentence
-    assert "between the last block and the output" in verdict.recommendation
+    assert "look at out.weight: the weight is not finite" in verdict.recommendation
+    with torch.no_grad():
+        model.out.weight.fill_(3e38)  # finite, but its products are not
+    assert "look at out: a weight is not finite, or something" in judge(propagate(model, batch(8, 8))).recommendation
 
 
 # What 'in all' means.

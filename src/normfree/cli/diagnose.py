@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from normfree.diagnostics.diagnosis import Diagnosis
 
-STATUSES = ("growing", "vanishing", "exploding", "dead branch")
+STATUSES = ("growing", "drifting", "vanishing", "exploding", "faulty", "dead branch")
 FORMATS = (".html", ".png", ".svg", ".json")
 
 
@@ -65,8 +65,17 @@ def diagnose_model(
         str,
         typer.Option(
             "--fail-on",
-            help="Exit with 1 at this verdict or worse: growing, vanishing, exploding, dead branch. A single "
-            "outlier block counts as growing, or as vanishing if it differs tenfold.",
+            help="Exit with 1 at this verdict or worse: growing, drifting, vanishing, exploding, faulty, dead branch. "
+            "A single outlier block counts as growing, or as exploding or vanishing if it differs tenfold. An input "
+            "that is not finite is 1 without this option.",
+        ),
+    ] = "",
+    widths: Annotated[
+        str,
+        typer.Option(
+            "--widths",
+            help="A coordinate check instead: train the model for 4 steps at these widths, such as 64,128,256, and "
+            "compare how far its activations move. MODEL has {} in place of the width: resmlp-8-{}.",
         ),
     ] = "",
     evaluate: Annotated[bool, typer.Option("--eval", help="Diagnose in evaluation mode.")] = False,
@@ -83,7 +92,10 @@ def diagnose_model(
     from normfree.nn.devices import device_of
 
     load_plugins(plugin)
-    _require_outputs(fail_on, out or [])
+    _require_outputs(fail_on, out or [], (".png", ".svg", ".json") if widths else FORMATS)
+    if widths or "{}" in model:
+        _check_widths(model, widths, method or ["fixup"], shape, batch, seed, out or [], as_json)
+        return
     folder = model_folder(model)
     _require_weights(model, folder, method, checkpoint)
     place = device_of(device)
@@ -95,17 +107,57 @@ def diagnose_model(
         for spec in ([""] if single else dict.fromkeys(method or ["fixup"]))
     ]
     _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
-    if fail_on and any(d.verdict.at_least(fail_on) for d in found):  # type: ignore[arg-type]
+    failed = fail_on and any(d.verdict.at_least(fail_on) for d in found)  # type: ignore[arg-type]
+    if failed or not all(d.signal.inputs.finite for d in found):
         raise typer.Exit(1)
 
 
-def _require_outputs(fail_on: str, out: Sequence[Path]) -> None:
+def _check_widths(
+    model: str, widths: str, methods: list[str], shape: str, batch: int, seed: int, out: Sequence[Path], as_json: bool
+) -> None:
+    """Compare how far activations move in a few steps at several widths, and print, draw or write it."""
+    import json
+
+    numbers = [int(text) for text in widths.split(",") if text.strip().isdecimal() and int(text) > 0]
+    if "{}" not in model or len(set(numbers)) < 2 or len(numbers) != len(widths.split(",")) or len(methods) > 1:
+        raise ValueError(
+            "expected a model with {} in place of its width, two or more --widths and one --method, as in: normfree "
+            f"diagnose 'resmlp-8-{{}}' --widths 32,64,128 -m he_in; got '{model}' and '{widths}'"
+        )
+    from normfree.diagnostics.coordinates import coordinate_check
+    from normfree.diagnostics.named_models import build_by_name, random_inputs
+    from normfree.files import to_json_values
+    from normfree.report.progress import progress
+    from normfree.report.tables import print_table
+    from normfree.report.terminal import open_console
+
+    names = {width: model.replace("{}", str(width)) for width in numbers}
+    inputs = random_inputs(names[numbers[0]], shape, batch=batch, seed=seed)
+    with progress(f"training {model} at {len(names)} widths"):
+        found = coordinate_check(
+            lambda width: build_by_name(names[width], methods[0], inputs=inputs, seed=seed), numbers, inputs
+        )
+    record = json.dumps(to_json_values(found.to_json()), indent=1)
+    if as_json:
+        typer.echo(record)
+    else:
+        print_table(found.table(), open_console())
+    for path in out:
+        if path.suffix.lower() == ".json":
+            path.write_text(record, encoding="utf-8")
+        else:
+            found.save(path)
+        open_console(stderr=True).print(f"wrote {path}")
+
+
+def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] = FORMATS) -> None:
     """Refuse an unknown verdict, and files that could not be written, before anything is measured."""
     if fail_on and fail_on not in STATUSES:
         raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
     for path in out:
-        if path.suffix.lower() not in FORMATS:
-            raise ValueError(f"expected --out to end in .html, .png, .svg or .json, got '{path.name}'")
+        if path.suffix.lower() not in formats:
+            *first, last = formats
+            raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
 

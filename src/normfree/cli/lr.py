@@ -149,8 +149,8 @@ def _targets(model: nn.Module, inputs: Any, targets: Any, place: Any, seed: int)
     """Move targets to the device, or draw a label for every position of the model's output."""
     import torch
 
+    from normfree.diagnostics.ends import first_tensor
     from normfree.diagnostics.named_models import to_device
-    from normfree.diagnostics.propagation import first_tensor
     from normfree.nn.model_state import call_arguments, eval_mode
 
     if targets is not None:

@@ -20,6 +20,7 @@ from normfree.conversion.changes import Added
 from normfree.graph.flow import Flow, Node
 from normfree.graph.functions import ADDITIONS, RECTIFIERS
 from normfree.methods import Law, Method
+from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -136,7 +137,7 @@ class _Placement:
             if biases:
                 self._place_biases(branch)
         for layer in self.plan.classifier if biases else ():
-            if not self._is_lookup(layer.name):  # a tied classifier is used without a call of its own
+            if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
 
     def _place_multipliers(self, branch: Branch) -> None:
@@ -216,18 +217,17 @@ class _Placement:
             rectified = rectified and (node.kind == "scaling" or node.function in _RELUS)
             names = [node.name] if node.is_module else []
             names += self.returned.get(node, [])
-            fit = [
-                n for n in names if self.calls[n] == 1 and n not in self.around_sums and not unscalable(self.modules[n])
-            ]
-            holder = fit[0] if fit else holder
+            holder = next(filter(self._can_hold, names), holder)
             if node.kind == "activation" or len(node.inputs) != 1:
                 break
             node = node.inputs[0]
         return holder, rectified and node.kind in ("weight", "activation")
 
     def _can_hold(self, name: str) -> bool:
-        """Whether a scalar around a module acts on one branch alone."""
-        return self.calls[name] == 1 and name not in self.around_sums and unscalable(self.modules[name]) is None
+        """Whether a scalar around a module acts on one branch alone, and the module is not part of a normalizer."""
+        if self.calls[name] != 1 or name in self.around_sums or any(is_norm(self.modules[p]) for p in _parents(name)):
+            return False
+        return unscalable(self.modules[name]) is None
 
     def _place_at(self, layer: Layer, scalar: ScalarName, value: float, learnable: bool, *, edge: bool = True) -> None:
         """Place a scalar around a layer.

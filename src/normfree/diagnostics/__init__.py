@@ -1,10 +1,12 @@
 """Diagnostics: see where a network's signal dies or explodes.
 
 `diagnose` measures and judges a model, `Monitor` does so during training, and `propagate` and `judge` are their two
-steps. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities of the papers.
+steps. `coordinate_check` compares widths. `top_eigenvalue`, `measure_updates` and `gradient_bounds` measure quantities
+of the papers.
 """
 
 from normfree.diagnostics.bounds import gradient_bounds
+from normfree.diagnostics.coordinates import CoordinateCheck, coordinate_check
 from normfree.diagnostics.curvature import top_eigenvalue
 from normfree.diagnostics.diagnosis import Diagnosis, diagnose
 from normfree.diagnostics.monitor import Monitor
@@ -13,10 +15,12 @@ from normfree.diagnostics.updates import measure_updates
 from normfree.diagnostics.verdict import Verdict, judge
 
 __all__ = [
+    "CoordinateCheck",
     "Diagnosis",
     "Monitor",
     "Signal",
     "Verdict",
+    "coordinate_check",
     "diagnose",
     "gradient_bounds",
     "judge",

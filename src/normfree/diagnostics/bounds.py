@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normfree.diagnostics.propagation import first_tensor, plan_of
+from normfree.diagnostics.ends import first_tensor
+from normfree.diagnostics.propagation import plan_of
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias

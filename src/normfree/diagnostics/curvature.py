@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normfree.diagnostics.propagation import Loss, cross_entropy
+from normfree.diagnostics.ends import cross_entropy
+from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments, preserve_model_state
 
 Which = Literal["magnitude", "largest"]

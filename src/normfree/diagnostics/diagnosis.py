@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
+from normfree.diagnostics.layer_signals import layer_table
 from normfree.diagnostics.propagation import Loss, Signal, propagate
-from normfree.diagnostics.verdict import SEVERITY, Direction, SignalStatus, Verdict, judge, not_measured
+from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
 from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
 from normfree.plan import ResidualPlan, remembered_method
-from normfree.report.page import Card, Page, write_page
+from normfree.report.notebook import notebook_html
+from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, print_table
@@ -29,8 +34,10 @@ from normfree.report.terminal import sparkline
 CARD_STATUS: dict[SignalStatus, Rating] = {
     "preserved": "good",
     "growing": "good",
-    "vanishing": "warn",
+    "drifting": "warn",
+    "vanishing": "bad",
     "exploding": "bad",
+    "faulty": "bad",
     "dead branch": "bad",
 }
 INJECTED = {
@@ -38,6 +45,18 @@ INJECTED = {
     "features": "the classifier is zero and lets no gradient through: a random gradient was injected at its input",
     "memory": "the attentions over the encoder's output return zero: a random gradient was injected there, too",
 }
+
+
+_PLAIN_PANELS = (
+    ("forward: second moment of the layer's output", "level", "second moment"),
+    ("backward: squared norm of its gradient", "gradient_level", "squared norm"),
+)
+_SUM_PANELS = (
+    ("forward: variance of the sum", "level", "variance"),
+    ("backward: variance of the sum's gradient", "gradient_level", "variance"),
+    ("forward: squared mean of the sum", "sum.mean_square", "squared mean"),
+    ("forward: variance at the branch's end", "branch.variance", "variance"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +93,16 @@ class Diagnosis:
         return save([self], path)
 
     def __repr__(self) -> str:
-        verdict, sums = self.verdict, len(self.signal.sums)
-        factors = f"forward ×{verdict.forward.factor:.3g} and backward ×{verdict.backward.factor:.3g} per block"
-        return f"Diagnosis({self.name!r}: {verdict.word}; {sums} residual sums, {factors})"
+        verdict, signal = self.verdict, self.signal
+        block = "layer" if signal.plain else "block"
+        factors = f"forward ×{verdict.forward.factor:.3g} and backward ×{verdict.backward.factor:.3g} per {block}"
+        return f"Diagnosis({self.name!r}: {verdict.word}; {_count([self])}, {factors})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the table of numbers for a notebook."""
+        verdict = self.verdict
+        sentences = [verdict.sentence, verdict.recommendation, *details(self)]
+        return notebook_html(f"{self.name}: {verdict.word}", map(_sentence, sentences), table([self]))
 
     def __str__(self) -> str:
         """Return the table and the text that the command line prints."""
@@ -101,11 +127,12 @@ def diagnose(
 ) -> Diagnosis:
     """Measure how the signal travels through a model, forward and backward, and judge it.
 
-    One forward and one backward pass measure every residual sum. The model is unchanged: modes, gradients, buffers,
-    hooks and random states.
+    One forward and one backward pass measure every residual sum, or every weight layer of a network without sums, and
+    the input, the output and the first loss. The model is unchanged: modes, gradients, buffers, hooks and random
+    states. `docs/diagnosis.md` explains the words of the verdict and their limits.
 
     Args:
-        model: Any model with residual sums.
+        model: Any model with weight layers.
         inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
         targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
             gradient at the output.
@@ -118,8 +145,8 @@ def diagnose(
         The diagnosis; print it, or save it as a page, plot or JSON file.
 
     Raises:
-        ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs
-            to another model, or if the batch is too small for a variance.
+        ValueError: if the model has no layers to measure, is on the meta device or returns no tensor, if the plan
+            belongs to another model, or if the batch is too small for a variance or has the wrong type.
 
     >>> from normfree.models import build
     >>> images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -151,12 +178,48 @@ def summary(*diagnoses: Diagnosis) -> str:
     starts: dict[str, list[str]] = {}
     for d in diagnoses:
         lines += [f"{d.name}: {d.verdict.word}", f"  {d.verdict.sentence}", f"  {d.verdict.recommendation}"]
+        lines += [f"  {line}" for line in details(d)]
         for place in filter(None, d.signal.injected.split(", ")):
             starts.setdefault(INJECTED[place], []).append(d.name)
     for start, names in starts.items():
         whose = "" if len(names) == len(diagnoses) else f"{', '.join(names)}: "
         lines.append(f"({whose}{start})")
     return "\n".join(lines)
+
+
+def details(diagnosis: Diagnosis) -> list[str]:
+    """Describe the first loss, the dead units and the sizes of updates, one clause each."""
+    signal, found = diagnosis.signal, []
+    head = signal.head
+    if head.classes and signal.plan.classifier and not math.isnan(head.chance_loss):
+        known = not math.isnan(signal.loss)
+        loss = signal.loss if known else head.chance_loss
+        found.append(
+            f"first loss {loss:.3g}{'' if known else ' with random labels'}, "
+            f"log {head.classes} = {math.log(head.classes):.3g}"
+        )
+    layers = [layer for layer in signal.layers if layer.units]
+    if worst := max(layers, key=lambda layer: layer.dead, default=None):
+        share = sum(layer.dead * layer.units for layer in layers) / sum(layer.units for layer in layers)
+        most = f", at most {100 * worst.dead:.0f} % in {worst.name}" if worst.dead else ""
+        found.append(f"dead units: {100 * share:.1f} %{most}")
+    ratios = sorted((layer.ratio, layer.name) for layer in signal.layers if 0 < layer.ratio < math.inf)
+    if ratios:
+        (low, first), (high, last) = ratios[0], ratios[-1]
+        found.append(
+            f"update-to-weight ratio at learning rate 1: {ratios[len(ratios) // 2][0]:.2g} (median), from {low:.2g} "
+            f"({first}) to {high:.2g} ({last})"
+        )
+    return found
+
+
+def _count(diagnoses: Sequence[Diagnosis]) -> str:
+    """The number of places that were measured, such as '27 residual sums'."""
+    counts = sorted({len(d.signal.sums) for d in diagnoses})
+    plain = {d.signal.plain for d in diagnoses}
+    what = "places" if len(plain) > 1 else "weight layers" if True in plain else "residual sums"
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{number} {what if counts != [1] else what[:-1]}"
 
 
 def table(diagnoses: Sequence[Diagnosis]) -> Table:
@@ -179,10 +242,10 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
             (
                 d.name,
                 v.status,
-                sparkline(d.signal.series("sum"), width=12),
+                sparkline([s.level for s in d.signal.sums], width=12),
                 _factor(v.forward),
                 _total(v.forward),
-                "not measured" if _is_unmeasured(v) else sparkline(d.signal.series("sum_gradient"), width=12),
+                "not measured" if _is_unmeasured(v) else sparkline([s.gradient_level for s in d.signal.sums], width=12),
                 _factor(v.backward),
                 _total(v.backward),
                 _worst_place(v),
@@ -194,11 +257,14 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
     )
     if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ approaches 1 with depth"
-    return Table("signal through the residual blocks", columns, tuple(rows), caption)
+    where = "weight layers" if all(d.signal.plain for d in diagnoses) else "residual blocks"
+    return Table(f"signal through the {where}", columns, tuple(rows), caption)
 
 
 def _worst_place(verdict: Verdict) -> str:
-    """The block to look at first."""
+    """The place to look at first."""
+    if verdict.findings and verdict.findings[0].place:
+        return verdict.findings[0].place
     if verdict.dead or verdict.outliers:
         return (*verdict.dead, *(outlier.name for outlier in verdict.outliers))[0]
     worst = verdict.backward if _is_worse(verdict.backward, verdict.forward) else verdict.forward
@@ -235,25 +301,22 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
     stages = tuple(i + 1 for i, s in enumerate(sums) if i > 0 and s.stage != sums[i - 1].stage)
     measured = [d for d in diagnoses if not _is_unmeasured(d.verdict)] or diagnoses
     lost = "; ".join(f"{d.name}: {not_measured(d.signal.unmeasured)}" for d in diagnoses if d.signal.unmeasured)
-    wanted = (
-        ("forward: variance of the sum", "sum", "variance"),
-        ("backward: variance of the sum's gradient", "sum_gradient", "variance"),
-        ("forward: squared mean of the sum", "sum", "mean_square"),
-        ("forward: variance at the branch's end", "branch", "variance"),
-    )
+    plain = all(d.signal.plain for d in diagnoses)
+    wanted = _PLAIN_PANELS if plain else _SUM_PANELS
     return tuple(
         Panel(
             title=title,
             curves=tuple(
-                Curve(d.name, tuple(d.signal.series(part, statistic)))
-                for d in (measured if part == "sum_gradient" else diagnoses)
+                Curve(d.name, tuple(attrgetter(part)(s) for s in d.signal.sums))
+                for d in (measured if part == "gradient_level" else diagnoses)
             ),
-            y_label="squared mean" if statistic == "mean_square" else statistic,
+            y_label=label,
+            x_label="weight layer" if plain else "residual block",
             stages=stages,
             point_names=names,
-            note=lost if part == "sum_gradient" else "",
+            note=lost if part == "gradient_level" else "",
         )
-        for title, part, statistic in wanted
+        for title, part, label in wanted
     )
 
 
@@ -282,7 +345,7 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
     cards = tuple(
         Card(
             d.name,
-            "warn" if d.verdict.outliers else CARD_STATUS[d.verdict.status],
+            rating(d.verdict),
             d.verdict.word,
             " ".join(_sentence(text) for text in (d.verdict.sentence, d.verdict.recommendation)),
         )
@@ -293,16 +356,28 @@ def page(diagnoses: Sequence[Diagnosis], title: str) -> Page:
         for place, note in INJECTED.items()
         if any(place in d.signal.injected.split(", ") for d in diagnoses)
     )
-    counts = sorted({len(d.signal.sums) for d in diagnoses})
-    blocks = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return Page(
         title,
-        subtitle=f"{blocks} residual blocks; one forward and one backward pass",
+        subtitle=f"{_count(diagnoses)}; one forward and one backward pass",
         cards=cards,
         panels=panels(diagnoses),
+        sections=tuple(
+            Section(
+                f"Weight layers of {d.name}",
+                tuple(map(_sentence, details(d))),
+                folded=(layer_table(d.name, d.signal.layers),),
+            )
+            for d in diagnoses
+        ),
         tables=(table(diagnoses),),
         notes=notes,
     )
+
+
+def rating(verdict: Verdict) -> Rating:
+    """The colour of a verdict; growth by a thousandfold or more is no good sign, whatever its law."""
+    found = CARD_STATUS[verdict.status]
+    return "warn" if found == "good" and not verdict.is_healthy else found
 
 
 def _sentence(text: str) -> str:

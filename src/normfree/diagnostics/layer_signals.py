@@ -1,4 +1,4 @@
-"""Weight layers in the backward pass: the norms of weights and gradients, and the branches that learn."""
+"""Weight layers in the backward pass: norms of weights and gradients, dead units, equal filters, learning branches."""
 
 from __future__ import annotations
 
@@ -7,24 +7,39 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.moments import norms, to_floats
+from normfree.diagnostics.limits import EQUAL_SHARE, TINY_SCALE
+from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
+from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.plan import Branch, ResidualPlan
+from normfree.nn.sharding import whole
+from normfree.plan import Branch, Layer, ResidualPlan
+from normfree.report.tables import Column, Table
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
+COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal
 
 
 @dataclass(frozen=True)
 class LayerSignal:
-    """The norms of a layer's weight and of its gradient; a composed weight counts with all its parts."""
+    """The norms of a layer's weight and of its gradient; a composed weight counts with all its parts.
+
+    `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
+    `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
+    `frozen`: whether the weight requires no gradient.
+    """
 
     name: str
     weight_norm: float
     gradient_norm: float
+    units: int = 0
+    dead: float = 0.0
+    equal: float = 0.0
+    frozen: bool = False
 
     @property
     def ratio(self) -> float:
@@ -32,30 +47,140 @@ class LayerSignal:
         return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
 
 
-@contextmanager
-def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
-    """Collect the norm of each parameter's gradient by the end of the context, and discard the gradients.
+class LayerWeights:
+    """The parameters behind the weight layers of a plan, each layer once; tied weights have the name of the first.
 
-    Gradients arrive roughly in the reverse order of the parameters. They are reduced at the end, and for a large model
-    also every `BYTES_AT_ONCE` on the way, which bounds the memory that they take.
+    Attributes:
+        names: For each layer, the names of the parameters that compose its weight.
+        outputs: For each parameter that is a whole weight, the dimension of its outputs.
     """
-    found: dict[str, Tensor] = {}
-    handles = []
 
-    def reduce_arrived(names: Iterable[str]) -> None:
-        arrived = {name: g for name in names if (g := parameters[name].grad) is not None}
-        found.update(norms(arrived))
-        for name in arrived:
-            parameters[name].grad = None
+    def __init__(self, parts: ModelParts, plan: ResidualPlan) -> None:
+        self.parts = parts
+        self.frozen = {name for name, p in parts.parameters.items() if not p.requires_grad}
+        self.names: dict[str, list[str]] = {}
+        self.outputs: dict[str, int] = {}
+        first_names = {id(p): name for name, p in parts.parameters.items()}
+        for layer in plan.layers():
+            name = layer.name if layer.parameter == "weight" else layer.path
+            if name in self.names:
+                continue
+            module = parts.modules[layer.name]
+            plain = module._parameters.get(layer.parameter)
+            composed = [plain] if plain is not None else [p for n, p in module.named_parameters() if n != "bias"]
+            self.names[name] = [first_names[id(p)] for p in composed]
+            if plain is not None and plain.dim() >= 2 and not layer.tied:
+                self.outputs[self.names[name][0]] = _output_dimension(module, layer)
 
-    try:
-        for names, last in _portions(parameters):
-            handles.append(last.register_post_accumulate_grad_hook(lambda _p, names=names: reduce_arrived(names)))
-        yield found
-        reduce_arrived(parameters)
-    finally:
-        for handle in handles:
-            handle.remove()
+    @contextmanager
+    def gradient_norms(self) -> Iterator[dict[str, Tensor]]:
+        """Collect the norm of each parameter's gradient by the end of the context, and discard the gradients.
+
+        A whole weight has one norm for each of its outputs. Gradients arrive roughly in the reverse order of the
+        parameters. They are reduced at the end, and for a large model also every `BYTES_AT_ONCE` on the way, which
+        bounds the memory that they take.
+        """
+        parameters = self.parts.parameters
+        found: dict[str, Tensor] = {}
+        handles = []
+
+        def reduce_arrived(names: Iterable[str]) -> None:
+            arrived = {name: g for name in names if (g := parameters[name].grad) is not None}
+            found.update(norms({name: g for name, g in arrived.items() if name not in self.outputs}))
+            found.update(
+                {name: _norms_by_output(g, self.outputs[name]) for name, g in arrived.items() if name in self.outputs}
+            )
+            for name in arrived:
+                parameters[name].grad = None
+
+        try:
+            for names, last in _portions(parameters):
+                handles.append(last.register_post_accumulate_grad_hook(lambda _p, names=names: reduce_arrived(names)))
+            yield found
+            reduce_arrived(parameters)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def signals(self, gradients: Mapping[str, Tensor]) -> tuple[tuple[LayerSignal, ...], dict[str, float]]:
+        """The weight layers in the order of the plan, and the norm of every parameter's gradient as a number."""
+        parameters = self.parts.parameters
+        weights = norms({name: parameters[name] for names in self.names.values() for name in names})
+        starts = {name: _filter_starts(parameters[name], dim) for name, dim in self.outputs.items()}
+        tensors = [*weights.values(), *gradients.values(), *starts.values()]
+        values = concatenate([whole(t.detach()).flatten() for t in tensors])  # one wait for the device
+        pieces = np.split(values, np.cumsum([t.numel() for t in tensors])[:-1])
+        sizes = dict(zip(weights, (float(p[0]) for p in pieces), strict=False))
+        rows = dict(zip(gradients, pieces[len(weights) :], strict=False))
+        slopes = {name: float(np.linalg.norm(piece)) for name, piece in rows.items()}
+        filters = dict(zip(starts, pieces[len(weights) + len(gradients) :], strict=True))
+        found = []
+        for layer, names in self.names.items():
+            if not names:
+                continue
+            norm = math.hypot(*(sizes[n] for n in names))
+            slope = math.hypot(*(slopes.get(n, 0.0) for n in names))
+            units, dead, equal = 0, 0.0, 0.0
+            if (name := names[0]) in self.outputs:
+                units = parameters[name].shape[self.outputs[name]]
+                dead = float(np.mean(rows[name] == 0)) if name in rows and slope > 0 else 0.0
+                equal = self._equal_filters(name, filters[name].reshape(units, -1))
+            found.append(LayerSignal(layer, norm, slope, units, dead, equal, names[0] in self.frozen))
+        return tuple(found), slopes
+
+    def largest_bias(self, layers: Iterable[Layer]) -> float:
+        """The largest bias of some layers above the mean of the layer's biases."""
+        biases = [self.parts.modules[layer.name]._parameters.get("bias") for layer in layers]
+        found = [whole(b.detach()) for b in biases if b is not None]
+        return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
+
+    def tiny_scales(self) -> tuple[str, ...]:
+        """The vectors and numbers among the parameters that are not zero, but below the rounding of float32."""
+        named = self.parts.parameters.items()
+        small = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
+        sizes = norms(small)
+        values: list[float] = concatenate([whole(t).flatten() for t in sizes.values()]).tolist() if sizes else []
+        return tuple(
+            name
+            for (name, p), size in zip(((n, small[n]) for n in sizes), values, strict=True)
+            if 0 < size < TINY_SCALE * math.sqrt(p.numel())
+        )
+
+    def _equal_filters(self, name: str, starts: np.ndarray) -> float:
+        """The fraction of filters that equal another one; filters of zeros do not count."""
+        if _equal_rows(starts) < EQUAL_SHARE:
+            return 0.0
+        weight = whole(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
+        module = self.parts.modules.get(name.rpartition(".")[0])
+        if getattr(module, "groups", 1) > 1 or weight.shape[0] < 2:
+            return 0.0  # equal filters of different inputs differ in their outputs
+        return _equal_rows(weight.to("cpu", torch.float64).numpy())
+
+
+def _equal_rows(rows: np.ndarray) -> float:
+    """The fraction of rows, other than rows of zeros, that another row equals."""
+    some = np.ascontiguousarray(rows[rows.any(1)])
+    if not len(some):
+        return 0.0
+    _, counts = np.unique(some.view([("", some.dtype)] * some.shape[1]), return_counts=True)
+    return float(counts[counts > 1].sum() / len(rows))
+
+
+def _output_dimension(module: nn.Module, layer: Layer) -> int:
+    """The dimension of the outputs in a layer's weight."""
+    return 1 if layer.transposed and getattr(module, "groups", 1) == 1 else 0
+
+
+def _norms_by_output(gradient: Tensor, outputs: int) -> Tensor:
+    dims = [i for i in range(gradient.dim()) if i != outputs]
+    wide = torch.float32 if gradient.dtype in HALF else None
+    found: Tensor = torch.linalg.vector_norm(whole(gradient.detach()), dim=dims, dtype=wide)
+    return found
+
+
+def _filter_starts(weight: Tensor, outputs: int) -> Tensor:
+    """The first numbers of each filter, as one vector."""
+    return whole(weight.detach()).movedim(outputs, 0).flatten(1)[:, :COMPARED].flatten()
 
 
 def _portions(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[list[str], nn.Parameter]]:
@@ -71,36 +196,6 @@ def _portions(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[list[str
             waiting[device] = 0
 
 
-def layer_signals(
-    parts: ModelParts, plan: ResidualPlan, gradients: Mapping[str, Tensor]
-) -> tuple[tuple[LayerSignal, ...], dict[str, float]]:
-    """The weight layers in the order of the plan, each once, and the norm of every parameter's gradient as a number.
-
-    Tied weights have the name of the first.
-    """
-    first_names = {id(p): name for name, p in parts.parameters.items()}
-    weights: dict[str, list[str]] = {}
-    for layer in plan.layers():
-        name = layer.name if layer.parameter == "weight" else layer.path
-        if name not in weights:
-            module = parts.modules[layer.name]
-            plain = module._parameters.get(layer.parameter)
-            composed = [plain] if plain is not None else [p for n, p in module.named_parameters() if n != "bias"]
-            weights[name] = [first_names[id(p)] for p in composed]
-    weight_norms = norms({name: parts.parameters[name] for names in weights.values() for name in names})
-    both = {("weight", name): norm for name, norm in weight_norms.items()}
-    both |= {("gradient", name): norm for name, norm in gradients.items()}
-    numbers = to_floats(both)  # one wait for the device
-    sizes = {name: numbers["weight", name] for name in weight_norms}
-    slopes = {name: numbers["gradient", name] for name in gradients}
-    layers = tuple(
-        LayerSignal(layer, math.hypot(*(sizes[n] for n in names)), math.hypot(*(slopes.get(n, 0.0) for n in names)))
-        for layer, names in weights.items()
-        if names
-    )
-    return layers, slopes
-
-
 def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[str, float]) -> set[str]:
     """The branches in which a weight or multiplier, or one of their block, has a nonzero gradient.
 
@@ -114,6 +209,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             owners.setdefault(layer.name, []).append(branch.name)  # several if a block is called several times
     outside = {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     outside |= {layer.name for branch in plan.branches for layer in branch.shortcut_layers}
+    normalizers = {name for name, module in parts.modules.items() if isinstance(module, NORM_TYPES)}
     found: set[str] = set()
     for name, gradient in gradients.items():
         module = name.rpartition(".")[0]
@@ -126,5 +222,26 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             prefix = module
             while prefix and prefix not in homes:
                 prefix = prefix.rpartition(".")[0]
-            found.update(branch.name for branch in homes.get(prefix, ()))
+            inside = homes.get(prefix, ())
+            if len(inside) < 2 or module not in normalizers:  # whose normalizer it is, is not known
+                found.update(branch.name for branch in inside)
     return found
+
+
+def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:
+    """Make a table of weight layers: norms, the update-to-weight ratio, dead units and equal filters."""
+    names = ("weight", "gradient", "gradient / weight", "dead units", "equal filters")
+    rows = tuple(
+        (
+            layer.name,
+            f"{layer.weight_norm:.3g}",
+            f"{layer.gradient_norm:.3g}",
+            f"{layer.ratio:.2g}",
+            f"{100 * layer.dead:.0f} %" if layer.units else "–",
+            f"{100 * layer.equal:.0f} %" if layer.units else "–",
+        )
+        for layer in layers
+    )
+    caption = "norms of the weight and its gradient; their ratio is the relative size of an SGD step at learning rate 1"
+    columns = (Column("layer"), *(Column(name, "right") for name in names))
+    return Table(f"weight layers of {model}", columns, rows, caption)

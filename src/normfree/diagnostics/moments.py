@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from normfree.nn.model_state import Key, by_device_and_type
-from normfree.nn.sharding import whole
 
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
@@ -122,14 +121,6 @@ def norms(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     for keys, dtype in by_device_and_type(tensors):
         wide = torch.float32 if dtype in HALF else dtype
         found.update(zip(keys, torch._foreach_norm([tensors[key] for key in keys], 2, dtype=wide), strict=True))
-    return found
-
-
-def to_floats(tensors: Mapping[Key, Tensor]) -> dict[Key, float]:
-    """Convert tensors of one number each to numbers, with one transfer for each device and type."""
-    found: dict[Key, float] = {}
-    for keys, _ in by_device_and_type(tensors):
-        found.update(zip(keys, torch.stack([whole(tensors[key]) for key in keys]).tolist(), strict=True))
     return found
 
 

@@ -1,6 +1,6 @@
 """Outliers: single blocks that differ from similar blocks, such as one with a too large weight or without normalizer.
 
-The fit of `diagnostics/verdict.py` is robust, so a single block hardly changes it. This module finds such blocks.
+The fit of `diagnostics/growth.py` is robust, so a single block hardly changes it. This module finds such blocks.
 """
 
 from __future__ import annotations
@@ -13,20 +13,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from normfree.diagnostics.growth import DepthPoint, bounded_exp
+from normfree.diagnostics.limits import ALONE, INSIDE, MOST, NOISE, OPENING, SAME, SIMILAR, SPREADS
+from normfree.diagnostics.places import name_pattern
 from normfree.diagnostics.propagation import Signal
-from normfree.diagnostics.sum_hooks import SumSignal, name_pattern
-
-# At initialization, no network of this library whose signal is preserved, or grows as with batch norm, has an outlier
-# by these thresholds. Inside stages no block differs by six spreads and a factor of 1.35 in both directions; the first
-# block of a stage differs by up to 4, and in one direction alone by up to 11 (batch norm over four vectors).
-SPREADS = 6.0  # threshold in robust standard deviations from similar blocks
-INSIDE = 1.35  # least ratio, forward and backward in the same sense, inside a stage
-OPENING = 10.0  # the same for the first two blocks of a stage, whose input differs from that of similar blocks
-ALONE = 20.0  # least ratio in one direction alone, inside a stage
-SIMILAR = 4  # number of the nearest similar blocks that a block is compared with
-NOISE = 0.02  # added to the spread of log factors, so that tiny differences do not count
-MOST = 0.75  # fraction of branches with the same variance, such as all that end in a normalizer or start at zero
-SAME = 0.05  # relative difference of variances that count as the same; a normalizer's epsilon changes small ones
+from normfree.diagnostics.sum_hooks import SumSignal
 
 
 @dataclass(frozen=True)
@@ -45,6 +36,16 @@ class Outlier:
     usual_backward: float
     branch: float = math.nan
     usual_branch: float = math.nan
+
+    @property
+    def forward_excess(self) -> float:
+        """The forward factor relative to that of similar blocks, 1 if it was not measured."""
+        return _ratio(self.forward, self.usual_forward)
+
+    @property
+    def backward_excess(self) -> float:
+        """The backward factor relative to that of similar blocks, 1 if it was not measured."""
+        return _ratio(self.backward, self.usual_backward)
 
     @property
     def excess(self) -> float:
@@ -102,8 +103,10 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
         opening = _is_opening(signal.sums, i) or _is_opening(signal.sums, i - 1)
         far = [way[i] for way in (forward, backward) if i in way and way[i].spreads >= SPREADS]
         same_sense = len(far) == 2 and far[0].difference * far[1].difference > 0
-        least = math.log(OPENING if opening else INSIDE)
-        inside = not opening and i < len(signal.sums) - 1
+        least = math.log(OPENING if opening or signal.plain else INSIDE)  # pooling stands between plain layers
+        inside = not opening and i < len(signal.sums) - 1 and not signal.plain
+        if opening and same_sense and not _branch_differs(signal.sums, kinds, i, far[0].difference):
+            continue  # a normalizer makes the branch large where the stem's output is small
         if (same_sense and min(abs(f.difference) for f in far) >= least) or (
             inside and any(abs(f.difference) >= math.log(ALONE) for f in far)
         ):
@@ -117,46 +120,53 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
 
 
 def without_outliers(
-    outliers: Sequence[Outlier], series: Sequence[tuple[str, int, float]], *, backward: bool = False
-) -> list[tuple[str, int, float]]:
-    """Correct a series of names, stages and variances as if the outliers had the factors of similar blocks."""
+    outliers: Sequence[Outlier], points: Sequence[DepthPoint], *, backward: bool = False
+) -> list[DepthPoint]:
+    """Correct the points of one direction as if the outliers had the factors of similar blocks."""
     excess = {
         o.name: ratio
         for o in outliers
         if 0 < (ratio := o.backward / o.usual_backward if backward else o.forward / o.usual_forward) < math.inf
     }
-    found: list[tuple[str, int, float]] = []
+    found: list[DepthPoint] = []
     factor = 1.0
-    for name, stage, value in series[:: -1 if backward else 1]:
+    for point in points[:: -1 if backward else 1]:
         if not backward:
-            factor *= excess.get(name, 1.0)
-        found.append((name, stage, value / factor))
+            factor *= excess.get(point.name, 1.0)
+        found.append(point._replace(value=point.value / factor))
         if backward:  # the effect of a block on the gradient shows at the sum before it
-            factor *= excess.get(name, 1.0)
+            factor *= excess.get(point.name, 1.0)
     return found[:: -1 if backward else 1]
 
 
 def _outlying_branches(signal: Signal) -> list[Outlier]:
-    """The branches whose output variance differs, if most branches of their kind have the same."""
+    """The branches whose output variance differs from the nearest ones, if most branches of their kind have the same.
+
+    A variance that changes gradually over the blocks is none.
+    """
     alike: defaultdict[object, list[SumSignal]] = defaultdict(list)
     for s, kind in zip(signal.sums, _kinds(signal), strict=True):
         alike[kind[:4]].append(s)  # with any shortcut
     found = []
     for sums in alike.values():
-        usual = median(s.branch.variance for s in sums)
-        others = [s for s in sums if not abs(s.branch.variance - usual) <= SAME * usual]
-        if len(sums) >= SIMILAR and len(sums) - len(others) >= MOST * len(sums):
-            found += [
-                Outlier(s.name, math.nan, math.nan, math.nan, math.nan, s.branch.variance, usual)
-                for s in others
-                if not usual or _above_one(s.branch.variance / usual) >= INSIDE
-            ]
+        variances = [s.branch.variance for s in sums]
+        usual = median(variances)
+        others = [i for i, v in enumerate(variances) if not abs(v - usual) <= SAME * usual]
+        if len(sums) < SIMILAR or len(sums) - len(others) < MOST * len(sums):
+            continue
+        for i in others:
+            near = sorted((j for j in range(len(sums)) if j != i), key=lambda j: abs(j - i))[:SIMILAR]
+            local = median(variances[j] for j in near)
+            if all(not v or _above_one(variances[i] / v) >= INSIDE for v in (usual, local)):
+                found.append(Outlier(sums[i].name, math.nan, math.nan, math.nan, math.nan, variances[i], usual))
     return found
 
 
 def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """The kind of each block; only blocks of one kind are compared, such as attentions in a Transformer."""
     branches = signal.plan.branches
+    if signal.plain:
+        return [()] * len(signal.sums)
     if len(branches) != len(signal.sums):
         return [(name_pattern(s.name),) for s in signal.sums]
     return [
@@ -168,14 +178,13 @@ def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backwa
     """The factors of the blocks that can be compared, by their indices."""
     logs: dict[int, tuple[float, float]] = {}  # relative to the previous sum, and to the block's own shortcut
     for i, s in enumerate(sums):
-        after = s.sum_gradient if backward else s.sum
-        own = s.shortcut_gradient if backward else s.shortcut
-        before = own if _is_opening(sums, i) else sums[i - 1].sum_gradient if backward else sums[i - 1].sum
-        if s.transition or not all(_is_positive(v) for v in (after.variance, before.variance)):
+        after, own = _levels(s, backward)
+        before = own if _is_opening(sums, i) else _levels(sums[i - 1], backward)[0]
+        if s.transition or not _is_positive(after) or not _is_positive(before):
             continue
         sign = -1 if backward else 1
-        from_shortcut = sign * math.log(after.variance / own.variance) if _is_positive(own.variance) else math.nan
-        logs[i] = sign * math.log(after.variance / before.variance), from_shortcut
+        from_shortcut = sign * math.log(after / own) if _is_positive(own) else math.nan
+        logs[i] = sign * math.log(after / before), from_shortcut
     late = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j) and not _is_opening(sums, j - 1)])
     inner = _by_kind(kinds, [j for j in logs if not _is_opening(sums, j)])
     usual: dict[int, float] = {}
@@ -190,6 +199,24 @@ def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backwa
     differences = {i: abs(logs[i][0] - usual[i]) for i in usual}
     spread = _spreads_of_others(differences)
     return {i: _BlockFactor(logs[i][0], usual[i], differences[i] / (spread[i] + NOISE)) for i in usual if i in spread}
+
+
+def _branch_differs(sums: Sequence[SumSignal], kinds: Sequence[object], i: int, sense: float) -> bool:
+    """Whether the branch of a block is larger or smaller than that of the nearest similar blocks, in this sense.
+
+    True where branches were not measured or have no similar ones.
+    """
+    similar = sorted((j for j in range(len(sums)) if j != i and kinds[j] == kinds[i]), key=lambda j: abs(j - i))
+    values = [v for j in similar[:SIMILAR] if _is_positive(v := sums[j].branch.variance)]
+    own = sums[i].branch.variance
+    if not values or not _is_positive(own):
+        return True
+    return math.copysign(1.0, sense) * math.log(own / median(values)) >= math.log(INSIDE)
+
+
+def _levels(s: SumSignal, backward: bool) -> tuple[float, float]:
+    """The size of the signal, or of the gradient, at a sum and at its shortcut."""
+    return (s.gradient_level, s.shortcut_gradient.variance) if backward else (s.level, s.shortcut.variance)
 
 
 def _by_kind(kinds: Sequence[object], indices: Sequence[int]) -> defaultdict[object, list[int]]:
@@ -233,6 +260,5 @@ def _above_one(ratio: float) -> float:
     return max(ratio, 1 / ratio) if ratio > 0 else math.inf
 
 
-def bounded_exp(value: float) -> float:
-    """The exponential of a number; infinite beyond the range of floats."""
-    return math.inf if value >= 700 else math.exp(value)
+def _ratio(value: float, usual: float) -> float:
+    return value / usual if 0 < value < math.inf and 0 < usual < math.inf else 1.0

@@ -1,4 +1,4 @@
-"""Signal propagation: one forward and one backward pass, measured at every residual sum and weight layer.
+"""Signal propagation: one forward and one backward pass, measured at every residual sum, weight layer and both ends.
 
 `diagnostics/moments.py` defines the statistics.
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,11 +19,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normfree.diagnostics.layer_signals import LayerSignal, gradient_norms, layer_signals, learning_branches
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal, find_missing_sums
+from normfree.diagnostics.ends import (
+    CountActivations,
+    InputFacts,
+    OutputFacts,
+    broken_parameters,
+    clear_type_errors,
+    cross_entropy,
+    find_origin,
+    find_single_values,
+    first_tensor,
+    influences,
+    input_facts,
+    is_finite,
+    is_not_zero,
+    output_facts,
+    own_loss,
+)
+from normfree.diagnostics.layer_signals import LayerSignal, LayerWeights, learning_branches
+from normfree.diagnostics.places import find_missing_sums, memory_readers
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
+from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.sharding import is_sharded, reshard_, whole
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
@@ -38,8 +57,9 @@ class Signal:
     """The signal of a model in one forward and one backward pass.
 
     Attributes:
-        sums: The statistics at every residual sum, in the order of the plan.
-        layers: The norms of weights and gradients of every weight layer.
+        sums: The statistics at every residual sum, in the order of the plan; in a network without sums, at the output
+            of every call of a hidden weight layer (`SumSignal.layer`).
+        layers: The norms of weights and gradients of every weight layer, its dead units and equal filters.
         injected: The places where a random gradient was injected, '' if the gradient came from a loss. 'output' is
             the model's output, 'features' the input of a classifier whose weight is zero, and 'memory' the output of
             an encoder that all attentions of the decoder multiply by zero.
@@ -50,6 +70,20 @@ class Signal:
         output: The mean square of the model's output.
         missing_sums: The modules without a residual sum that return the shape they get, while most modules like them
             have a sum.
+        constant_sums: Modules like these that add the same to every sample.
+        inputs: The main input.
+        head: The output, and the loss by chance.
+        activations: The activation functions of a network without sums, the most frequent first.
+        broken: The parameters and buffers that are not finite; empty if the signal is finite.
+        origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others; '' if
+            there is none.
+        origin_kind: The class of that module.
+        cut: The last layers outside of branches that change the output although they get no gradient.
+        tiny_scales: The vectors of scales that are below the rounding of float32, but not zero.
+        single_values: The normalizers whose groups are single values.
+        half: Whether the network computes in float16.
+        normalized: Whether there is a normalizer for at least every second weight layer.
+        classifier_bias: The largest bias of the classifier above the mean of its biases.
     """
 
     sums: tuple[SumSignal, ...]
@@ -60,6 +94,24 @@ class Signal:
     unmeasured: str = ""
     output: float = math.nan
     missing_sums: tuple[str, ...] = ()
+    constant_sums: tuple[str, ...] = ()
+    inputs: InputFacts = field(default_factory=InputFacts)
+    head: OutputFacts = field(default_factory=OutputFacts)
+    activations: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
+    origin: str = ""
+    origin_kind: str = ""
+    cut: tuple[str, ...] = ()
+    tiny_scales: tuple[str, ...] = ()
+    single_values: tuple[str, ...] = ()
+    half: bool = False
+    normalized: bool = False
+    classifier_bias: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the network has no residual sums, and was measured at its weight layers."""
+        return bool(self.sums) and self.sums[0].layer
 
     def series(self, part: str, statistic: str = "variance") -> list[float]:
         """List one statistic over all sums.
@@ -82,13 +134,16 @@ class Signal:
             "unmeasured": self.unmeasured,
             "output": self.output,
             "unsummed": list(self.missing_sums),  # key kept for compatibility with 0.1
+            "inputs": asdict(self.inputs),
+            "head": asdict(self.head),
             "sums": [asdict(s) for s in self.sums],
             "layers": layers,
         }
 
     def __repr__(self) -> str:
         loss = "" if math.isnan(self.loss) else f", loss {self.loss:.4g}"
-        return f"Signal({len(self.sums)} residual sums, {len(self.layers)} weight layers{loss})"
+        sums = "no residual sums" if self.plain else f"{len(self.sums)} residual sums"
+        return f"Signal({sums}, {len(self.layers)} weight layers{loss})"
 
 
 def propagate(
@@ -102,6 +157,9 @@ def propagate(
 ) -> Signal:
     """Measure the signal of any model in one forward and one backward pass.
 
+    A network with residual sums is measured at these, any other at the outputs of its hidden weight layers. If a value
+    is not finite, a second forward pass finds the module that made it.
+
     The backward pass starts from the loss if there are `targets` or a `loss`, or if the model returns a loss of its
     own, and otherwise from a random gradient with unit variance at the output. If the classifier's weight is zero, as
     at the start of Fixup, a random gradient is injected at its input instead; if all attentions over an encoder's
@@ -112,7 +170,7 @@ def propagate(
     so that memory does not grow beyond one plain pass.
 
     Args:
-        model: Any model with residual sums.
+        model: Any model.
         inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments.
         targets: The second argument of the loss.
         plan: The residual plan (default: the model's own, or the discovered one).
@@ -120,21 +178,24 @@ def propagate(
         generator: The source of random gradients (default: seed 0).
 
     Returns:
-        The statistics at every residual sum, and the norms of weights and gradients.
+        The statistics at every residual sum or weight layer, of the weights, and of the input and output.
 
     Raises:
-        ValueError: if the model has no residual sums, is on the meta device or returns no tensor, if the plan belongs
-            to another model, or if the batch is too small for a variance.
+        ValueError: if the model has no layers to measure, is on the meta device or returns no tensor, if the plan
+            belongs to another model, or if the batch is too small for a variance or has the wrong type.
     """
     reshard_(model.modules())
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
-    plan = plan_of(model, args or kwargs, plan, parts)
-    plan.require_sums()
+    with clear_type_errors(parts, (args, kwargs)):
+        plan = plan_of(model, args or kwargs, plan, parts)
+    given = input_facts((args, kwargs))  # before the model can write into them
+    weights = LayerWeights(parts, plan)
+    activations = CountActivations()
     observer = SumObserver(parts.modules, plan)
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
-    readers = _memory_readers(plan)
+    readers = memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -149,8 +210,12 @@ def propagate(
             handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
-        gradients = stack.enter_context(gradient_norms(parts.parameters))
-        output = model(*args, **kwargs)
+        single = stack.enter_context(find_single_values(parts.modules))
+        gradients = stack.enter_context(weights.gradient_norms())
+        with clear_type_errors(parts, (args, kwargs)), nullcontext() if plan.branches else activations:
+            output = model(*args, **kwargs)
+        observer.leave_out_head(_tensor_or_none(output))
+        observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
         starts, injected, value = _start(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
@@ -158,22 +223,56 @@ def propagate(
         if memory is not None and memory.requires_grad and observer.are_zero(memories):
             starts[memory] = _random_gradient(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
-        size = _mean_square(output)
+        size = _tensor_or_none(output)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
     observer.finish()  # before the first wait for the device
-    layers, gradient_sizes = layer_signals(parts, plan, gradients)
+    layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
+    head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
         sums,
         layers,
         injected,
         math.nan if value is None else float(value),
         plan,
-        output=math.nan if size is None else float(size),
-        missing_sums=tuple(missing),
+        output=head.mean_square,
+        missing_sums=tuple(missing.skipped),
+        constant_sums=tuple(missing.constant),
+        inputs=given,
+        head=head,
+        activations=tuple(name for name, _ in activations.counts.most_common()),
+        half=observer.half,
+        tiny_scales=weights.tiny_scales(),
+        single_values=tuple(single),
+        normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
+        classifier_bias=weights.largest_bias(plan.classifier),
     )
-    return _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
+    signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
+    return _with_origin(signal, model, parts, inputs, silent=zero is None)
+
+
+def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, *, silent: bool) -> Signal:
+    """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none."""
+    silent = (
+        silent and not signal.unmeasured and (signal.head.mean_square == 0 or any(s.level == 0 for s in signal.sums))
+    )
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
+    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
+    still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
+    if not silent and not signal.unmeasured and not still:
+        return signal
+    broken = broken_parameters(parts) if signal.unmeasured else ()
+    origin: list[str] = []
+    cut: list[str] = []
+    args, kwargs = tree_map(_copy_input, call_arguments(inputs))
+    with torch.no_grad(), preserve_model_state(model, parts):
+        if not broken and signal.inputs.finite and not still:
+            with find_origin(parts.modules, is_not_zero if silent else is_finite) as origin:
+                model(*args, **kwargs)
+        cut = [name for name in still if influences(model, parts.modules[name], args, kwargs)]
+    kind = type(parts.modules[origin[0]]).__name__ if origin else ""
+    return replace(signal, broken=broken, origin=origin[0] if origin else "", origin_kind=kind, cut=tuple(cut))
 
 
 def plan_of(
@@ -227,38 +326,6 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
 
 
-def first_tensor(output: Any) -> Tensor:
-    """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    values = list(output.values()) if isinstance(output, Mapping) else output
-    items = values if isinstance(values, list | tuple) else ()
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    for value in (output, logits, *items):
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
-    raise ValueError(
-        f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
-        "pass a loss= that turns it into a number"
-    )
-
-
-def own_loss(output: Any) -> Tensor | None:
-    """Return the loss that a model computed itself, as those of transformers do when they get labels; else None."""
-    value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return value if isinstance(value, Tensor) and value.numel() == 1 else None
-
-
-def cross_entropy(output: Any, targets: Any) -> Tensor:
-    """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
-    logits = first_tensor(output)
-    if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
-        logits, targets = logits.flatten(0, 1), targets.flatten()
-    return nn.functional.cross_entropy(logits, targets)
-
-
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     """Return the classifier if all its weights are zero, so that no gradient passes through it.
 
@@ -271,10 +338,10 @@ def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:
     return None
 
 
-def _mean_square(output: Any) -> Tensor | None:
-    """The mean square of a model's output, still on its device; None if only the caller's loss can read the output."""
+def _tensor_or_none(output: Any) -> Tensor | None:
+    """The tensor in a model's output; None if only the caller's loss can read the output."""
     try:
-        return first_tensor(output).detach().float().square().mean()
+        return first_tensor(output)
     except ValueError:
         return None
 
@@ -310,20 +377,6 @@ def _start(
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:
     """Draw a gradient with unit variance for a tensor."""
     return torch.randn(tensor.shape, generator=source, device=source.device).to(tensor)
-
-
-def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
-    """The branches that may attend over another sequence, with the layers that would make their keys and values.
-
-    In such a branch of four layers only the query reads the branch's input. The same holds for a chain of four
-    layers, so the caller checks that key and value read the same tensor.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    for b in plan.branches:
-        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
-        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
-            found[b.name] = inner[0], inner[1]
-    return found
 
 
 @contextmanager

@@ -1,27 +1,31 @@
-"""Statistics of the operands and results of residual sums, forward and backward, taken while a model runs."""
+"""Statistics at residual sums, or at weight layers without sums, forward and backward, taken while a model runs."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.moments import ChannelMoments, Stats, channel_dim, channel_moments, reduce_batch, to_stats
+from normfree.diagnostics.places import place_names
 from normfree.graph.functions import operands_of
 from normfree.graph.observer import FunctionCall, Observer
+from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.plan import Branch, ResidualPlan
+from normfree.nn.weight_layers import WEIGHT_LAYERS
+from normfree.plan import Branch, Layer, Position, ResidualPlan
 
 SumPart = tuple[str, str]  # the name of a branch, and which of its tensors
 BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the batch together
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class SumSignal:
     """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
 
     `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
-    none. `around` is the name of the sum whose branch contains this one.
+    none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
+    `sum` is the output of a weight layer; there is no branch and no shortcut.
     """
 
     name: str
@@ -43,6 +48,24 @@ class SumSignal:
     shortcut_gradient: Stats
     learns: bool = True
     around: str | None = None
+    layer: bool = False
+
+    @property
+    def level(self) -> float:
+        """The size of the forward signal: the variance of a sum, the second moment of a layer's output.
+
+        In a deep ReLU network all samples become alike, so that the variance over them falls although the signal is
+        preserved. Shortcuts prevent that.
+        """
+        return self.sum.mean_square + self.sum.variance if self.layer else self.sum.variance
+
+    @property
+    def gradient_level(self) -> float:
+        """The size of the gradient: its variance at a sum, its squared norm per sample at a layer.
+
+        The norm does not change with the resolution, which differs from layer to layer without blocks.
+        """
+        return self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
 
 
 class _MeasuredTensor(NamedTuple):
@@ -70,7 +93,7 @@ class _Channels(NamedTuple):
 
 
 class SumObserver(Observer):
-    """Measures the operands and the results of the additions that a plan names.
+    """Measures the operands and the results of the additions that a plan names, or else the outputs of its layers.
 
     Only modules that contain such an addition get hooks, and functions are observed only in their own forward
     passes, not inside their children: observing costs time.
@@ -80,17 +103,22 @@ class SumObserver(Observer):
         super().__init__()
         self.plan = plan
         self.modules = modules
+        self.half = False  # whether float16 was seen
         self._sums = {(b.place, b.addition): b for b in plan.branches}
         if strange := next((home for home, _ in self._sums if home not in self.modules), None):
             raise ValueError(
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
                 "leave the plan out to have it discovered"
             )
+        self._points = list(plan.branches)
+        self._labels = place_names(plan)
         self._channels = {b.name: _channels(b, modules) for b in plan.branches}
         self._foreign_homes = {home for home, _ in self._sums if not isinstance(self.modules[home], Residual)}
         self._moments: dict[SumPart, ChannelMoments] = {}
         self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
+        self._latest_layer: list[tuple[Branch, Tensor]] = []
+        self._hooked_parts: dict[SumPart, list[SumPart]] = {}
         self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
 
     @contextmanager
@@ -98,10 +126,14 @@ class SumObserver(Observer):
         """Measure every pass of the model inside."""
         try:
             self._hook_residuals()
+            if not self.plan.branches:
+                self._hook_layers()
             with self.following(self._followed()):
                 yield
         finally:
             self._recent.clear()  # tensors hold hooks, which hold this
+            self._hooked_parts.clear()
+            self._latest_layer.clear()
             self.remove_hooks()
 
     def _hook_residuals(self) -> None:
@@ -115,6 +147,52 @@ class SumObserver(Observer):
                 calls = Counter[str]()
                 for part, source in (("shortcut", module.a), ("branch", module.beta), ("sum", module)):
                     self.add_hook(source._forward_hooks, self._residual_hook(part, branches, calls))
+
+    def _hook_layers(self) -> None:
+        """Hook the hidden weight layers of a network without sums; each call of a layer is a point of its own.
+
+        A layer right before a normalizer is measured behind it, because the normalizer undoes the layer's scale.
+        """
+        hidden = {layer.name: layer for layer in (*self.plan.stem, *self.plan.body) if layer.name and not layer.gate}
+        hidden |= {name: Layer(name) for name, m in self.modules.items() if isinstance(m, RECURRENT)}
+        last = {layer.name for layer in self.plan.classifier}
+        if not hidden and not last:  # no layer reads the input
+            hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)}
+        layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
+        calls = Counter[str]()
+        latest = self._latest_layer
+
+        def behind_normalizer(_m: nn.Module, args: Any, out: Any) -> None:
+            if latest and args and args[0] is latest[0][1]:
+                point, _ = latest.pop()
+                part = (point.name, "sum_gradient")
+                if part in self._hooked_parts:
+                    self._hooked_parts[part].remove(part)
+                self._measure(point, "sum", out)
+
+        def hook(name: str) -> Callable[..., None]:
+            def measure(_m: nn.Module, _a: Any, out: Any) -> None:
+                tensor = out[0] if isinstance(out, tuple) and out else out
+                if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                    return
+                calls[name] += 1
+                place = Position(len(self._points) + 1, 0, 1, len(self._points) + 1, 0)
+                point = Branch(f"{name}#{calls[name]}", place, (layers[name],))
+                self._points.append(point)
+                self._labels[point.name] = point.name if calls[name] > 1 else name
+                if calls[name] == 2:
+                    self._labels[f"{name}#1"] = f"{name}#1"
+                self._channels[point.name] = _channels(point, self.modules)
+                self._measure(point, "sum", tensor)
+                latest[:] = [(point, tensor)]
+
+            return measure
+
+        for name in layers:
+            self.add_hook(self.modules[name]._forward_hooks, hook(name))
+        for module in self.modules.values():
+            if isinstance(module, NORM_TYPES):
+                self.add_hook(module._forward_hooks, behind_normalizer)
 
     def _residual_hook(self, part: str, branches: list[Branch], calls: Counter[str]) -> Callable[..., None]:
         def hook(_m: nn.Module, _a: Any, out: Any) -> None:
@@ -151,12 +229,13 @@ class SumObserver(Observer):
         return out
 
     def _measure(self, branch: Branch, part: str, tensor: Any) -> None:
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return
+        self.half = self.half or tensor.dtype is torch.float16
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
-                f"expected at least two values per channel at {_sum_name(branch)}, got one "
+                f"expected at least two values per channel at '{self._labels[branch.name]}', got one "
                 f"(shape {tuple(tensor.shape)}), which has no variance; use a larger batch"
             )
         measured = self._measure_once(tensor, channels)
@@ -164,7 +243,8 @@ class SumObserver(Observer):
         gradient_part = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
-                self._require_gradient(branch)
+                if self.plan.branches:
+                    self._require_gradient(branch)
                 self._awaited.add(gradient_part)  # a gradient that never arrives counts as 0
             return
         self._awaited.add(gradient_part)
@@ -173,6 +253,7 @@ class SumObserver(Observer):
             return
         parts = measured.gradients if measured.tensor is tensor else []
         parts.append(gradient_part)
+        self._hooked_parts[gradient_part] = parts
 
         def backward(gradient: Tensor) -> None:
             moments = self._measure_once(gradient, channels).moments
@@ -205,8 +286,8 @@ class SumObserver(Observer):
         layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
         if any(p.requires_grad for module in layers for p in module.parameters()):
             raise ValueError(
-                f"expected a gradient at {_sum_name(branch)}, got a forward pass that keeps none; turn gradient "
-                "checkpointing off, and take torch.no_grad out of the forward pass"
+                f"expected a gradient at '{self._labels[branch.name]}', got a forward pass that keeps none; turn "
+                "gradient checkpointing off, and take torch.no_grad out of the forward pass"
             )
 
     def are_zero(self, branches: Iterable[str]) -> bool:
@@ -214,17 +295,30 @@ class SumObserver(Observer):
         measured = [self._moments.get((name, "branch")) for name in branches]
         return all(m is not None and not m.mean.any() and not m.variance.any() for m in measured)
 
+    def leave_out_head(self, output: Tensor | None) -> None:
+        """Leave out the last layer of a network without sums if it returns the output: the head is judged apart."""
+        if len(self._points) > 1 and self._latest_layer and self._latest_layer[0][1] is output:
+            self._points.remove(self._latest_layer[0][0])
+
+    def require_points(self) -> None:
+        """Refuse a forward pass in which nothing was measured."""
+        if not self._points:
+            raise ValueError(
+                "expected a network with residual sums or weight layers that are modules, got a forward pass through "
+                "none; write its layers as modules (nn.Linear, nn.Conv2d, nn.LSTM) and call them"
+            )
+
     def finish(self) -> None:
         """Start the reductions that remain, without waiting for them."""
         reduce_batch(self._moments.values())
 
     def result(self, alive: set[str]) -> tuple[SumSignal, ...]:
         """The signal at every sum of the plan; `alive` names the branches that learn."""
-        unseen = [_sum_name(b) for b in self.plan.branches if (b.name, "sum") not in self._moments]
+        unseen = [self._labels[b.name] for b in self._points if (b.name, "sum") not in self._moments]
         if unseen:
             raise ValueError(
                 f"expected a forward pass through every residual sum of the plan, got none through {unseen[0]} "
-                f"({len(unseen)} of {len(self.plan.branches)}); use evaluation mode (--eval) where blocks are "
+                f"({len(unseen)} of {len(self._points)}); use evaluation mode (--eval) where blocks are "
                 "dropped at random, or in Python, pass a plan of the executed blocks"
             )
         every = list(dict.fromkeys(self._moments.values()))
@@ -235,68 +329,18 @@ class SumObserver(Observer):
             return measured.get((branch.name, part), ZERO if (branch.name, part) in self._awaited else MISSING)
 
         names = [part + kind for kind in ("", "_gradient") for part in ("sum", "branch", "shortcut")]
-        labels = {b.name: _sum_name(b) for b in self.plan.branches}
         return tuple(
             SumSignal(
-                name=_sum_name(b),
+                name=self._labels[b.name],
                 stage=b.position.stage,
                 transition=b.position.transition,
-                learns=b.name in alive or not b.layers,
-                around=None if b.around is None else labels.get(b.around),
+                learns=b.name in alive or not b.layers or not self.plan.branches,
+                around=None if b.around is None else self._labels.get(b.around),
+                layer=not self.plan.branches,
                 **{name: stats(b, name) for name in names},
             )
-            for b in self.plan.branches
+            for b in self._points
         )
-
-
-@contextmanager
-def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[list[str]]:
-    """Collect the modules that have no residual sum although most modules like them have one, while the model runs.
-
-    Modules are alike if they have the same class, and the same name but for numbers. A module is collected if it
-    returns the shape that it gets, so that it could add its input.
-    """
-    homes = {branch.place for branch in plan.branches}
-
-    def kind(name: str) -> tuple[str, type[nn.Module]]:
-        return name_pattern(name), type(modules[name])
-
-    with_sum = Counter(kind(home) for home in homes if home in modules)
-    without_sum = Counter(kind(name) for name in modules if name not in homes)
-    found: list[str] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        def compare(_m: nn.Module, args: Any, out: Any) -> None:
-            same = args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape
-            if same and name not in found:
-                found.append(name)
-
-        return compare
-
-    handles = [
-        module.register_forward_hook(hook(name))
-        for name, module in modules.items()
-        if name not in homes and with_sum[kind(name)] > without_sum[kind(name)]
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def name_pattern(name: str) -> str:
-    """The name of a module or sum without its numbers: equal for repeated blocks.
-
-    >>> name_pattern("layer3.1")
-    'layer.'
-    """
-    return re.sub(r"\d+", "", name)
-
-
-def _sum_name(branch: Branch) -> str:
-    """The name of a sum in messages; one in the model's own forward pass has no module to be named after."""
-    return branch.name if branch.name.partition("#")[0] else f"(model){branch.name}"
 
 
 def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:

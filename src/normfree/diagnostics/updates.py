@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.propagation import Loss, cross_entropy, first_tensor, plan_of, zero_classifier
+from normfree.diagnostics.ends import cross_entropy, first_tensor
+from normfree.diagnostics.propagation import Loss, plan_of, zero_classifier
 from normfree.methods import Method
 from normfree.methods.initialize import fans
 from normfree.methods.transformer_branches import is_transformer

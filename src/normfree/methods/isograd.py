@@ -8,7 +8,7 @@ analytically from the output of the network:
     Var[W] = γ / (d · t),    t = mean(Tᵀ v T) / mean(v),    v ← Tᵀ v T / t
 
 with T the layer's one-dimensional tap matrix (stride and padding included), d its output channels and γ = 2 where it
-reads a ReLU.
+reads a ReLU. Where something else changes the resolution (pooling, upsampling), the map is taken as flat.
 """
 
 from __future__ import annotations
@@ -45,39 +45,38 @@ def _isograd_(ctx: InitContext) -> None:
     for layer, module in ctx.each(ctx.plan.layers()):
         if not isinstance(module, nn.Conv2d | nn.Linear):
             raise ValueError(
-                f"isograd follows the gradient through convolutions and linear layers, got {type(module).__name__} at "
-                f"'{layer.name}'; use 'fixup' for this model"
+                "isograd is meant for ResNets, and follows the gradient through 2-D convolutions and linear layers, "
+                f"got {type(module).__name__} at '{layer.name}'; use 'fixup' for this model"
             )
     sizes = _resolutions(ctx)
     variances = {layer.name: gain(layer) / ctx.fans(layer)[1] for layer in ctx.plan.body}
 
     def back(layers: Iterable[Layer], v: FloatArray) -> FloatArray:
         for layer in layers:
-            variances[layer.name], v = _layer_back(layer, ctx.module(layer), sizes[layer.name], v)
+            after = sizes[layer.name].after
+            variances[layer.name], v = _layer_back(layer, ctx.module(layer), sizes[layer.name], _resized(v, after))
         return v
 
     last = next(branch for branch in reversed(ctx.plan.branches) if branch.layers)  # a sum of whole blocks has none
     v = np.ones(sizes[last.last.name].after)
     for branch in reversed(ctx.plan.branches):
-        v = _HALF * (back(reversed(branch.layers), v) + back(reversed(branch.shortcut_layers), v))
-    for layer in reversed(ctx.plan.stem):
-        # With pooling between the stem and the first block, the map is unknown and taken as flat.
-        after = sizes[layer.name].after
-        v = back([layer], v if v.shape == after else np.ones(after))
+        inner = back(reversed(branch.layers), v)
+        v = _HALF * (inner + _resized(back(reversed(branch.shortcut_layers), v), inner.shape))
+    back(reversed(ctx.plan.stem), v)
     for layer in ctx.plan.hidden():
         ctx.set_(layer, standardized(ctx.normal(layer), variances[layer.name]))
     ctx.default_classifier_()
+
+
+def _resized(v: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """Return the map, or a flat one of the same mean where it has another resolution."""
+    return v if v.shape == shape else np.full(shape, v.mean())
 
 
 def _layer_back(layer: Layer, module: nn.Conv2d | nn.Linear, sizes: _Sizes, v: FloatArray) -> tuple[float, FloatArray]:
     """Return a layer's weight variance and the map at its input, given the variance map v of its output's gradient."""
     if isinstance(module, nn.Linear):
         return gain(layer) / module.out_features, v
-    if v.shape != sizes.after:
-        raise ValueError(
-            f"isograd expects a gradient map of shape {sizes.after} at '{layer.name}', got {v.shape}: something "
-            "between this layer and the next changes the resolution; use 'idshort' or 'fixup' for this model"
-        )
     circular = module.padding_mode == "circular"
     rows, cols = (
         theory.tap_matrix(size, kernel, stride, padding, dilation, circular=circular)
@@ -104,7 +103,9 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     else:
         shape = getattr(ctx.model, "input_shape", ())
         if not shape:
-            raise ValueError("isograd expects the input's resolution, got a model without it; pass example=a batch")
+            raise ValueError(
+                "isograd expects the input's resolution: pass one batch of images, as a tensor, as example"
+            )
     sizes: dict[str, _Sizes] = {}
 
     def record(name: str, *shapes: torch.Size) -> None:
@@ -120,6 +121,12 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     finally:
         for hook in hooks:
             hook.remove()
+    for layer in ctx.plan.layers():
+        if layer.name not in sizes:
+            raise ValueError(
+                f"isograd is meant for ResNets, and expects layers that are called, but '{layer.name}' is used without "
+                "a call; use 'fixup' for this model"
+            )
     return sizes
 
 
@@ -127,13 +134,17 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
 def isograd(*, shortcut: str = "identity") -> Method:
     """x' = √½ · (h(x) + f(x)) with Var[W] = γ/(d·t); `shortcut=conv` adds a 1×1 convolution to every block.
 
+    Meant for ResNets: networks of 2-D convolutions whose blocks are modules that return their sum, or its ReLU. Other
+    models can only be converted if every residual sum has such a module of its own; a Transformer's blocks, with two
+    sums each, have not.
+
     Reference: none; it completes robust, section 3.2, where equation 2 counts taps without stride and padding.
     """
     if shortcut not in ("identity", "conv"):
         raise ValueError(f"expected option 'shortcut' of method 'isograd' to be identity or conv, got '{shortcut}'")
     return Method(
         name="isograd",
-        summary="fan-out corrected for stride and zero padding: the gradient's variance is flat through the network",
+        summary="for ResNets: fan-out corrected for stride and zero padding, so that the gradient's variance is flat",
         paper="none",
         reference="ours; docs/design.md",
         h="identity, or as convshort",

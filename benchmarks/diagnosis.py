@@ -1,0 +1,142 @@
+"""Score the diagnosis on networks that are broken on purpose, on their mended twins, and on healthy networks.
+
+    PYTHONPATH=tests/support python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
+    PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
+
+The networks stand in tests/support (broken_networks.py, healthy_networks.py). Their author had not read the detector.
+A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
+finding or an outlier; *drifting* is none, because it fails only at a larger depth. `--keep` adds a score under a name
+and keeps the scores that the file has, so that the first score stays beside later ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from broken_networks import REVIEWED, UNSEEN, Broken
+from fault_cases import Subject
+from healthy_networks import HEALTHY, build_healthy
+from normfree.diagnostics import diagnose
+from normfree.provenance import commit, versions
+from normfree.report import Column, Table, print_table
+from normfree.report.tables import to_markdown
+
+
+def report_on(subject: Subject) -> tuple[bool, str, str]:
+    """Whether the diagnosis reports a fault, its headline, and its recommendation; an error is a report too."""
+    given = {} if subject.loss is None else {"loss": subject.loss}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            verdict = diagnose(subject.model, subject.example, subject.targets, **given).verdict
+    except ValueError as error:
+        return True, "refused", str(error)
+    alarm = bool(verdict.outliers) or any(f.status != "drifting" for f in verdict.findings)
+    return alarm, verdict.word, verdict.recommendation
+
+
+def judge_case(case: Broken) -> dict[str, Any]:
+    """Diagnose a broken network and its mended twin."""
+    alarm, word, advice = report_on(case.build())
+    text = f"{word}. {advice}"
+    twin_alarm, twin_word, twin_advice = report_on(case.build(mended=True))
+    twin = f"{twin_word}. {twin_advice}"
+    return {
+        "name": case.name,
+        "places": list(case.places),
+        "cause": case.cause,
+        "word": word,
+        "advice": advice,
+        "alarm": alarm,
+        "place": case.names_place(text),
+        "named": case.names_cause(text),
+        "right": alarm and case.names_place(text) and case.names_cause(text),
+        "mended": twin_word,
+        "same_fault_when_mended": twin_alarm and case.names_place(twin) and case.names_cause(twin),
+    }
+
+
+def judge_healthy(name: str) -> dict[str, Any]:
+    """Diagnose a healthy network."""
+    alarm, word, advice = report_on(build_healthy(name))
+    return {"name": name, "word": word, "advice": advice if alarm else "", "alarm": alarm}
+
+
+def measure() -> dict[str, Any]:
+    """Run every case."""
+    kinds = {"reviewed": REVIEWED, "unseen": UNSEEN}
+    found: dict[str, Any] = {kind: [judge_case(case) for case in cases] for kind, cases in kinds.items()}
+    found["healthy"] = [judge_healthy(name) for name in HEALTHY]
+    found["score"] = {
+        **{kind: [sum(row["right"] for row in found[kind]), len(found[kind])] for kind in kinds},
+        "mended twins with the fault": sum(row["same_fault_when_mended"] for kind in kinds for row in found[kind]),
+        "false alarms": [sum(row["alarm"] for row in found["healthy"]), len(found["healthy"])],
+    }
+    return {"commit": commit(), "versions": versions(), **found}
+
+
+def tables(scores: dict[str, Any]) -> list[Table]:
+    """The scores, the broken networks of the last one, and the healthy networks that it finds fault with."""
+    last = scores[list(scores)[-1]]
+
+    def share(pair: list[int]) -> str:
+        return f"{pair[0]} of {pair[1]}"
+
+    overview = Table(
+        "right place and cause",
+        (Column("run"), *(Column(n, "right") for n in ("reviewed", "unseen", "false alarms"))),
+        tuple(
+            (name, *(share(s["score"][key]) for key in ("reviewed", "unseen", "false alarms")))
+            for name, s in scores.items()
+        ),
+    )
+    columns = (Column("network"), Column("fault"), Column("verdict"), Column("right", marked=True))
+    rows = [
+        (row["name"], row["cause"], row["word"], "✓" if row["right"] else "✗")
+        for kind in ("reviewed", "unseen")
+        for row in last[kind]
+    ]
+    words: dict[str, list[str]] = {}
+    for row in last["healthy"]:
+        word = row["word"].partition(":")[0].partition(",")[0] + " (alarm)" * row["alarm"]
+        words.setdefault(word, []).append(row["name"])
+    sound = tuple((word, str(len(names)), ", ".join(names)) for word, names in words.items())
+    return [
+        overview,
+        Table("broken networks", columns, tuple(rows)),
+        Table("healthy networks", (Column("verdict"), Column("number", "right"), Column("networks")), sound),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the scores to this file")
+    parser.add_argument("--keep", default="", help="the name of this score; scores under other names are kept")
+    parser.add_argument("--table", type=Path, help="print the tables of a file as Markdown, and measure nothing")
+    options = parser.parse_args()
+    if options.table:
+        scores = json.loads(options.table.read_text(encoding="utf-8"))["scores"]
+        print("\n\n".join(map(to_markdown, tables(scores))))
+        return
+    warnings.filterwarnings("ignore")
+    name = options.keep or "last"
+    earlier = options.json is not None and options.json.exists()
+    before = json.loads(options.json.read_text(encoding="utf-8"))["scores"] if earlier else {}
+    scores = {**{key: value for key, value in before.items() if key != name}, name: measure()}
+    if options.json:
+        record = {"command": shlex.join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]]), "scores": scores}
+        options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for table in tables(scores):
+        print_table(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Both ends of a network, measured: the input, the output and the first loss; and the origin of non-finite values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from normfree.graph.functions import ACTIVATIONS, name_of
+from normfree.nn.model_state import ModelParts, preserve_model_state
+from normfree.nn.sharding import whole
+
+MOST_VALUES = 2**22  # of an output that are looked at
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """The main input: the largest tensor of floating-point numbers among the arguments.
+
+    Attributes:
+        finite: Whether no argument holds NaN or infinity; a mask of 0 and -∞ is finite.
+        mean: The mean of all numbers, NaN without such an input.
+        deviation: Their standard deviation.
+        alike: Whether all samples of the batch are the same.
+        dtype: The name of the type, such as 'float32'; '' without such an input.
+    """
+
+    finite: bool = True
+    mean: float = math.nan
+    deviation: float = math.nan
+    alike: bool = False
+    dtype: str = ""
+
+    @property
+    def size(self) -> float:
+        """The root mean square."""
+        return math.hypot(self.mean, self.deviation)
+
+
+@dataclass(frozen=True)
+class OutputFacts:
+    """The output, as logits of classes where its shape allows that.
+
+    Attributes:
+        classes: The number of classes: the second dimension, or the last of a sequence (N, T, C); 0 without classes.
+        mean_square: The second moment.
+        chance_loss: The mean cross-entropy over all classes as targets. It is log C if all logits are equal.
+        confidence: The mean of the largest probability.
+        variation: The variance over the batch relative to the second moment.
+        favourite: The class that is the most likely one for every sample and position, -1 if there is none.
+        probabilities: Whether the output is not negative and adds up to 1, so that it has been through a softmax.
+    """
+
+    classes: int = 0
+    mean_square: float = math.nan
+    chance_loss: float = math.nan
+    confidence: float = math.nan
+    variation: float = math.nan
+    favourite: int = -1
+    probabilities: bool = False
+
+
+@torch.no_grad()
+def input_facts(arguments: Any) -> InputFacts:
+    """Measure the arguments of a model."""
+    tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    finite = all(map(is_finite, tensors))
+    main = max((t for t in tensors if t.dim() >= 2), key=lambda t: t.numel(), default=None)
+    if main is None:
+        return InputFacts(finite)
+    values = main.double() if main.device.type == "cpu" else main.float()
+    alike = main.shape[0] > 1 and bool((main == main[:1]).all())
+    return InputFacts(finite, float(values.mean()), float(values.std(correction=0)), alike, _name(main.dtype))
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor is an additive mask: finite numbers and -∞, and the finite numbers are 0."""
+    return bool(((tensor == 0) | (tensor == -math.inf)).all())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@torch.no_grad()
+def output_facts(output: Tensor, targets: Any = None) -> OutputFacts:
+    """Measure a model's output; `targets` tell which dimension the classes of a sequence have."""
+    z = output.detach()
+    if z.dim() < 2 or not z.numel():
+        return OutputFacts(mean_square=float(z.float().square().mean()) if z.numel() else math.nan)
+    z = z[: max(2, MOST_VALUES // max(1, z[0].numel()))].float()
+    last = z.dim() == 3 and not (isinstance(targets, Tensor) and targets.shape == (len(output), *output.shape[2:]))
+    logits = z if last or z.dim() == 2 else z.movedim(1, -1)
+    square = float(z.square().mean())
+    spread = float(z.double().var(0, correction=0).mean()) if len(z) > 1 else math.nan
+    variation = spread / square if square > 0 else math.nan
+    classes = logits.shape[-1]
+    if classes < 2:
+        return OutputFacts(0, square, variation=variation)
+    chance = float((logits.logsumexp(-1) - logits.mean(-1)).mean())
+    likely, which = logits.softmax(-1).flatten(0, -2).max(-1)
+    favourite = int(which[0]) if bool((which == which[0]).all()) else -1
+    sums = logits.sum(-1)
+    probabilities = bool((logits >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
+    return OutputFacts(classes, square, chance, float(likely.mean()), variation, favourite, probabilities)
+
+
+def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
+    """The names of parameters and buffers that hold NaN or infinity."""
+    named: dict[str, Tensor] = dict(parts.parameters)
+    for prefix, module in parts.modules.items():
+        named |= {f"{prefix}.{n}" if prefix else n: b for n, b in module._buffers.items() if b is not None}
+    with torch.no_grad():
+        return tuple(
+            name
+            for name, t in ((name, whole(t)) for name, t in named.items() if t.is_floating_point())
+            if not bool(torch.isfinite(t).all()) and not _is_mask(t)
+        )
+
+
+@contextmanager
+def find_single_values(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """Collect the group and layer norms whose groups are single values, which become zero, while a model runs."""
+    found: list[str] = []
+
+    def hook(name: str) -> Any:
+        def look(module: nn.Module, args: Any) -> None:
+            groups = module.num_groups if isinstance(module, nn.GroupNorm) else 0
+            size = args[0][0].numel() // groups if groups else math.prod(getattr(module, "normalized_shape", (0,)))
+            if size == 1 and name not in found:
+                found.append(name)
+
+        return look
+
+    kinds = (nn.GroupNorm, nn.LayerNorm)
+    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items() if isinstance(m, kinds)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]) -> Iterator[list[str]]:
+    """Collect the innermost modules that get good tensors and return one that is not, while a model runs."""
+    found: list[str] = []
+
+    def all_good(tree: Any) -> bool:
+        return all(good(t) for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+
+    def hook(name: str) -> Any:
+        def look(_m: nn.Module, args: Any, out: Any) -> None:
+            if not all_good(out) and all_good(args) and not any(n.startswith(f"{name}.") for n in found):
+                found.append(name)
+
+        return look
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items() if name]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has no NaN and no infinity, or is a mask."""
+    return bool(torch.isfinite(tensor).all()) or _is_mask(tensor)
+
+
+def is_not_zero(tensor: Tensor) -> bool:
+    """Whether a tensor has another value than zero."""
+    return bool(tensor.any())
+
+
+def influences(model: nn.Module, module: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether the output of a module changes the output of the model."""
+    outputs = []
+    for factor in (1.0, 1.5):
+        handle = module.register_forward_hook(
+            lambda _m, _a, out, factor=factor: out * factor if isinstance(out, Tensor) else None
+        )
+        try:
+            with preserve_model_state(model):
+                outputs.append(first_tensor(model(*args, **kwargs)))
+        finally:
+            handle.remove()
+    return not torch.equal(*outputs)
+
+
+class CountActivations(TorchFunctionMode):
+    """Counts the activation functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = name_of(func).rstrip("_")
+        if name in ACTIVATIONS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def clear_type_errors(parts: ModelParts, arguments: Any) -> Iterator[None]:
+    """Turn an error of torch about types into one that names the type of the weights and of the input."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        kinds = {p.dtype for p in parts.parameters.values() if p.is_floating_point()}
+        given = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
+        wrong = next((t for t in given if t.dtype not in kinds and t.dtype != torch.bool), None)
+        if wrong is None or len(kinds) != 1 or not re.search("dtype|scalar type|data type|Input type", str(error)):
+            raise
+        wanted, got = (str(d).removeprefix("torch.") for d in (next(iter(kinds)), wrong.dtype))
+        raise ValueError(
+            f"expected inputs of type {wanted}, as the weights have, got {got}; convert them with "
+            f"inputs.to(torch.{wanted}), and scale bytes to about unit variance"
+        ) from error
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Find the tensor in a model's output: the output itself, its 'logits', or the first floating-point tensor in it.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    items = values if isinstance(values, list | tuple) else ()
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    for value in (output, logits, *items):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise ValueError(
+        f"expected an output that is or holds a tensor of floating-point numbers, got {type(output).__name__}; "
+        "pass a loss= that turns it into a number"
+    )
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model computed itself, as those of transformers do when they get labels; else None."""
+    value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return value if isinstance(value, Tensor) and value.numel() == 1 else None
+
+
+def cross_entropy(output: Any, targets: Any) -> Tensor:
+    """The default loss; for sequences (N, T, V) with targets (N, T), the mean over all positions."""
+    logits = first_tensor(output)
+    if isinstance(targets, Tensor) and logits.dim() == 3 and targets.shape == logits.shape[:2]:
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+    return nn.functional.cross_entropy(logits, targets)

@@ -1,0 +1,232 @@
+"""The words of a verdict, and the growth of a signal over depth: a robust fit, and the depth at which it fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from normfree.diagnostics.limits import (
+    BETTER,
+    FAST,
+    FORGETS,
+    GROWN,
+    LARGE,
+    LARGE_NORMALIZED,
+    NOTICEABLE,
+    OFFSETS,
+    PLAIN_SMALL,
+)
+
+SignalStatus = Literal["preserved", "growing", "drifting", "vanishing", "exploding", "faulty", "dead branch"]
+SEVERITY: tuple[SignalStatus, ...] = (
+    "preserved",
+    "growing",
+    "drifting",
+    "vanishing",
+    "exploding",
+    "faulty",
+    "dead branch",
+)
+HARMLESS: tuple[SignalStatus, ...] = ("preserved", "growing", "drifting")
+
+
+class DepthPoint(NamedTuple):
+    """The size of the signal at one place; only places of one stream and stage are fitted together."""
+
+    name: str
+    stream: str
+    stage: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The verdict on one direction.
+
+    The backward direction runs from the last block to the first, so that a factor above 1 explodes in both directions.
+
+    Attributes:
+        status: The word for this direction; 'not measured' if the forward signal ends before the output.
+        factor: The factor of the variance per block inside stages.
+        total: The change of the variance from the first block on the signal's way to the last.
+        worst: The block with the largest change.
+        worst_factor: The factor of that block.
+        broken_at: The first block on the signal's way where the variance is exactly 0 or not finite.
+        inside: The change inside all stages together. It can be far larger than `total` if transitions reset the
+            variance.
+        sudden: Whether the variance was within bounds up to `broken_at`, so growth with depth is not the cause.
+        fails_at: The number of blocks at which this factor is a failure, 0 if the change is no exponential.
+    """
+
+    status: SignalStatus | Literal["not measured"]
+    factor: float
+    total: float
+    worst: str
+    worst_factor: float
+    broken_at: str = ""
+    inside: float = math.nan
+    sudden: bool = False
+    fails_at: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault.
+
+    Attributes:
+        cause: The fault in a few words, such as 'forgotten skip'.
+        place: The module or sum, 'the input' or 'the output'.
+        status: The verdict that it causes.
+        text: The fault with its numbers, as a clause.
+        remedy: The place to look at and what to change there, as a clause.
+    """
+
+    cause: str
+    place: str
+    status: SignalStatus
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return the cause and the place."""
+        return f"{self.cause} at {self.place}" if self.place else self.cause
+
+
+def judge_direction(
+    points: Sequence[DepthPoint], *, backward: bool = False, plain: bool = False, normalized: bool = False
+) -> Direction:
+    """Judge one direction from the places in the order of the blocks.
+
+    The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
+    *growing* if a power of the depth fits clearly better than an exponential. It is *exploding* if it changes a
+    thousandfold, inside all stages together or from end to end, or tenfold from end to end with a factor of at least
+    1.5 per block (measured in a stage of three or more), and *vanishing* by the inverse numbers. From end to end, the
+    jump between two stages counts at most tenfold. An exponential change inside stages that does neither, but would at
+    twice the depth, is *drifting*. A network without residual sums tolerates a decay to 1e-4 (`plain`), and one with
+    normalizers a gradient that grows to 1e5 (`normalized`).
+
+    Sums inside the branch of another sum are a stream of their own. A branch that starts small has a small gradient,
+    which says nothing about depth, so that streams are not compared with each other. The worst stream counts.
+    """
+    if not points:
+        return Direction("not measured", math.nan, math.nan, "", math.nan)
+    travelled = list(points)[:: -1 if backward else 1]
+    ended = next((p for p in travelled if not 0 < p.value < math.inf), None)
+    broken = next((p for p in travelled if not math.isfinite(p.value)), None) or ended
+    if broken is not None:
+        before = [p.value for p in travelled[: travelled.index(broken)] if p.stream == broken.stream and p.value > 0]
+        change = before[-1] / before[0] if before else 1.0
+        sudden = change > 1 / LARGE and (math.isfinite(broken.value) or change < LARGE)
+        if math.isfinite(broken.value):
+            return Direction("vanishing", math.nan, 0.0, broken.name, 0.0, broken.name, sudden=sudden)
+        return Direction("exploding", math.nan, math.inf, broken.name, math.inf, broken.name, sudden=sudden)
+    streams = [list(group) for _, group in groupby(sorted(points, key=lambda p: p.stream), lambda p: p.stream)]
+    found = [_judge_stream(stream, backward, plain, normalized) for stream in streams]
+    return max(found, key=lambda d: SEVERITY.index(d.status))
+
+
+def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, normalized: bool) -> Direction:
+    stages = [p.stage for p in points]
+    slope, inside, polynomial = _fit(stages, [math.log(p.value) for p in points])
+    if backward:
+        slope, inside = -slope, -inside
+    travelled = list(points)[:: -1 if backward else 1]
+    logs = [math.log(p.value) for p in travelled]
+    ends = max(1, min(3, len(logs) // 8))
+    whole = median(logs[-ends:]) - median(logs[:ends])
+    ends_of_stages = _whole(stages if not backward else stages[::-1], logs)
+    growth, decay = max(inside, ends_of_stages), min(inside, ends_of_stages)
+    # One step per stage cannot show a trend; with batch norm it is 2.
+    measured = max(map(stages.count, stages)) > 2
+    fast = slope if measured else 0.0
+    tolerant = backward and normalized
+    large = math.log(LARGE_NORMALIZED if tolerant else LARGE)
+    forgets = slope > math.log(FORGETS) and len(points) > 1 and len({p.name.partition("#")[0] for p in points}) == 1
+    small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
+    fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
+    fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)
+    status: SignalStatus = "preserved"
+    if polynomial and inside >= math.log(GROWN):
+        status = "growing"
+    elif growth >= large or fast_growth:
+        status = "exploding"
+    elif (decay <= -small and not (polynomial and plain) and not forgets) or fast_decay:
+        status = "vanishing"
+    elif measured and not polynomial and not -small / 2 < inside < large / 2:
+        status = "drifting"
+    steps = [b - a for a, b in pairwise(logs)] or [0.0]
+    falling = status == "vanishing" or (status == "drifting" and inside < 0)
+    worst = (min if falling else max)(range(len(steps)), key=steps.__getitem__)
+    # A forward sum shows the effect of its own block, a gradient that of the block after it.
+    place = travelled[worst if backward else min(worst + 1, len(travelled) - 1)].name
+    limit = small if slope < 0 else large
+    depth = math.ceil(limit / abs(slope)) + 1 if status in ("drifting", "exploding", "vanishing") and slope else 0
+    factor, total, worst_factor, inside_factor = map(bounded_exp, (slope, whole, steps[worst], inside))
+    return Direction(status, factor, total, place, worst_factor, inside=inside_factor, fails_at=depth)
+
+
+def _whole(stages: Sequence[int], logs: Sequence[float]) -> float:
+    """The log change from end to end, on the signal's way, in which the jump between two stages counts only tenfold.
+
+    Blocks of another kind, width or stream begin there, whose size says little about depth.
+    """
+    whole = 0.0
+    start = 0
+    for i in range(1, len(logs) + 1):
+        if i == len(logs) or stages[i] != stages[i - 1]:
+            ends = max(1, min(3, (i - start) // 8))
+            whole += median(logs[i - ends : i]) - median(logs[start : start + ends])
+            if i < len(logs):
+                whole += max(-math.log(NOTICEABLE), min(math.log(NOTICEABLE), logs[i] - logs[i - 1]))
+            start = i
+    return whole
+
+
+def _fit(stages: Sequence[int], logs: Sequence[float]) -> tuple[float, float, bool]:
+    """The log factor per block inside stages, its sum over all stages, and whether a power of the depth fits better.
+
+    Batch norm divides by the accumulated variance, so that the l-th block of a stage adds a fraction of 1/(l + k),
+    where k is the variance at the beginning of the stage: the variance grows as a power of l + k (forward as l + k
+    itself), not as an exponential. Two points cannot distinguish the two.
+    """
+    inside, steps, exponential_error = 0.0, 0, 0.0
+    power_errors = np.zeros(len(OFFSETS))
+    for stage in dict.fromkeys(stages):
+        observed = np.array([log for log, s in zip(logs, stages, strict=True) if s == stage])
+        if len(observed) < 2:
+            continue
+        depth = np.arange(1.0, len(observed) + 1)
+        slopes, errors = _theil_sen(np.stack([depth, *(np.log(depth + k) for k in OFFSETS)]), observed)
+        slope = float(slopes[0])
+        if len(observed) > 2:
+            exponential_error += errors[0]
+            power_errors += errors[1:]
+        inside += slope * (len(observed) - 1)
+        steps += len(observed) - 1
+    polynomial = bool(power_errors.min() < BETTER * exponential_error)
+    return inside / steps if steps else 0.0, inside, polynomial
+
+
+def _theil_sen(x: np.ndarray, y: np.ndarray, limit: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of x, the median of the slopes between all pairs of points, and the error of a line with that slope.
+
+    The intercept is a median, too, and the error is the sum of the distances. At most `limit` evenly spaced points are
+    used for the fit.
+    """
+    chosen = np.linspace(0, len(y) - 1, min(len(y), limit)).round().astype(int)
+    chosen_x, chosen_y = x[:, chosen], y[chosen]
+    i, j = np.triu_indices(len(chosen), 1)
+    slopes = np.median((chosen_y[j] - chosen_y[i]) / (chosen_x[:, j] - chosen_x[:, i]), axis=1, keepdims=True)
+    starts = np.median(chosen_y - slopes * chosen_x, axis=1, keepdims=True)
+    return slopes[:, 0], np.abs(y - starts - slopes * x).sum(1)
+
+
+def bounded_exp(value: float) -> float:
+    """The exponential of a number; infinite beyond the range of floats."""
+    return math.inf if value >= 700 else math.exp(value)
