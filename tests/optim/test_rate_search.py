@@ -195,7 +195,7 @@ class UNet(nn.Module):
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.down = nn.ModuleList(nn.Conv2d(width * 2**i, width * 2 ** (i + 1), 2, stride=2) for i in range(2))
         self.encode = nn.ModuleList(Unit(width * 2**i) for i in range(3))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(width * 2 ** (i + 1), width * 2**i, 2, stride=2) for i in range(2))
+        self.up = nn.ModuleList(nn.Conv2d(width * 2 ** (i + 1), width * 2**i, 1) for i in range(2))
         self.merge = nn.ModuleList(nn.Conv2d(width * 2 ** (i + 1), width * 2**i, 1) for i in range(2))
         self.decode = nn.ModuleList(Unit(width * 2**i) for i in range(2))
         self.head = nn.Conv2d(width, 10, 1)
@@ -207,7 +207,7 @@ class UNet(nn.Module):
             skips.append(x)
             x = unit(down(x))
         for i in (1, 0):
-            x = self.decode[i](self.merge[i](torch.cat([self.up[i](x), skips[i]], 1)))
+            x = self.decode[i](self.merge[i](torch.cat([F.interpolate(self.up[i](x), scale_factor=2), skips[i]], 1)))
         return self.head(x)  # type: ignore[no-any-return]
 
 
