@@ -50,6 +50,7 @@ PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the 
 PROCESSES.set_forkserver_preload(["conversion"])
 LIMIT = 900  # seconds for one model with all its methods
 HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
+SMALL_RATE = 1e-4  # for the parameters that have not moved
 LEARNED = 0.9  # a model learns if its loss falls below this part of the first
 
 
@@ -92,7 +93,7 @@ def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]
 
 def suggested_rate(subject: Subject, model: nn.Module) -> float:
     """Return the rate of `nf.find_lr` for AdamW: one short range test, and a few steps that must lower the loss."""
-    search = {"low": 1e-4, "high": 0.3, "steps": 12, "runs": 1, "check": STEPS, "curvature": False}
+    search = {"low": 1e-5, "high": 0.03, "steps": 25, "runs": 1, "check": STEPS, "curvature": False}
     found = nf.find_lr(
         model, [(subject.inputs, None)], lambda out, _: subject.loss_of(out), optimizer="adamw", **search
     )
@@ -100,12 +101,26 @@ def suggested_rate(subject: Subject, model: nn.Module) -> float:
 
 
 def train(subject: Subject, model: nn.Module, rate: float) -> dict[str, Any]:
-    """Take the steps; return the losses and the names of the parameters that are what they were."""
+    """Take the steps; return the losses and the names of the parameters that are what they were.
+
+    A batch that is learned to the last bit has no gradient, so what has not moved gets other steps at a small rate.
+    """
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    losses, unmoved = _steps(subject, model, rate)
+    if unmoved:
+        model.load_state_dict(start)
+        unmoved &= _steps(subject, model, SMALL_RATE)[1]
+    reached = losses[STEPS] if len(losses) > STEPS else math.nan
+    return {"first": losses[0], "loss": reached, "unmoved": sorted(unmoved)}
+
+
+def _steps(subject: Subject, model: nn.Module, rate: float) -> tuple[list[float], set[str]]:
+    """Take the steps, and more while a parameter has not moved; return the losses and such parameters."""
     is_converted = remembered_plan(model) is not None
     groups = nf.param_groups(model, lr=rate) if is_converted else model.parameters()
     optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
-    unmoved = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-    parameters = dict(model.named_parameters())
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    unmoved = {name: value.detach().clone() for name, value in parameters.items()}
     losses: list[float] = []
     while len(losses) <= STEPS or (unmoved and len(losses) < ALL_STEPS):
         loss = subject.loss(model)
@@ -116,7 +131,7 @@ def train(subject: Subject, model: nn.Module, rate: float) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         unmoved = {name: value for name, value in unmoved.items() if torch.equal(value, parameters[name])}
-    return {"first": losses[0], "loss": losses[STEPS] if len(losses) > STEPS else math.nan, "unmoved": list(unmoved)}
+    return losses, set(unmoved)
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -266,7 +281,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="store the rows, and do not run those that are there")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rate", type=float, help="a learning rate for all, instead of the suggested ones: faster")
-    parser.add_argument("--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows")
+    parser.add_argument(
+        "--rows", type=Path, nargs="*", default=[], metavar="FILE", help="more files with stored rows (last option)"
+    )
+    parser.add_argument("--page", action="store_true", help="write the page from stored rows, and run nothing")
     parser.add_argument("--fresh", action="store_true", help="run the chosen models again")
     given = parser.parse_args()
     wanted = given.models.split(",") if given.models else [""]
@@ -286,7 +304,7 @@ def main() -> None:
         name: [method for method in methods if given.fresh or (name, method) not in rows]
         for name, methods in chosen.items()
     }
-    left = {name: methods for name, methods in left.items() if methods}
+    left = {name: methods for name, methods in left.items() if methods and not given.page}
     command = "python " + shlex.join(["benchmarks/conversion.py", *_command(sys.argv[1:])])
     if given.models and rows:
         command = stored["command"]  # the whole table is not made by a command for some rows
@@ -322,9 +340,11 @@ def _place(pair: tuple[str, str]) -> tuple[int, int]:
 
 
 def _command(words: list[str]) -> list[str]:
-    """Return the command without absolute folders and without --fresh."""
+    """Return the command without absolute folders, and without the options that only say what is run again."""
     short = [os.path.relpath(word) if os.path.isabs(word) else word for word in words]
-    return [word for word in short if word != "--fresh"]
+    if "--rows" in short:
+        short = short[: short.index("--rows")]  # comes last
+    return [word for word in short if word not in ("--fresh", "--page")]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from normfree.report.notebook import notebook_html
+
 ShortcutKind = Literal["identity", "subsample", "projection", "parallel"]
 _PLAN, _EXAMPLE = "_normfree_plan", "_normfree_example"  # the attributes of a model that remembers its plan
 
@@ -149,7 +151,7 @@ class Branch:
         return self.ends[-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResidualPlan:
     """The residual branches of a network, in order of depth, and the weight layers outside them.
 
@@ -237,6 +239,13 @@ class ResidualPlan:
             A dictionary of lists, dictionaries, texts and numbers.
         """
         return asdict(self)
+
+    def __repr__(self) -> str:
+        method = f", converted by {self.changes.method!r}" if hasattr(self.changes, "method") else ""
+        return f"ResidualPlan({len(self.branches)} branches, {sum(1 for _ in self.layers())} weight layers{method})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(repr(self), text=str(self))
 
     def __str__(self) -> str:
         """Return a tree of stages in which repeated branches share a line."""

@@ -254,3 +254,29 @@ def test_own_model_and_loss_are_accepted() -> None:
     moment = monitor.step(torch.randn(8, 3, 28, 28), torch.ones(8, 10))
     assert moment is not None
     assert moment.loss == pytest.approx(1.0)  # the classifier is zero
+
+
+class Writer:
+    """What TensorBoard's `SummaryWriter` is to a monitor."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.seen.append((name, value, step))
+
+
+def test_monitor_logs_to_a_function_and_to_a_writer() -> None:
+    x, y = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    calls: list[tuple[dict[str, float], int]] = []
+    writer = Writer()
+    model = made(Net)
+    one = Monitor(model, every=2, log=lambda numbers, step: calls.append((numbers, step)))
+    two = Monitor(model, every=2, log=writer)
+    for _ in range(3):
+        one.step(x, y)
+        two.step(x, y)
+    assert [step for _, step in calls] == [0, 2]
+    assert calls[0][0] == one.moments[0].scalars()
+    assert set(calls[0][0]) >= {"signal/loss", "signal/forward_per_block", "signal/backward_in_all"}
+    assert writer.seen == [(name, value, step) for numbers, step in calls for name, value in numbers.items()]

@@ -8,6 +8,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from normfree.report.formatting import percent
+from normfree.report.notebook import notebook_html
+from normfree.report.tables import Column, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class Point:
     bleu: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     """The result of `compare`.
 
@@ -104,6 +106,15 @@ class Comparison:
     chance: float
     linear_accuracy: float | None
     signal: int | None = None
+
+    def __repr__(self) -> str:
+        ended = f"{len(self.runs)} runs, {sum(run.status == 'diverged' for run in self.runs)} diverged"
+        return f"Comparison({', '.join(self.methods)}: {ended})"
+
+    def _repr_html_(self) -> str:
+        columns = (Column("method"), Column("model"), Column("lr", "right"), Column("test accuracy", "right"))
+        rows = ((p.method, p.model, f"{p.lr:g}", percent(p.test, p.spread) or "not tested") for p in self.points)
+        return notebook_html(repr(self), (), Table("comparison", columns, tuple(rows)))
 
     @property
     def points(self) -> tuple[Point, ...]:

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from normfree.conversion.pipeline import repeat_conversion_
 from normfree.conversion.work import Example
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
 from normfree.methods.history import FIRST_RELEASE, as_of
-from normfree.models.third_party import create_model
+from normfree.models.third_party import create_model, transformers_model
 from normfree.models.weight_files import load_weights
 from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
@@ -134,8 +135,10 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
     folder = Path(folder)
     record = _read_record(folder)
     plan = _plan(record)
-    tensors = _read_tensors(folder / WEIGHTS)
-    example = read_example(folder)
+    weights = folder / record.get("weights", WEIGHTS)  # transformers has a name of its own
+    tensors, example = _read_tensors(weights), read_example(folder)
+    if factory is None and "transformers" in record:
+        factory = partial(transformers_model, *record["transformers"])
     if factory is None and record["source"] is None:
         raise ValueError(
             f"expected a factory for the model in '{folder}', because the folder does not name the original; pass "
@@ -143,7 +146,7 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
         )
     model = convert_again(original(factory if factory is not None else record["source"]), plan, example, tensors)
     try:
-        load_weights(folder / WEIGHTS, model)
+        load_weights(weights, model)
     except ValueError as error:
         raise ValueError(_wrong_original(record["model"], model, str(error))) from error
     remember_plan_(model, plan, example)
@@ -232,9 +235,8 @@ def read_example(folder: str | Path) -> Example:
     Raises:
         ValueError: If it is missing or damaged.
     """
-    folder = Path(folder)
-    example: Example = unpack_example(_read_tensors(folder / EXAMPLE), _read_record(folder).get("example"))
-    return example
+    stored = _read_tensors(Path(folder) / EXAMPLE)
+    return unpack_example(stored, _read_record(Path(folder)).get("example"))  # type: ignore[no-any-return]
 
 
 def is_converted(folder: str | Path) -> bool:

@@ -36,6 +36,13 @@ class MonitorRecord:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
 
+    def scalars(self) -> dict[str, float]:
+        """Return the measurement as a few numbers for a logger: the loss, and growth per block and in all."""
+        found = {"signal/loss": self.loss}
+        for name, direction in (("forward", self.verdict.forward), ("backward", self.verdict.backward)):
+            found |= {f"signal/{name}_per_block": direction.factor, f"signal/{name}_in_all": direction.total}
+        return found
+
 
 @dataclass
 class Monitor:
@@ -54,8 +61,10 @@ class Monitor:
         model: Any model with residual sums.
         every: The number of steps between two measurements.
         path: A file to which each measurement is appended at once as a line of JSON, so that it survives a crash.
-        loss: A function of the output and the targets (default: cross-entropy).
+        loss: A function of the output and the targets (default: the model's own loss, or cross-entropy).
         plan: The residual plan (default: the model's own, or the plan discovered at the first measurement).
+        log: Where to log `MonitorRecord.scalars`: a function of a dictionary and the step, or a TensorBoard
+            `SummaryWriter`.
 
     Attributes:
         moments: The measurements so far.
@@ -70,6 +79,7 @@ class Monitor:
     path: str | Path | None = None
     loss: Loss | None = None
     plan: ResidualPlan | None = None
+    log: Any = None
     moments: list[MonitorRecord] = field(default_factory=list)
     count: int = 0
 
@@ -82,8 +92,8 @@ class Monitor:
 
         Args:
             inputs: A batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
-            targets: The second argument of the loss. Without targets and loss, the backward pass starts from a random
-                gradient.
+            targets: The second argument of the loss. Without targets, loss and a loss of the model's own, the
+                backward pass starts from a random gradient.
 
         Returns:
             The measurement, or None at a step without one.
@@ -120,6 +130,8 @@ class Monitor:
         self.moments.append(record)
         if self.path is not None:
             self._append(record)
+        if self.log is not None:
+            self._log(record)
         return record
 
     def first(self, status: str) -> MonitorRecord | None:
@@ -153,6 +165,14 @@ class Monitor:
             for title, part in (("forward: variance of the sum", "forward"), ("backward: of its gradient", "backward"))
         ]
         write_plot(panels, path, title="The signal during training")
+
+    def _log(self, record: MonitorRecord) -> None:
+        add_scalar = getattr(self.log, "add_scalar", None)  # of TensorBoard
+        if add_scalar is None:
+            self.log(record.scalars(), record.step)
+            return
+        for name, number in record.scalars().items():
+            add_scalar(name, number, record.step)
 
     def _append(self, record: MonitorRecord) -> None:
         line = {

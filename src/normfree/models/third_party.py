@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
@@ -163,3 +163,23 @@ def _declare_torchvision_operators() -> None:
     _DECLARED.append(library)
     for half_imported in [m for m in sys.modules if m == "torchvision" or m.startswith("torchvision.")]:
         del sys.modules[half_imported]
+
+
+def transformers_model(architecture: str, config: Mapping[str, Any]) -> nn.Module:
+    """Build a model of transformers from its class name and configuration, with random weights; runs no stored code.
+
+    Raises:
+        ValueError: If transformers is not installed, or has no such model.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError("a model of transformers needs that package; run: pip install transformers") from error
+    made: Any = getattr(transformers, architecture, None)
+    if not (isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"expected the name of a model of transformers, got '{architecture}'; pass a factory of the original model"
+        )
+    kind: Any = made
+    model: nn.Module = kind(kind.config_class.from_dict(dict(config)))
+    return model

@@ -29,6 +29,9 @@ def param_groups(
     of weight layers, such as the classifier's, belong to the scalars. Some methods do not decay gains and biases. Every
     parameter is in exactly one group.
 
+    Schedulers that scale the rates keep their ratio. `OneCycleLR` and `CyclicLR` replace them: give these one rate per
+    group, `max_lr=[g["lr"] for g in groups]`, because a single `max_lr` would give scalars the rate of the weights.
+
     >>> from normfree.models import build
     >>> [(g["name"], g["lr"]) for g in param_groups(build("resnet20", "fixup"), lr=0.1)]
     [('weights', 0.1), ('scalars', 0.010000000000000002)]

@@ -243,10 +243,7 @@ def find_lr(
         if curvature and optimizer == "sgd" and clip is None:
             bounds, note = curvature_bounds(model, found[:runs], loss, momentum)
             notes.append(note)
-    if len(proposals) < runs:
-        notes.append(f"{runs - len(proposals)} of {runs} orders proposed no rate.")
-    if max(proposals) > 10 * min(proposals):
-        notes.append("The orders differ more than tenfold: pass larger batches, or more of them.")
+    notes += _spread_notes(proposals, runs)
     ends = tuple(rates[len(run) - 1] if math.isinf(end) else math.inf for run, end in tests)
     grid = rates[1] / rates[0]
     interval = min(suggestion, *proposals) / grid, max(proposals) * grid
@@ -263,3 +260,10 @@ def find_lr(
         check,
         tuple(filter(None, notes)),
     )
+
+
+def _spread_notes(proposals: list[float], runs: int) -> list[str]:
+    """Return a sentence for runs without a proposal, and one for proposals that are far apart."""
+    missing = f"{runs - len(proposals)} of {runs} orders proposed no rate."
+    apart = "The orders differ more than tenfold: pass larger batches, or more of them."
+    return [missing] * (len(proposals) < runs) + [apart] * (max(proposals) > 10 * min(proposals))

@@ -8,13 +8,15 @@ from html import escape
 from normfree.report.tables import Table
 
 
-def notebook_html(heading: str, sentences: Iterable[str] = (), table: Table | None = None) -> str:
-    """Return what `_repr_html_` of a result shows; all text is escaped.
+def notebook_html(heading: str, sentences: Iterable[str] = (), table: Table | None = None, *, text: str = "") -> str:
+    """Return what `_repr_html_` of a result shows; all text is escaped, and line breaks of `text` are kept.
 
     >>> notebook_html("a < b", ["one"])
     '<div><b>a &lt; b</b><p>one</p></div>'
     """
     parts = [f"<b>{escape(heading)}</b>", *(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)]
+    if text:
+        parts.append(f"<pre>{escape(text)}</pre>")
     if table is not None:
         sides = [f' style="text-align:{column.justify}"' for column in table.columns]
         parts.append("<table><thead><tr>")

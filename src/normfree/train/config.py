@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.provenance import RELEASE
+from normfree.report.notebook import notebook_html
 from normfree.train.settings import (
     AT_LEAST_ONE,
     BETAS,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # these load torch; a command that only reads a configuration
     from normfree.optim.schedules import Schedule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainConfig:
     """All settings of a training run.
 
@@ -255,6 +256,14 @@ class TrainConfig:
             return config if release == RELEASE or "method" not in values else _as_of(config, release)
         except ValueError as error:
             raise ValueError(f"{error}; correct it in '{path}'") from None
+
+    def __repr__(self) -> str:
+        """Return the settings that differ from their defaults."""
+        changed = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"TrainConfig({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html("TrainConfig", text=self.to_toml())
 
     def to_toml(self, *, explained: bool = False) -> str:
         """Render all settings as TOML, which `from_toml` reads back equal.

@@ -12,6 +12,8 @@ from torch import nn
 
 from normfree.extras import missing_package
 from normfree.files import explain_os_errors
+from normfree.report.formatting import duration, percent
+from normfree.report.notebook import notebook_html
 from normfree.report.training_curves import draw_training_curves
 from normfree.train.config import TrainConfig
 from normfree.train.engine.inputs import Score
@@ -45,7 +47,7 @@ class Snapshot(NamedTuple):
     unit: str = "images"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
     """The result of a run.
 
@@ -94,6 +96,14 @@ class RunResult:
     peak_gib: float | None = None
     signal: int | None = None
     command: str | None = None
+
+    def __repr__(self) -> str:
+        score = "" if self.judged is None else f", {self.judged[0]} accuracy {percent(self.judged[1].accuracy)}"
+        run = f"{self.config.model!r}, {self.config.method!r}"
+        return f"RunResult({run}: {self.status} after {self.epochs:.3g} epochs{score})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(repr(self), [f"{self.parameters:,} parameters, {duration(self.seconds)}"])
 
     @property
     def guess_loss(self) -> float:
