@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class LayerSignal:
     units: int = 0
     dead: float = 0.0
     equal: float = 0.0
-    frozen: bool = False
+    frozen: bool = field(default=False, compare=False)
 
     @property
     def ratio(self) -> float:
