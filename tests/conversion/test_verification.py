@@ -484,6 +484,28 @@ def test_branch_that_would_never_learn_is_refused_and_the_model_restored() -> No
     nf.convert(model, "nf", X)  # control: nothing is 0 there
 
 
+class Nested(nn.Module):
+    """A residual branch inside a residual branch, `levels` deep: a network with added long skips, such as Linknet."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__()
+        self.down, self.norm, self.up = nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)
+        self.inner: nn.Module = Nested(levels - 1) if levels > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.up(F.relu(self.inner(self.norm(self.down(x)))))
+
+
+def test_zeros_behind_many_zeros_are_refused() -> None:
+    def model(levels: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(8, D), Nested(levels), nn.LayerNorm(D), nn.Linear(D, 5))
+
+    with pytest.raises(ValueError, match="starts at zero, and so does every way from it to the output"):
+        nf.convert(model(5), "fixup", X)
+    nf.convert(model(2), "fixup", X)  # controls: a zero behind one zero learns a step later
+    nf.convert(model(5), "nf", X)
+
+
 class Louder(nn.Sequential):
     """Multiplies before a final norm, whose removal leaves the factor."""
 

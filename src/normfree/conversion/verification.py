@@ -19,6 +19,7 @@ from normfree.plan import ResidualPlan
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 _SMALLEST, _NOTED, _LARGEST = 1e-4, 10.0, 100.0  # ratios of output scales; a small output does less harm
 _LOSS_FAR, _LOSS_NOTED = 10.0, 1.0  # loss above that of a uniform guess, in nats
+_BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 _BIASES = ("bias", "shift", "delta")
 
 
@@ -94,12 +95,13 @@ def _zeros(
 def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: Mapping[str, bool]) -> list[str]:
     """The zeros that stay 0: none of their factors gets a gradient before another one does.
 
-    A zero behind another zero learns one step later. Two such steps are followed.
+    A zero behind another zero learns one step later, and its gradient is smaller by the size of a step. Behind
+    `_BEHIND` other zeros it is lost in rounding, so that it counts as stuck.
     """
     last = {layer.path for layer in plan.classifier}
     waiting = [name for name, _ in _zeros(model, plan) if name not in last and learning.get(name)]
     moved: list[str] = []
-    for _ in range(2):
+    for _ in range(_BEHIND):
         found = behave(model, example, plan, replaced=moved).learning or {} if waiting else {}
         new = [name for name in waiting if found.get(name)]
         waiting = [name for name in waiting if name not in new]
@@ -107,8 +109,8 @@ def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: M
         if not waiting:
             return []
         if not new:
-            return waiting
-    return []
+            break
+    return waiting
 
 
 def verify(
@@ -135,12 +137,15 @@ def verify(
         return reasons, notes
     held = {name for name, p in model.named_parameters() if p.requires_grad}
     stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
-    stuck = stuck or _stuck_zeros(model, example, plan, after.learning)
+    why = "it had a gradient in the original and has none"
+    if not stuck:
+        stuck = _stuck_zeros(model, example, plan, after.learning)
+        why = "it starts at zero, and so does every way from it to the output, one layer behind another"
     owners = {layer.path: branch.name for branch in plan.branches for layer in branch.layers}
     for name in stuck[:1]:
         where = f"the branch '{owners[name]}'" if name in owners else "the model"
         more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
-        reasons.append(f"in {where}, '{name}'{more} would never learn: it had a gradient in the original and has none")
+        reasons.append(f"in {where}, '{name}'{more} would never learn: {why}")
     return reasons, notes
 
 
