@@ -3,7 +3,8 @@
     PYTHONPATH=tests/support python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
     PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
 
-The networks stand in tests/support (broken_networks.py, healthy_networks.py). Their author had not read the detector.
+The networks stand in tests/support (broken_networks.py, healthy_networks.py, and a second set of both). Their authors
+had not read the detector, and the author of the second set had not seen its scores.
 A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
 finding or an outlier; *drifting* is none, because it fails only at a larger depth. `--keep` adds a score under a name
 and keeps the scores that the file has, so that the first score stays beside later ones.
@@ -16,18 +17,24 @@ import json
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from broken_networks import REVIEWED, UNSEEN, Broken
+from broken_networks_second import SECOND
 from fault_cases import Subject
 from healthy_networks import HEALTHY, build_healthy
+from healthy_networks_second import HEALTHY_SECOND, build_healthy_second
 from normfree.diagnostics import diagnose
 from normfree.provenance import commit, versions
 from normfree.report import Column, Table, print_table
 from normfree.report.tables import to_markdown
+
+KINDS = {"reviewed": REVIEWED, "unseen": UNSEEN, "second set": SECOND}
+COUNTS = (*KINDS, "false alarms", "false alarms, second set")
 
 
 def report_on(subject: Subject) -> tuple[bool, str, str]:
@@ -64,21 +71,23 @@ def judge_case(case: Broken) -> dict[str, Any]:
     }
 
 
-def judge_healthy(name: str) -> dict[str, Any]:
+def judge_healthy(name: str, build: Callable[[str], Subject] = build_healthy) -> dict[str, Any]:
     """Diagnose a healthy network."""
-    alarm, word, advice = report_on(build_healthy(name))
+    alarm, word, advice = report_on(build(name))
     return {"name": name, "word": word, "advice": advice if alarm else "", "alarm": alarm}
 
 
 def measure() -> dict[str, Any]:
     """Run every case."""
-    kinds = {"reviewed": REVIEWED, "unseen": UNSEEN}
-    found: dict[str, Any] = {kind: [judge_case(case) for case in cases] for kind, cases in kinds.items()}
-    found["healthy"] = [judge_healthy(name) for name in HEALTHY]
+    found: dict[str, Any] = {kind: [judge_case(case) for case in cases] for kind, cases in KINDS.items()}
+    first = [judge_healthy(name) for name in HEALTHY]
+    second = [judge_healthy(name, build_healthy_second) for name in HEALTHY_SECOND]
+    found["healthy"] = [*first, *second]
     found["score"] = {
-        **{kind: [sum(row["right"] for row in found[kind]), len(found[kind])] for kind in kinds},
-        "mended twins with the fault": sum(row["same_fault_when_mended"] for kind in kinds for row in found[kind]),
-        "false alarms": [sum(row["alarm"] for row in found["healthy"]), len(found["healthy"])],
+        **{kind: [sum(row["right"] for row in found[kind]), len(found[kind])] for kind in KINDS},
+        "mended twins with the fault": sum(row["same_fault_when_mended"] for kind in KINDS for row in found[kind]),
+        "false alarms": [sum(row["alarm"] for row in first), len(first)],
+        "false alarms, second set": [sum(row["alarm"] for row in second), len(second)],
     }
     return {"commit": commit(), "versions": versions(), **found}
 
@@ -87,22 +96,19 @@ def tables(scores: dict[str, Any]) -> list[Table]:
     """The scores, the broken networks of the last one, and the healthy networks that it finds fault with."""
     last = scores[list(scores)[-1]]
 
-    def share(pair: list[int]) -> str:
-        return f"{pair[0]} of {pair[1]}"
+    def share(pair: list[int] | None) -> str:
+        return f"{pair[0]} of {pair[1]}" if pair else "–"
 
     overview = Table(
         "right place and cause",
-        (Column("run"), *(Column(n, "right") for n in ("reviewed", "unseen", "false alarms"))),
-        tuple(
-            (name, *(share(s["score"][key]) for key in ("reviewed", "unseen", "false alarms")))
-            for name, s in scores.items()
-        ),
+        (Column("run"), *(Column(count, "right") for count in COUNTS)),
+        tuple((name, *(share(s["score"].get(count)) for count in COUNTS)) for name, s in scores.items()),
     )
     columns = (Column("network"), Column("fault"), Column("verdict"), Column("right", marked=True))
     rows = [
         (row["name"], row["cause"], row["word"], "✓" if row["right"] else "✗")
-        for kind in ("reviewed", "unseen")
-        for row in last[kind]
+        for kind in KINDS
+        for row in last.get(kind, [])
     ]
     words: dict[str, list[str]] = {}
     for row in last["healthy"]:
