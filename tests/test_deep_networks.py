@@ -52,6 +52,7 @@ print(json.dumps({"start": start, "built": built, "done": done, "missing": missi
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_thousand_layers_build_within_a_minute_and_three_gigabytes() -> None:
     source = str(Path(normfree.__file__).parent.parent)

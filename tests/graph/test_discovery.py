@@ -74,6 +74,7 @@ def test_cases_cover_every_method_form_and_family() -> None:
     assert len(regexes) == 12
 
 
+@pytest.mark.slow
 def test_discovered_plan_of_a_thousand_layers_equals_the_stated_one() -> None:
     network = build("wrn-1000-1", "fixup", device="meta")
     plan = discover(network, images())

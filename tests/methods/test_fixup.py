@@ -275,7 +275,7 @@ def first_update(L: int, m: int) -> dict[str, float]:
     return {**updates("fixup", rates), **updates(unscaled, {"unscaled": (1.0, 0.0)})}
 
 
-@pytest.mark.parametrize("m", [2, 3])
+@pytest.mark.parametrize("m", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_fixup_first_update_does_not_grow_with_depth(m):
     sizes = [first_update(L, m)["scaled"] for L in DEPTHS]
     assert max(sizes) / min(sizes) < 2

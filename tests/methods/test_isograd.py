@@ -41,9 +41,9 @@ def median_ratio(name: str, method: str) -> float:
     [
         ("preact_resnet18", "isograd"),
         ("preact_resnet50", "isograd"),
-        ("preact_resnet101", "isograd"),
-        ("preact_resnet152", "isograd"),
-        ("preact_resnet50", "isograd:shortcut=conv"),
+        pytest.param("preact_resnet101", "isograd", marks=pytest.mark.slow),
+        pytest.param("preact_resnet152", "isograd", marks=pytest.mark.slow),
+        pytest.param("preact_resnet50", "isograd:shortcut=conv", marks=pytest.mark.slow),
     ],
 )
 def test_isograd_gradient_is_flat(name, method):

@@ -190,13 +190,14 @@ def learnt(folder: Path, rewrite: Any, method: str, *, longest: int, epochs: int
     return result.test.accuracy, result.bleu.score
 
 
-@pytest.mark.parametrize("method", ["layernorm", "fixup"])
+@pytest.mark.parametrize("method", [pytest.param("layernorm", marks=pytest.mark.slow), "fixup"])
 def test_tiny_model_learns_to_copy(tmp_path: Path, method: str) -> None:
     accuracy, score = learnt(tmp_path, copied, method, longest=8, epochs=7)
     assert accuracy > 0.95
     assert score > 85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["layernorm", "fixup"])
 def test_tiny_model_learns_to_reverse(tmp_path: Path, method: str) -> None:
     accuracy, score = learnt(tmp_path, turned, method, longest=6, epochs=15)
@@ -218,7 +219,7 @@ def unigram_loss(text: Prepared, split: str) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("method", ["layernorm", "fixup"])
+@pytest.mark.parametrize("method", [pytest.param("layernorm", marks=pytest.mark.slow), "fixup"])
 def test_language_model_overfits_a_small_text(text: Prepared, method: str) -> None:
     settings = {**TINY_TEXT, "model": "decoder-2-32-64-4", "lr": 0.01, "epochs": 60, "schedule": "cosine"}
     perplexity = {}
