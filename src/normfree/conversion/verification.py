@@ -17,7 +17,7 @@ from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
-_SMALLEST, _NOTED, _LARGEST = 1e-4, 10.0, 100.0  # ratios of output scales; a small output does less harm
+_SMALLEST, _NOTED, _LARGEST = 1e-6, 10.0, 100.0  # ratios of output scales; a small output does less harm
 _LOSS_FAR, _LOSS_NOTED = 10.0, 1.0  # loss above that of a uniform guess, in nats
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 _BIASES = ("bias", "shift", "delta")
