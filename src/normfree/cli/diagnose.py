@@ -11,6 +11,7 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
     example_inputs,
     load_plugins,
@@ -31,14 +32,7 @@ FORMATS = (".html", ".png", ".svg", ".json")
 
 def diagnose_model(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),

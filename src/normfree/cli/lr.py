@@ -10,6 +10,7 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
     example_inputs,
     load_plugins,
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
 
 def find_rate(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         str, typer.Option("--method", "-m", help="The method (default: fixup); other packages' models are converted.")
     ] = "",

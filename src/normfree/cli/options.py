@@ -14,6 +14,15 @@ import typer
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
+        "converted model.",
+    ),
+]
+
 Example = Annotated[
     str,
     typer.Option(
