@@ -19,6 +19,7 @@ from normfree.cli.options import (
     name_in_folder,
     require_model,
     require_one_input,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -149,11 +150,7 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
     if fail_on and fail_on not in STATUSES:
         raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
     for path in out:
-        if path.suffix.lower() not in formats:
-            *first, last = formats
-            raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+        require_output(path, formats)
 
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:

@@ -18,6 +18,7 @@ from normfree.cli.options import (
     name_in_folder,
     require_either,
     require_model,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ def find_rate(
     from normfree.report.terminal import open_console
 
     load_plugins(plugin)
-    if out is not None and out.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"expected --out to end in .png or .svg, got '{out.name}'")
+    if out is not None:
+        require_output(out, (".png", ".svg"))
     folder = model_folder(model)
     if folder is None:
         require_model(model, "lr")

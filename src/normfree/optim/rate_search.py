@@ -258,14 +258,13 @@ def find_lr(
     ends = tuple(rates[len(run) - 1] if math.isinf(end) else math.inf for run, end in tests)
     grid = rates[1] / rates[0]
     interval = min(suggestion, *proposals) / grid, max(proposals) * grid
-    runs_found = tuple(map(tuple, tested))
     return RateSearch(
         suggestion,
         interval,
         ends,
         bounds,
         tuple(rates),
-        runs_found,
+        tuple(map(tuple, tested)),
         trial.before,
         after,
         check,

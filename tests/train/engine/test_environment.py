@@ -172,3 +172,14 @@ def test_search_for_algorithms_depends_on_the_path_that_runs(compiled: bool) -> 
     assert searches_algorithms(base.with_changes(kernels="compiled"))
     with pytest.raises(ValueError, match="expected kernels 'stage' or 'compiled', got 'auto'"):
         searches_algorithms(base)
+
+
+def test_interrupt_ends_at_once_while_nothing_is_to_be_saved() -> None:
+    with Stop() as stop:
+        stop.at_once = True
+        signal.raise_signal(signal.SIGTERM)  # waits
+        assert stop.requested == signal.SIGTERM
+    with Stop() as stop:
+        stop.at_once = True
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -187,13 +187,15 @@ class Stop:
             while not stop.requested:
                 step()
 
-    A SIGINT after the first signal raises `KeyboardInterrupt` at once. If one `Stop` is open inside another, the inner
-    one hands the signal to the outer one on exit, because its own work may have been finished by then. A signal that
+    A SIGINT after the first signal raises `KeyboardInterrupt` at once. So does the first one while `at_once` is set,
+    because there is nothing to save yet. If one `Stop` is open inside another, the inner one hands the signal to the
+    outer one on exit, because its own work may have been finished by then. A signal that
     is ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
+        self.at_once = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -222,6 +224,8 @@ class Stop:
         if self.requested is None:
             self.requested = number
         elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.at_once and number == signal.SIGINT:
             raise KeyboardInterrupt
 
 
