@@ -1,7 +1,7 @@
 """The layouts of the stage kernels as plain functions: swizzle, order of packed weights, shares of the work.
 
-The kernels have the same maps in CUDA (`cuda/layout.cuh`, `cuda/pack.cuh`, `cuda/gradients.cuh`). These are the
-references that the tests hold them against; training does not call them.
+The kernels have the same maps in CUDA (`cuda/layout.cuh`, `cuda/pack.cuh`, `cuda/gradients.cuh` in
+`src/normfree/kernels`). The tests compare them with these.
 """
 
 from __future__ import annotations
@@ -26,17 +26,6 @@ def swizzled(column: int, chunk: int, channels: int) -> int:
 def byte_offset(row: int, column: int, chunk: int, channels: int, pitch: int) -> int:
     """The place of a chunk in an image buffer; row and column count from the border."""
     return ((row * pitch + column) * (channels // 8) + swizzled(column, chunk, channels)) * 16
-
-
-def column_channel(tile: int, column: int) -> int:
-    """The output channel, of 16, that stands in a column of one of two neighbouring tiles.
-
-    A thread holds columns 2t and 2t + 1 of both tiles; in this order they are four neighbouring channels.
-
-    >>> [column_channel(tile, column) for tile in (0, 1) for column in (0, 1)]
-    [0, 1, 2, 3]
-    """
-    return 4 * (column // 2) + 2 * tile + column % 2
 
 
 def fragment_index(channels: int, *, matrices: bool = False) -> Tensor:
