@@ -93,19 +93,35 @@ def partial_numbers(convolutions: int, per_convolution: int, workers: int) -> di
     return pairs
 
 
+def tile_width(tiling: Tiling) -> int:
+    """Pixels of a tile side by side; a tile has 16 pixels."""
+    return 8 if tiling.wgmma else min(tiling.size, 16)
+
+
+def warp_place(tiling: Tiling, warp: int) -> tuple[int, int, int]:
+    """First row, column segment and group of output channels of a warp."""
+    groups = tiling.channels // 8 // tiling.tiles[1]
+    if tiling.wgmma:
+        place, group = divmod(warp // 4, groups)
+        return place // (tiling.size // 8) * 8 + warp % 4 * 2, place % (tiling.size // 8), group
+    segments, tile_rows = tiling.size // tile_width(tiling), 16 // tile_width(tiling)
+    place, group = divmod(warp, groups)
+    return place // segments * tiling.tiles[0] * tile_rows, place % segments, group
+
+
 def owned_elements(tiling: Tiling, rank: int = 0) -> Tensor:
     """The elements of an image, channels last, that each thread of a thread block owns: (threads, elements)."""
     tiles_m, tiles_n = tiling.tiles
-    tile_rows = 16 // tiling.tile_width
+    tile_rows = 16 // tile_width(tiling)
     rows = []
     for thread in range(tiling.threads):
         warp, lane = divmod(thread, 32)
-        row, segment, wn = tiling.warp_place(warp)
+        row, segment, wn = warp_place(tiling, warp)
         for m in range(tiles_m):
             for q in range(tiles_n // 2):
                 for h in (0, 1):
                     y = rank * tiling.rows + row + m * tile_rows + (h if tile_rows == 2 else 0)
-                    x = segment * tiling.tile_width + lane // 4 + (0 if tile_rows == 2 else 8 * h)
+                    x = segment * tile_width(tiling) + lane // 4 + (0 if tile_rows == 2 else 8 * h)
                     channel = wn * tiles_n * 8 + q * 16 + lane % 4 * 4
                     rows.append([(y * tiling.size + x) * tiling.channels + channel + i for i in range(4)])
     return torch.tensor(rows).view(tiling.threads, -1)
