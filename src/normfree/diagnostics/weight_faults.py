@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from normfree.diagnostics.growth import Finding
 from normfree.diagnostics.limits import DEAD_BY_CHANCE, DEAD_SHARE, EQUAL_SHARE
-from normfree.diagnostics.propagation import Signal
+from normfree.diagnostics.model_signal import Signal
 from normfree.report.formatting import shorten_names
 
 
