@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.limits import SWAMPED
 from normfree.diagnostics.moments import concatenate
@@ -52,6 +53,7 @@ class GraphFacts:
         batch_softmax: The layers behind which a softmax runs over the samples of the batch.
         doubled: The sigmoids and softmaxes that read the output of the same function.
         swamped: The normalizers whose epsilon is far above the variance; `function` is the epsilon.
+        unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
         output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
         output_place: The layer before it.
         loss: The functions between the loss and the output.
@@ -62,6 +64,7 @@ class GraphFacts:
     batch_softmax: tuple[str, ...] = ()
     doubled: tuple[Spot, ...] = ()
     swamped: tuple[Spot, ...] = ()
+    unregistered: tuple[str, ...] = ()
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
@@ -75,10 +78,13 @@ def graph_facts(
     end = None if output is None else output.grad_fn
     batch = 0 if output is None or output.dim() < 2 else len(output)
     reader = _Reader(parts.modules, names, batch)
+    sharded = any(map(is_sharded, parts.parameters.values()))  # the graph then holds gathered copies
     with torch.no_grad():
         for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
             reader.read(node)
         found = reader.facts()
+    if sharded:
+        found = replace(found, unregistered=())
     maker = _first_function(end)
     return replace(
         found,
@@ -99,10 +105,14 @@ class _Reader:
         self.single: dict[str, None] = {}
         self.over_batch: dict[str, None] = {}
         self.doubled: list[Spot] = []
+        self.unknown: set[int] = set()  # parameters that the model does not have
 
     def read(self, node: Any) -> None:
         kind = _kind(node)
-        if kind in ("Tanh", "Sigmoid", "Softmax"):
+        if kind == "AccumulateGrad":
+            if isinstance(node.variable, nn.Parameter) and id(node.variable) not in self.names:
+                self.unknown.add(id(node.variable))
+        elif kind in ("Tanh", "Sigmoid", "Softmax"):
             result = _saved(node, "result")
             if result is None or not result.numel():
                 return
@@ -169,7 +179,20 @@ class _Reader:
             tuple(self.over_batch),
             tuple(self.doubled),
             tuple(swamped),
+            tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
         )
+
+
+def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The plain attributes of modules that hold these parameters; the model itself if none does."""
+    found = []
+    for prefix, module in modules.items():
+        for name, value in vars(module).items():
+            inner = tree_leaves(value) if isinstance(value, list | tuple | dict) and not name.startswith("_") else ()
+            held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
+            if any(id(p) in parameters for p in (*held, *inner)):
+                found.append(f"{prefix}.{name}" if prefix else name)
+    return found or ["(model)"]
 
 
 def _walk(roots: Iterable[Any]) -> Iterable[Any]:

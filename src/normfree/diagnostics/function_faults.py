@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from normfree.diagnostics.autograd_graph import Spot
 from normfree.diagnostics.growth import Finding
-from normfree.diagnostics.limits import HEAVY_BIAS, OPEN_GATE, SATURATED, UNREACHABLE
+from normfree.diagnostics.limits import GATE, HEAVY_BIAS, SATURATED, SHUT_GATE, UNREACHABLE
 from normfree.diagnostics.model_signal import Signal
 from normfree.report.formatting import compact, shorten_names
 
@@ -13,7 +14,16 @@ BOUNDED = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax")
 
 
 def unused_modules(signal: Signal) -> Iterator[Finding]:
-    """Modules that take no part in the output, although others like them do."""
+    """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
+    if names := shorten_names(signal.graph.unregistered):
+        yield Finding(
+            "weights not registered",
+            signal.graph.unregistered[0],
+            "faulty",
+            f"the weights in {names} are not parameters of the model",
+            f"look at {names}: layers in a plain list or dictionary are not found by parameters(), so that they never "
+            "learn and are not saved; use nn.ModuleList or nn.ModuleDict",
+        )
     if signal.unused:
         names = shorten_names(signal.unused)
         yield Finding(
@@ -104,7 +114,7 @@ def saturated_functions(signal: Signal) -> Iterator[Finding]:
             f"a softmax behind {place} runs over the samples of the batch",
             f"look behind {place}: the softmax is normalized over dimension 0, the samples; use the last dimension",
         )
-    seen = [s for s in graph.openness if s.value < SATURATED and not (s.function == "sigmoid" and s.mean > OPEN_GATE)]
+    seen = [s for s in graph.openness if _is_saturated(s)]
     if seen:
         first = seen[-1]  # nodes come from the output to the input
         names = shorten_names(list(dict.fromkeys(s.place for s in reversed(seen))))
@@ -119,6 +129,13 @@ def saturated_functions(signal: Signal) -> Iterator[Finding]:
         )
 
 
+def _is_saturated(spot: Spot) -> bool:
+    """Whether a function hardly passes a gradient; a gate counts only if it is shut."""
+    if spot.function == "sigmoid" and not GATE[0] <= spot.mean <= GATE[1]:
+        return spot.mean < SHUT_GATE
+    return spot.value < SATURATED
+
+
 def swamped_normalizers(signal: Signal) -> Iterator[Finding]:
     """Normalizers whose epsilon is far above the variance that they divide by."""
     if swamped := signal.graph.swamped:
@@ -131,6 +148,30 @@ def swamped_normalizers(signal: Signal) -> Iterator[Finding]:
             f"the variance at {last.place} is {compact(last.value)}, and its epsilon {compact(float(last.function))}",
             f"look at {names}: the epsilon (eps) is far above the variance, so that the normalizer makes the signal "
             "small instead of normal; use an eps of 1e-5, or larger weights before it",
+        )
+
+
+def noisy_dropout(signal: Signal) -> Iterator[Finding]:
+    """A dropout that adds far more noise than it leaves signal."""
+    for spot in signal.dropouts[:1]:
+        yield Finding(
+            "dropout too strong",
+            spot.place,
+            "faulty",
+            f"{spot.place} drops {100 * spot.value:.0f} % of the signal",
+            f"look at {spot.place}: its probability is {compact(spot.value)}; p is the part that is dropped, not kept",
+        )
+
+
+def large_embeddings(signal: Signal) -> Iterator[Finding]:
+    """Embeddings that are larger than an input may be."""
+    for spot in signal.embeddings[:1]:
+        yield Finding(
+            "embedding too large",
+            spot.place,
+            "faulty",
+            f"the embedding {spot.place} has a root mean square of {compact(spot.value)}, where 0.02 to 1 is usual",
+            f"look at {spot.place}: its vectors are too large; draw them with a standard deviation of 0.02 to 1",
         )
 
 

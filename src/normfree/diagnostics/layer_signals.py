@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.autograd_graph import Spot
-from normfree.diagnostics.limits import EQUAL_SHARE, HEAVY_SIZE, PLAIN_SMALL, TINY_SCALE
+from normfree.diagnostics.limits import EQUAL_SHARE, HEAVY_SIZE, INPUT_LARGE, NOTICEABLE, SHUT_GATE, TINY_SCALE
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
@@ -244,6 +244,26 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
     return found
 
 
+def strong_dropouts(parts: ModelParts) -> tuple[Spot, ...]:
+    """The dropouts of a model that trains whose noise, p / (1 - p) of the squared signal, is nine times the signal."""
+    kinds = nn.modules.dropout._DropoutNd
+    return tuple(
+        Spot("dropout", name, m.p)
+        for name, m in parts.modules.items()
+        if isinstance(m, kinds) and m.training and 1 - 1 / NOTICEABLE <= m.p < 1
+    )
+
+
+def large_embeddings(parts: ModelParts) -> tuple[Spot, ...]:
+    """The embeddings whose root mean square is above the limit of an input, which they take the place of."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    tables = {n: m.weight.detach() for n, m in parts.modules.items() if isinstance(m, kinds)}
+    lengths = norms({n: w for n, w in tables.items() if not is_sharded(w)})
+    values: list[float] = concatenate([t.flatten() for t in lengths.values()]).tolist() if lengths else []
+    sizes = {n: v / math.sqrt(max(tables[n].numel(), 1)) for n, v in zip(lengths, values, strict=True)}
+    return tuple(Spot("embedding", n, v) for n, v in sizes.items() if INPUT_LARGE < v < math.inf)
+
+
 def shut_gates(parts: ModelParts) -> tuple[Spot, ...]:
     """The gates of recurrent layers that their biases shut: the module, the gate, and the mean of its sigmoid.
 
@@ -268,7 +288,7 @@ def shut_gates(parts: ModelParts) -> tuple[Spot, ...]:
             size = len(bias) // (4 if len(gates) > 1 else 3)
             for gate, i in gates.items():
                 mean = float(bias[i * size : (i + 1) * size].sigmoid().mean())
-                if mean**2 < PLAIN_SMALL:
+                if mean < SHUT_GATE:
                     found.append(Spot(gate, name, mean))
     return tuple(found)
 

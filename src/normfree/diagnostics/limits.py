@@ -63,9 +63,12 @@ LARGE_BIAS = 5.0  # of one class above the mean of all biases; torch draws them 
 CONSTANT_OUTPUT = 1e-12  # variance over the batch relative to the second moment: no more than rounding
 
 # Functions, as plain numbers.
-# A function that passes less than 1/100 of the squared gradient that it could pass makes a gradient ten times as small.
-SATURATED = 1 / NOTICEABLE**2
-OPEN_GATE = 0.9  # the mean of a sigmoid that is saturated because it is open, as a gate that keeps a state is
+SATURATED = (
+    1 / NOTICEABLE
+)  # of the squared gradient that a function could pass; tanh of N(0, 5.3²), sigmoid of N(0, 11²)
+# A sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose.
+GATE = (0.1, 0.9)
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
 SWAMPED = 1 / LARGE  # variance over epsilon, about the variance that a normalizer then returns
 HEAVY_BIAS = 36.0  # squared bias over the rest: at 6 deviations, a unit switches with one input in 1e9
 HEAVY_SIZE = 5.0  # root mean square of such a bias: gates have 1 to 3 on purpose, and 5 shuts or opens any sigmoid

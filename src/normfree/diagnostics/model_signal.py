@@ -69,6 +69,8 @@ class Signal:
         broadcast: Whether output and targets differ in shape, so that the loss compares every sample with every other.
         heavy_biases: The layers whose bias has a larger norm than their weight.
         shut_gates: The gates of recurrent layers that are shut by their biases, such as 'forget'.
+        dropouts: The dropouts that drop so much that the noise is tenfold the signal.
+        embeddings: The embeddings with a root mean square that is too large for an input.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
@@ -100,6 +102,8 @@ class Signal:
     broadcast: bool = False
     heavy_biases: tuple[str, ...] = ()
     shut_gates: tuple[Spot, ...] = ()
+    dropouts: tuple[Spot, ...] = ()
+    embeddings: tuple[Spot, ...] = ()
     unused: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""

@@ -61,8 +61,8 @@ def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
         return own[0]
     if any(inside[name] > 1 for name in layers):  # the block is called several times
         times = inside[layers[0]]
-        same = [p for p in shared if inside[p] == times and len(p) > len(branch.place)]
-        return same[0] if same else ""
+        same = [p for p in shared if inside[p] == times]
+        return same[0] if same and same[0] != branch.place else ""
     names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
     return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
 

@@ -33,7 +33,13 @@ from normfree.diagnostics.ends import (
     own_loss,
     unreachable_targets,
 )
-from normfree.diagnostics.layer_signals import LayerWeights, learning_branches, shut_gates
+from normfree.diagnostics.layer_signals import (
+    LayerWeights,
+    large_embeddings,
+    learning_branches,
+    shut_gates,
+    strong_dropouts,
+)
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import find_missing_sums, memory_readers
 from normfree.diagnostics.second_look import with_origin
@@ -159,6 +165,8 @@ def propagate(
         broadcast=broadcasts(size, targets, graph.loss),
         heavy_biases=weights.heavy_biases(layers),
         shut_gates=shut_gates(parts),
+        dropouts=strong_dropouts(parts),
+        embeddings=large_embeddings(parts),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
     return with_origin(signal, model, parts, inputs, set(gradients), silent=zero is None)

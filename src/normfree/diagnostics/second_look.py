@@ -53,7 +53,7 @@ def with_origin(
             find_origin(parts.modules, is_not_zero if silent else is_finite) as origin,
         ):
             model(*args, **kwargs)
-    cut = [name for name in still if influences(model, parts, name, args, kwargs)]
+    cut = [name for name in still if influences(model, parts, name, args, kwargs, first=True)]
     unused = [name for name in idle if not influences(model, parts, name, args, kwargs)]
     kind = type(parts.modules[origin[0]]).__name__ if origin else ""
     first = origin[0] if origin else ""
@@ -169,8 +169,8 @@ def _above(name: str) -> list[str]:
     return [".".join(pieces[:i]) for i in range(len(pieces) + 1)]
 
 
-def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any) -> bool:
-    """Whether the output of a module changes the output of the model."""
+def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any, *, first: bool = False) -> bool:
+    """Whether the output of a module changes an output of the model, or the `first` one."""
     outputs = []
     for factor in (1.0, 1.5):
         handle = parts.modules[name].register_forward_hook(
@@ -178,7 +178,8 @@ def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs
         )
         try:
             with torch.no_grad(), preserve_model_state(model, parts):
-                outputs.append([t for t in tree_leaves(model(*args, **kwargs)) if isinstance(t, Tensor)])
+                found = model(*args, **kwargs)
+            outputs.append([t for t in tree_leaves(first_tensor(found) if first else found) if isinstance(t, Tensor)])
         finally:
             handle.remove()
     return not all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))

@@ -24,11 +24,11 @@ from normfree.diagnostics.growth import (
     SignalStatus,
     judge_direction,
 )
-from normfree.diagnostics.limits import LARGE, NOTICEABLE
-from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.limits import LARGE, LAYER_GAIN, NOTICEABLE
+from normfree.diagnostics.model_signal import Gain, Signal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import shorten_names
+from normfree.report.formatting import compact, shorten_names
 
 
 @dataclass(frozen=True)
@@ -166,20 +166,23 @@ def _local_faults(
     def found() -> Iterator[Finding]:
         yield from end_faults.faults_of_the_input(signal)
         yield from faults.non_finite(signal, forward)
+        yield from function_faults.large_embeddings(signal)
         yield from function_faults.faults_of_the_loss(signal)
         yield from faults.forgotten_skips(signal)
         yield from function_faults.unused_modules(signal)
         yield from weight_faults.faulty_weights(signal)
         yield from weight_faults.no_activation(signal)
+        yield from weight_faults.forgotten_activation(signal)
         yield from function_faults.swamped_normalizers(signal)
+        yield from function_faults.noisy_dropout(signal)
         yield from faults.faulty_branches(signal, dead)
         yield from faults.small_branches(signal)
         yield from faults.silent(signal, forward)
         yield from faults.gradient_cut(signal, forward, backward)
         if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
             yield from function_faults.saturated_functions(signal)
-        yield from function_faults.heavy_biases(signal)
         yield from weight_faults.dead_units(signal)
+        yield from function_faults.heavy_biases(signal)
         yield from end_faults.faults_of_the_stem(signal)
         if forward.status in HARMLESS:
             yield from faults.deep_post_norm(signal)
@@ -224,10 +227,27 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     way, d = ("forward signal", forward) if forward.status == status else ("gradient", backward)
     if math.isnan(d.factor):
         return Finding(way, d.broken_at or d.worst, status, "", advice)
+    if d is forward and (one := _only_large_gain(signal, 1 if forward.total > 1 else -1)):
+        size = f"multiplies the signal by {compact(math.sqrt(one.factor))}"
+        remedy = f"look at {one.name}: it {size}, far more than any other module; compare its weights with the others'"
+        return Finding(f"layer too {'large' if one.factor > 1 else 'small'}", one.name, status, "", remedy)
     names = {s.name.partition("#")[0] for s in signal.sums}
     place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
     unit = "step" if place else "layer" if signal.plain else "block"
     return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", advice)
+
+
+def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
+    """The one module that changes the signal a hundredfold in this sense, if all others do less than half of that."""
+    logs = {
+        g: sign * math.log(g.factor)
+        for g in signal.gains
+        if 0 < g.factor < math.inf and not g.normalized and (sign > 0 or not re.search("Pool|Embed", g.kind))
+    }
+    most = max(logs, key=logs.__getitem__, default=None)
+    if most is None or logs[most] < math.log(LAYER_GAIN):
+        return None
+    return most if all(v < logs[most] / 2 for g, v in logs.items() if g is not most) else None
 
 
 def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
