@@ -216,8 +216,8 @@ def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[di
         except ValueError as error:
             errors.append(error)
             continue
-        for error in errors:
-            _log.warning("%s; the run continues from '%s'", str(error).partition(";")[0], path.name)
+        for damage in errors:
+            _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], path.name)
         _require_metrics(Path(run), path)
         return found
     raise errors[0]
