@@ -317,7 +317,7 @@ def fail(code: int) -> Any:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
+        ("normfree.files.secrets.token_hex", "could not write the configuration"),
         ("normfree.train.run.run_folder.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
