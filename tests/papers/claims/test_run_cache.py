@@ -39,14 +39,6 @@ from tiny_images import tiny_images
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)
 # What may differ between two makings.
 TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "commit", "files", "sha256"}
-    "seconds",
-    "setup_seconds",
-    "images_per_second",
-    "date",
-    "commit",
-    "files",
-    "sha256",
-}  # what may differ between two makings
 FILES = ["config.toml", "metrics.jsonl", "result.json"]
 
 

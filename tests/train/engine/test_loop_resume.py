@@ -47,7 +47,7 @@ ALL = {
     "workers": 0,
 }
 STEPS = 5  # of an epoch: 72 images after a tenth is held out
-TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command"}
+TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command", "files"}
 
 
 def config(**changes: Any) -> nf.TrainConfig:
