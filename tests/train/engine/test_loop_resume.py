@@ -359,7 +359,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 
             patch.setattr(RunFolder, "append", limited)
         elif where == "result":
-            patch.setattr("normfree.train.run.run_folder.write_json", fail(errno.ENOSPC))
+            patch.setattr("normfree.train.run.run_folder.write_sealed_json", fail(errno.ENOSPC))
         else:
             patch.setattr(engine, "write_curves", curves.write_curves)
             patch.setattr(curves, "draw_training_curves", fail(errno.ENOSPC))

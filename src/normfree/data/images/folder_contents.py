@@ -38,10 +38,23 @@ def contents_digest(root: Path, files: Sequence[Path], *, cached: bool = True) -
     return total.hexdigest()
 
 
+def altered_images(files: Sequence[Path]) -> list[Path]:
+    """Return the images whose content changed while their size and time of change stayed those in the cache."""
+    caches = {folder: _read_cache(folder) for folder in dict.fromkeys(file.parent for file in files)}
+    known = [(file, caches[file.parent][file.name]) for file in files if file.name in caches[file.parent]]
+    same = [(file, sha256) for file, (size, time, sha256) in known if [size, time] == _stamp(file)]
+    return [file for file, sha256 in same if Checksum.of(file).sha256 != sha256]
+
+
+def _stamp(file: Path) -> list[int]:
+    entry = file.stat()
+    return [entry.st_size, entry.st_mtime_ns]
+
+
 def _digests(folder: Path, images: Sequence[Path], pool: ThreadPoolExecutor, cached: bool) -> list[str]:
     """Return the sha256 of images of one folder, and keep them there."""
     known = _read_cache(folder) if cached else {}
-    stamps = [[entry.st_size, entry.st_mtime_ns] for entry in (image.stat() for image in images)]
+    stamps = [_stamp(image) for image in images]
     entries = {
         image.name: known[image.name]
         for image, stamp in zip(images, stamps, strict=True)
