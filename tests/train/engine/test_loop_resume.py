@@ -19,6 +19,7 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
+from normfree.checksums import write_sealed_text
 from normfree.data.images.image_set import ImageSet, Split
 from normfree.train import RunFolder, RunResult
 from normfree.train.data import MemoryImages
@@ -429,7 +430,7 @@ def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.Monk
         stop_at(patch, 2, signal.SIGTERM)
         fit(tmp_path)
     path = tmp_path / "config.toml"
-    path.write_text(path.read_text().replace("graph = false", "graph = true"))
+    write_sealed_text(path, path.read_text().replace("graph = false", "graph = true"))
     with pytest.raises(
         ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run on a machine"
     ):
