@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from normfree import theory
-from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import propagate
 from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel
