@@ -195,4 +195,5 @@ def test_near_expects_an_error_or_a_share_around_a_value():
     assert (absolute.low, absolute.high, absolute.paper, absolute.main) == (1.5, 2.5, "two", True)
     assert (relative.low, relative.high) == (1.0, 3.0)
     check = absolute.derived("x is about two", why="the text")
-    assert check.admits(2.5) and not check.admits(2.6)
+    assert check.admits(2.5)
+    assert not check.admits(2.6)
