@@ -18,6 +18,7 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Plugins,
+    Trust,
     command_line,
     given,
     load_plugins,
@@ -70,6 +71,7 @@ def train_model(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Train a network on images or text, and test it at the end.
 
@@ -103,14 +105,14 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
-    chosen = configuration(recipe, file=config, changes=settings, resume=resume)
+    chosen = configuration(recipe, file=config, changes=settings, resume=resume, trust=trust)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     folder = resume or out or _new_folder(chosen)
     goes_on = resume is not None or _continues(out)
     typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
-    command = command_line("train", *([recipe] if recipe else []), options=typed)
+    command = command_line("train", *([recipe] if recipe else []), options=typed) + (" --trust" if trust else "")
     result = _fit(chosen, folder, resume=goes_on, overwrite=overwrite and not goes_on, command=command)
     if _is_first_process():
         _print(result, folder, as_json, plugin)
@@ -128,6 +130,7 @@ def configuration(
     file: str | Path | None = None,
     changes: Iterable[str] = (),
     resume: str | Path | None = None,
+    trust: bool = False,
 ) -> TrainConfig:
     """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
 
@@ -136,12 +139,14 @@ def configuration(
         file: A TOML file with some of the settings.
         changes: Single settings of the form 'name=value'.
         resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
+        trust: Whether the file or folder may name a model of any module, which is then imported.
 
     Returns:
         The configuration.
 
     Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
+        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
+            model's name needs `trust`.
         OSError: If the file cannot be read.
     """
     from normfree.train import TrainConfig, recipe
@@ -157,7 +162,12 @@ def configuration(
         chosen = TrainConfig() if name is None else recipe(name)
     if file is not None:
         chosen = TrainConfig.from_toml(file, base=chosen)
-    return chosen.with_changes(**TrainConfig.parse_changes(changes))
+    changed = TrainConfig.parse_changes(changes)
+    if "model" not in changed and (origin := file or resume) is not None:
+        from normfree.models.third_party import require_trusted
+
+        require_trusted(chosen.model, origin, trust)
+    return chosen.with_changes(**changed)
 
 
 def _refuse_model(name: str) -> None:
@@ -230,6 +240,7 @@ def evaluate_run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Score the model of a run on its test data.
 
@@ -242,7 +253,9 @@ def evaluate_run(
 
     config = read_config(run)
     with progress(config.model) as update:
-        found = evaluate(run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"))
+        found = evaluate(
+            run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"), trust=trust
+        )
     with progress("translating") as update:
         translated = evaluate_translation(
             run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")

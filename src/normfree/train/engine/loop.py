@@ -154,7 +154,8 @@ class Trainer:
                 self.processes.barrier()  # notices a process that hangs, before anything waits for the device
                 now, alive = time.perf_counter(), True
                 save = bool(config.checkpoint_minutes) and now - self._saved_at >= 60 * config.checkpoint_minutes
-                save = save and not (self._writer is not None and self._writer.busy)
+                if save and self.processes.world > 1 and self._writer is not None and self._writer.busy:
+                    save = False  # the other processes would wait
                 if save or now - self._polled_at >= _POLL_SECONDS:
                     loss, accuracy, alive = self._poll()
                     if alive and progress is not None:
