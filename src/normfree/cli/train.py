@@ -25,6 +25,7 @@ from normfree.cli.options import (
     require_alone,
     require_either,
 )
+from normfree.cli.slurm import requeue, was_requeued
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def train_model(
     """Train a network on images or text, and test it at the end.
 
     The exit status is 0 for a finished run, 3 for a diverged one, 130 after ctrl-C and 143 after SIGTERM. Continue an
-    interrupted run with --resume.
+    interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued again; then the same
+    command with --out continues.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
@@ -108,11 +110,14 @@ def train_model(
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     folder = resume or out or _new_folder(chosen)
+    goes_on = resume is not None or _continues(out)
     typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
     command = command_line("train", *([recipe] if recipe else []), options=typed) + (" --trust" if trust else "")
-    result = _fit(chosen, folder, resume=resume is not None, overwrite=overwrite, command=command)
+    result = _fit(chosen, folder, resume=goes_on, overwrite=overwrite and not goes_on, command=command)
     if _is_first_process():
         _print(result, folder, as_json, plugin)
+        if (out or resume) is not None and requeue(result.signal):
+            typer.echo("SLURM queued the job again, which continues the run", err=True)
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
     if result.signal is not None:
@@ -265,6 +270,13 @@ def evaluate_run(
     typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
     if translated is not None:
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
+
+
+def _continues(out: Path | None) -> bool:
+    """Whether the folder of --out holds the run of this job of SLURM, which was queued again."""
+    from normfree.train import RunFolder
+
+    return out is not None and was_requeued() and RunFolder(out).has_begun
 
 
 def _steps_done(run: Path) -> int:
