@@ -323,7 +323,7 @@ def fail(code: int) -> Any:
     [
         ("normfree.files.secrets.token_hex", "could not write the configuration"),
         ("normfree.train.run.lock.FileLock.acquire", "could not write the lock"),
-        ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
+        ("normfree.train.run.checkpoint.temporary_folder", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
 )
