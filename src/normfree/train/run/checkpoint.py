@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
+from normfree.checksums import parse_json
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync
 
 T = TypeVar("T")
@@ -265,7 +266,7 @@ def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the sha256 of the weights, and the state."""
     raw = _read_bytes(folder / STATE)
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
         digest, state = found["weights"], found["state"]
         whole = raw == _render_state(digest, state, found.get("metrics"))  # any other byte, even a space, is damage
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
