@@ -50,6 +50,7 @@ class ConversionWork:
         before: The behaviour of the original; None if the result is not compared with it.
         heads: The names of layers that return class scores.
         cautions: Notes of the last check.
+        advise: Whether a refusal tries other methods.
     """
 
     model: nn.Module
@@ -70,6 +71,7 @@ class ConversionWork:
     before: Behaviour | None = None
     heads: Sequence[str] = ()
     cautions: list[str] = field(default_factory=list)
+    advise: bool = True
 
     @property
     def keeps_layers(self) -> bool:

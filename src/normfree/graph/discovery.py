@@ -20,6 +20,10 @@ from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 Layers = Callable[..., tuple[Layer, ...]]
 
+# A layer that starts at 0 inside a branch that starts at 0 learns a step later, by a gradient as small as that step.
+# At more levels it would hardly learn.
+_LEVELS = 2
+
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
     """Find the residual branches of any model.
@@ -58,9 +62,9 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     sums = residual_sums(flow.nodes, plain, known)
     placed = positions(_stages(sums), [_changes_shape(s) for s in sums])
     names = _names(sums)
-    outer = _enclosing(sums)
+    outer, levels = _nesting(sums)
     branches = tuple(
-        _branch(name, position, s, layers, names[outer[i]] if i in outer else None)
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges=levels[i] > _LEVELS)
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
@@ -203,7 +207,9 @@ def _are_split(pieces: list[Node]) -> bool:
     return len(names) == 1 and (names <= SPLITS or names <= {"select", "__getitem__"})
 
 
-def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None) -> Branch:
+def _branch(
+    name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None, *, merges: bool
+) -> Branch:
     own = layers(s.branch, s.gates, s.covered)
     return Branch(
         name,
@@ -219,12 +225,14 @@ def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, aroun
         ends=layers([n for n in s.branch if n in s.ends], s.gates, s.covered),
         around=around,
         scales=s.scales,
+        merges=merges,
     )
 
 
-def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
-    """Map each sum inside the branch of a later sum to the first such later sum, both by index."""
+def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
+    """The first later sum whose branch contains each sum, by index, and the levels of sums: 1 + those in its branch."""
     found: dict[int, int] = {}
+    levels = [1] * len(sums)
     for i, outer in enumerate(sums):
         inside: set[Node] | None = None
         for j in range(i - 1, -1, -1):
@@ -233,7 +241,8 @@ def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
             inside = _between(outer.ancestor, outer.end) if inside is None else inside
             if sums[j].node in inside:
                 found.setdefault(j, i)
-    return found
+                levels[i] = max(levels[i], levels[j] + 1)
+    return found, levels
 
 
 def _activated(flow: Sequence[Node]) -> dict[Node, bool]:
