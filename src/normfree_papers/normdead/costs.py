@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from normfree.models import build
 from normfree.nn.normalizers import normalizer
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.fits import chart, exponent, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, batch_norm, generator, normal, rounding, undisturbed
 
@@ -213,12 +212,12 @@ def sec2_3_costs(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 "change of an output of batch norm by the other inputs of its batch",
-                (Curve("measured", means(changes)), Curve("√(3/n)", tuple(sqrt(3 / n) for n in _BATCHES))),
+                {"measured": means(changes), "√(3/n)": (sqrt(3 / n) for n in _BATCHES)},
                 "relative change",
                 "batch size n",
-                x=tuple(map(float, _BATCHES)),
+                x=_BATCHES,
                 log_x=True,
             ),
         ),

@@ -14,9 +14,8 @@ from normfree import theory
 from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import means
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
 
@@ -212,19 +211,19 @@ def sec2_3_moments(settings: Settings) -> Measurement:
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "variance over an MLP",
-                tuple(Curve(name, means(ones)) for name, ones in curves.items()),
+                {name: means(ones) for name, ones in curves.items()},
                 "of all numbers",
                 "layer",
-                x=tuple(map(float, range(_DEPTH + 1))),
+                x=range(_DEPTH + 1),
             ),
-            Panel(
+            chart(
                 "spectral norm's estimate",
-                (Curve("estimate", means(estimates)),),
+                {"estimate": means(estimates)},
                 "over the largest singular value",
                 "power iterations",
-                x=tuple(map(float, _ITERATIONS)),
+                x=_ITERATIONS,
                 log_x=True,
                 log_y=False,
             ),

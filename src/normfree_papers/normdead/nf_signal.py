@@ -18,9 +18,8 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import means, straight_line
+from normfree_papers.claims.fits import chart, means, straight_line
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import batch_norm, generator, he, normal, rounding, undisturbed
 
@@ -239,16 +238,13 @@ def sec4_2(settings: Settings) -> Measurement:
             **{f"variance a block, {order}": _slope(orders[order][-1]) for order in _ORDERS},
         }
         numbers.append(one)
-    blocks = tuple(map(float, range(_BLOCKS + 1)))
+    blocks = range(_BLOCKS + 1)
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "variance of the sum by the order in the branch",
-                (
-                    *(Curve(order, means(orders[order])) for order in _ORDERS),
-                    Curve("1 + b", tuple(1 + b for b in blocks)),
-                ),
+                {order: means(orders[order]) for order in _ORDERS} | {"1 + b": tuple(1.0 + b for b in blocks)},
                 "mean over channels",
                 "block",
                 log_y=False,

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from normfree import theory
-from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import propagate
 from normfree.models import build
 from normfree.models.base import Padding
-from normfree.report.panels import Curve, Panel
+from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import factor_per_block, means, stage_starts, straight_line
+from normfree_papers.claims.fits import chart, factor_per_block, means, stage_starts, straight_line
 from normfree_papers.claims.registry import claim
 
 _STAGES = (3, 4, 6, 3)
@@ -147,24 +148,24 @@ def fig4(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 "with and without batch norm",
-                tuple(
-                    Curve(f"{symbol}, {name}", means(found[name][key]))
+                {
+                    f"{symbol}, {name}": means(found[name][key])
                     for name in runs
                     for symbol, key in (("σ²", "variance"), ("μ²", "mean"))
-                ),
+                },
                 "of the sum, mean over channels",
                 stages=stage_starts(stages),
             ),
-            Panel(
+            chart(
                 "batch norm alone",
-                (
-                    Curve("σ², batch norm", means(normed["variance"])),
-                    Curve("μ², batch norm", means(normed["mean"])),
-                    Curve("σ² of the branch, batch norm", means(normed["branch"])),
-                    Curve("(b + 1)·(1 - 1/π)", expected),
-                ),
+                {
+                    "σ², batch norm": means(normed["variance"]),
+                    "μ², batch norm": means(normed["mean"]),
+                    "σ² of the branch, batch norm": means(normed["branch"]),
+                    "(b + 1)·(1 - 1/π)": expected,
+                },
                 "mean over channels",
                 log_y=False,
                 stages=stage_starts(stages),
@@ -264,24 +265,22 @@ def fig5(settings: Settings) -> Measurement:
         ],
     }
 
-    def panel(title: str, names: Sequence[str], key: str, extra: tuple[Curve, ...] = (), note: str = "") -> Panel:
-        curves = tuple(Curve(name, means(found[name][key])) for name in names)
-        return Panel(
-            title, (*curves, *extra), "mean over channels", log_y=False, stages=stage_starts(stages), note=note
-        )
+    def panel(title: str, names: Sequence[str], key: str, exact: Sequence[float] = (), note: str = "") -> Panel:
+        curves = {name: means(found[name][key]) for name in names} | ({"1 + b": tuple(exact)} if exact else {})
+        return chart(title, curves, "mean over channels", log_y=False, stages=stage_starts(stages), note=note)
 
     names = ("batch norm", "NF, He", "NF, standardized")
     return Measurement(
         values=values,
         panels=(
-            panel("variance of the sum", names, "variance", (Curve("1 + b", tuple(expected)),)),
+            panel("variance of the sum", names, "variance", expected),
             panel("squared mean of the sum", names, "mean"),
             panel("variance of the branch", (*names, "NF, standardized, no border"), "branch"),
             panel(
                 "variance of the sum without the border",
                 ("NF, standardized, no border",),
                 "variance",
-                (Curve("1 + b", tuple(expected)),),
+                expected,
                 "circular padding in place of zeros",
             ),
         ),

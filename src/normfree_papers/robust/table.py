@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
+from normfree_papers.claims.fits import chart
 from normfree_papers.claims.registry import claim
 
 _SHORTCUTS = {
@@ -93,21 +93,19 @@ def table1(settings: Settings) -> Measurement:
             rows.append((f"ResNet-{depth} {kind}", f"{parameters:.2f}", measured[0], f"{flops:g}", measured[1]))
     # BatchNorm has the counts of ConvShort, and LearnScalar those of IdShort: one curve each.
     alike = {"ConvShort and BatchNorm": "ConvShort", "IdShort and LearnScalar": "IdShort"}
+    printed = {kind: [row[kind] for row in _PRINTED.values()] for kind in _SHORTCUTS}
     panels = tuple(
-        Panel(
+        chart(
             title,
-            tuple(
-                curve
+            {
+                f"{name}, {source}": [counts[i] for counts in of[kind]]
                 for name, kind in alike.items()
-                for curve in (
-                    Curve(f"{name}, counted", tuple(c[i] for c in counted[kind])),
-                    Curve(f"{name}, printed", tuple(row[kind][i] for row in _PRINTED.values())),
-                )
-            ),
+                for source, of in (("counted", counted), ("printed", printed))
+            },
             label,
-            x_label="layers",
+            "layers",
+            x=_PRINTED,
             log_y=False,
-            x=tuple(map(float, _PRINTED)),
             note=note,
         )
         for i, (title, label, note) in enumerate(

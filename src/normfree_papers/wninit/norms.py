@@ -13,9 +13,8 @@ from torch import nn
 
 from normfree import theory
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.fits import decades, geometric_means
+from normfree_papers.claims.fits import chart, decades, geometric_means
 from normfree_papers.claims.registry import claim
 from normfree_papers.wninit.networks import (
     Norms,
@@ -29,6 +28,7 @@ from normfree_papers.wninit.networks import (
 
 _INPUTS = 64
 _SEEDS = 10
+_OVER = {"activations": "over the input's", "gradients": "over the last one's"}
 
 
 # Figure 1
@@ -166,11 +166,8 @@ def fig1(settings: Settings) -> Measurement:
     for what, column in zip(("activations", "gradients"), zip(*slopes, strict=True), strict=True):
         values[f"slope in the width, {what}"] = list(column)
     panels = tuple(
-        Panel(
-            f"{kind}: norm of the {what}",
-            tuple(Curve(name, curve) for name, curve in named.items()),
-            "over the input's" if what == "activations" else "over the last one's",
-            x_label="layer" if kind == "feed-forward" else "residual block",
+        chart(
+            f"{kind}: norm of the {what}", named, _OVER[what], "layer" if kind == "feed-forward" else "residual block"
         )
         for (kind, what), named in curves.items()
     )
@@ -229,13 +226,13 @@ def sec3_lengths(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=tuple(
-            Panel(
+            chart(
                 f"norm of the {what}",
-                tuple(Curve(n, geometric_means(getattr(s, what) for s in seeds)) for n, seeds in found.items()),
-                "over the input's" if what == "activations" else "over the last one's",
-                x_label="layer",
+                {name: geometric_means(getattr(s, what) for s in seeds) for name, seeds in found.items()},
+                over,
+                "layer",
             )
-            for what in ("activations", "gradients")
+            for what, over in _OVER.items()
         ),
         tables=(Table("Exponents in the ratio of widths", (Column("number"), Column("measured")), rows),),
     )
