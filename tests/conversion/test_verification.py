@@ -560,6 +560,76 @@ def test_sum_onto_learned_tokens_is_residual_and_the_tokens_have_unit_variance(m
     assert moving(model, X) & held <= moving(converted, X)
 
 
+class Towards(Block):
+    """x + a (f(x) - x): moves towards the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((D,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.alpha * (self.branch(x) - x)
+
+
+def test_factor_of_branch_and_shortcut_is_no_layer_scale() -> None:
+    for method in ("fixup", "nf"):
+        converted, plan = nf.convert(sequential(Towards), method, X)
+        assert not any(branch.scales for branch in plan.branches)
+        assert converted[1].alpha.mean().item() == pytest.approx(0.1)
+
+
+class WrittenNorm(Block):
+    how = "rms"
+
+    def branch(self, x: Tensor) -> Tensor:
+        if self.how == "rms":
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        elif self.how == "std":
+            x = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+        else:
+            x = x * torch.sigmoid(x.mean(-1, keepdim=True))  # control: a gate
+        return super().branch(x)
+
+
+@pytest.mark.parametrize("how", ["rms", "std", "gate"])
+def test_normalization_in_code_is_noted(how: str) -> None:
+    model = sequential(type("Written", (WrittenNorm,), {"how": how}))
+    notes = nf.convert(model, "nf", X)[1].changes.notes
+    assert any("divided by its own scale in the code of '1', '2', '3'" in note for note in notes) == (how != "gate")
+
+
+class Recurrent(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.GRU(D, D)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.memory(super().branch(x))[0]
+
+
+def test_branch_that_ends_in_a_recurrent_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'1' adds the output of a recurrent layer.*put a linear layer behind it"):
+        nf.convert(sequential(Recurrent), "nf", X)
+
+
+class Difference(nn.Module):
+    """Scores by the difference of two embeddings, in which the last bias cancels once the norm behind it is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.norm, self.head = sequential(), nn.LayerNorm(5), nn.Linear(5, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(self.net(x))
+        return self.head(z - z[:1])[1:2]
+
+
+def test_bias_that_cancels_is_noted() -> None:
+    _, plan = nf.convert(Difference(), "nf", X)
+    assert any("bias' does nothing any more" in note for note in plan.changes.notes)
+    assert not any("does nothing" in note for note in nf.convert(sequential(), "nf", X)[1].changes.notes)  # control
+
+
 class Louder(nn.Sequential):
     """Multiplies before a final norm, whose removal leaves the factor."""
 

@@ -34,6 +34,7 @@ from normfree.conversion.work import NO_SUMS, SHOWN, ConversionWork, Example, co
 from normfree.graph.admission import cannot_convert_by, cannot_convert_model, rigid_layers, scales_sums
 from normfree.graph.discovery import plan_from_flow, require_signal, unaccounted
 from normfree.graph.flow import Flow, tensors_of
+from normfree.graph.plain_sums import divides_by_own_scale
 from normfree.graph.recorder import record
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
@@ -206,9 +207,11 @@ def _look(
         with trial_run(model):  # in training mode a model may skip blocks at random
             return record(model, *args, **kwargs)
 
+    inline: list[str] = []
     if plan is None:
         plan = plan_from_flow(model, flow(), heads)
         require_signal(model, flow(), plan, heads)
+        inline = list(dict.fromkeys(node.home for node in flow().nodes if divides_by_own_scale(node)))
     norms = find_norms(model)
     inspection = inspect_model(model, norms, args, kwargs)
     scalars, obstacles = Scalars(), Obstacles()
@@ -230,6 +233,7 @@ def _look(
         parameters_before=count_parameters(model),
         before=behave(model, example, plan) if verify else None,
         heads=heads,
+        inline_norms=[home for home in inline if home not in norms],
     )
 
 

@@ -151,6 +151,9 @@ def verify(
     held = {name for name, p in model.named_parameters() if p.requires_grad}
     stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
     why = "it had a gradient in the original and has none"
+    if stuck and all(name.endswith(_BIASES) for name in stuck):
+        notes.append(f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used")
+        stuck = []
     if not stuck:
         stuck = _stuck_zeros(model, example, plan, after.learning)
         why = "it starts at zero, and so does every way from it to the output, one layer behind another"

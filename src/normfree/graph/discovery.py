@@ -13,7 +13,7 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.functions import RECTIFIERS, SPLITS, VIEWS
 from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.graph.recorder import record
-from normfree.graph.residuals import ResidualSum, adds_otherwise, residual_sums, unbounded_inputs
+from normfree.graph.residuals import ResidualSum, adds_otherwise, adds_recurrence, residual_sums, unbounded_inputs
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
@@ -102,7 +102,8 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
 
     Raises:
         ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
-            branch is added by a function that is not followed, or if a head is not a layer of the plan.
+            branch is added by a function that is not followed or ends in a recurrent layer, or if a head is not a
+            layer of the plan.
     """
     kind = type(model).__name__
     for name in heads:
@@ -113,6 +114,11 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
             raise ValueError(
                 f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
                 "followed; write x + f(x) there"
+            )
+        if adds_recurrence(node):
+            raise ValueError(
+                f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
+                "output of a recurrent layer, which cannot be scaled; put a linear layer behind it"
             )
     has_weights = any(p.dim() >= 2 for p in model.parameters())
     if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
