@@ -49,7 +49,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     If anything inside raises, the temporary file is removed and `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}{path.suffix}"
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(4)}{path.suffix}"
     # Not mkstemp, which ignores the umask: a file is as private as the user's others.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
@@ -120,7 +120,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def temporary_folder(parent: Path, name: str = "") -> Path:
     """Make a new folder for unfinished files; the user's umask decides who may read it, as for any other folder."""
-    path = parent / f"{TEMPORARY}{name}{'-' if name else ''}{secrets.token_hex(8)}"
+    path = parent / f"{TEMPORARY}{name}{'-' if name else ''}{secrets.token_hex(4)}"
     path.mkdir()
     return path
 

@@ -13,7 +13,6 @@ import normfree
 import sharded_saves
 from normfree.train.run import checkpoint
 
-
 pytestmark = pytest.mark.slow  # two processes take seconds to start
 
 
