@@ -163,6 +163,7 @@ def test_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.faults
 def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -172,6 +173,7 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
+@pytest.mark.faults
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     run = begin(tmp_path)
     with atomic_path(tmp_path / "result.json") as unfinished:
@@ -269,6 +271,7 @@ def test_metrics_are_json_lines_and_come_back(tmp_path: Path) -> None:
             run.append({"loss": 1.0})
 
 
+@pytest.mark.faults
 def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(FileIO):
         """A disk with room for three more bytes."""
@@ -350,6 +353,7 @@ def test_wrong_results_are_refused(tmp_path: Path) -> None:
             _ = run.status
 
 
+@pytest.mark.faults
 def test_full_disk_leaves_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
 
@@ -424,6 +428,7 @@ with run.hold(resume=run.exists):
 """
 
 
+@pytest.mark.faults
 def test_killed_runs_together_equal_one_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     run, command = RunFolder(tmp_path), [sys.executable, "-c", TRAINS, str(tmp_path)]
