@@ -101,6 +101,6 @@ def test_interrupt_before_the_end_of_the_first_step_works_at_once(
         else:
             patch.setattr(TrainStep, "__call__", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            fit(tmp_path)
+            fit(tmp_path, compile=where == "first step")  # which may compile for minutes
     assert not RunFolder(tmp_path).has_begun
     assert fit(tmp_path).status == "finished"

@@ -77,7 +77,7 @@ def fit(
         processes = stack.enter_context(join_processes(device))
         folder = RunFolder(out) if out is not None else None
         stop = stack.enter_context(Stop())
-        stop.at_once = True  # until the first step is done, which may take minutes to compile
+        stop.at_once = True  # nothing is to be saved before training begins
         seed_generators = stack.enter_context(seeded_generators(device))
         with processes.shared_errors():
             if folder is not None and processes.first:

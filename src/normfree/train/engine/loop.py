@@ -140,6 +140,7 @@ class Trainer:
         config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
         if self._epoch_unlogged and (status := self._end_epoch(self.done // steps - 1)) is not None:
             return status
+        self._stop.at_once = bool(config.compile)  # compiling the first step may take minutes
         while self.done < self.total:
             epoch, first = divmod(self.done, steps)
             self.step.start_epoch(epoch, config.lr_factors(epoch, steps), first)
