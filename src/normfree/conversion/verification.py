@@ -15,6 +15,7 @@ from normfree.graph.flow import tensors_of
 from normfree.nn.model_state import call_arguments, preserve_model_state, small_copy, substitute_tensors
 from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
+from normfree.report.formatting import compact
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 _SMALLEST, _NOTED, _LARGEST = 1e-6, 10.0, 100.0  # ratios of output scales; a small output does less harm
@@ -157,7 +158,7 @@ def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], notes: list[st
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
     for i, (old, new) in enumerate(pairs):
         was, now = _rms(old), _rms(new)
-        text = f"output {i} is {now / was:.2g} times as large as the original's" if was else ""
+        text = f"output {i} is {compact(now / was)} times as large as the original's" if was else ""
         if was and not min(was, 1.0) * _SMALLEST < now < max(was, 1.0) * _LARGEST:
             yield text
         elif was and now > max(was, 1.0) * _NOTED:
@@ -184,7 +185,7 @@ def _first_loss(
             loss, guess = _uniform_loss(scores, axis), math.log(classes)
             same = i < len(before.outputs) and before.outputs[i].shape[axis] == classes
             old = _uniform_loss(before.outputs[i], axis) if same else guess
-            text = f"the first loss at '{layer.name}' is {loss:.3g}, where a uniform guess has {guess:.3g}"
+            text = f"the first loss at '{layer.name}' is {compact(loss)}, where a uniform guess has {compact(guess)}"
             above = loss - guess - 3 * max(old - guess, 0.0)  # an original that starts high may do so again
             if above > _LOSS_FAR:
                 yield text

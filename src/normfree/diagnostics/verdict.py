@@ -315,15 +315,15 @@ def _describe(what: str, d: Direction, signal: Signal) -> str:
         return f"{what} {'overflows' if math.isinf(d.total) else 'is exactly 0'} at {d.broken_at}"
     if d.status == "preserved":
         word = "is preserved" if 1 / NOTICEABLE <= d.total <= NOTICEABLE else "stays within bounds"
-        return f"{what} {word} (×{d.factor:.2f} per {block}{stages}, ×{d.total:.2g} in all)"
+        return f"{what} {word} (×{d.factor:.2f} per {block}{stages}, ×{compact(d.total)} in all)"
     if d.status == "growing":
-        changes = f"×{d.inside:.2g}{stages}, ×{d.total:.2g} in all"
+        changes = f"×{compact(d.inside)}{stages}, ×{compact(d.total)} in all"
         return f"{what} grows as a power of the depth, by less and less per {block} ({changes})"
     if d.status == "drifting":
         fails = f"which fails from about {d.fails_at} {block}s on"
-        return f"{what} is drifting: ×{d.factor:.2f} per {block}, ×{d.inside:.2g} in all{stages}, {fails}"
-    inside = f", ×{d.inside:.1e} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
-    return f"{what} is {d.status}: ×{d.factor:.2f} per {block}{inside}, ×{d.total:.1e} in all, worst at {d.worst}"
+        return f"{what} is drifting: ×{d.factor:.2f} per {block}, ×{compact(d.inside)} in all{stages}, {fails}"
+    inside = f", ×{compact(d.inside)} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
+    return f"{what} is {d.status}: ×{d.factor:.2f} per {block}{inside}, ×{compact(d.total)} in all, worst at {d.worst}"
 
 
 def not_measured(place: str) -> str:
