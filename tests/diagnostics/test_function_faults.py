@@ -377,3 +377,26 @@ class Activated(nn.Module):
 def test_forgotten_activation_is_named() -> None:
     assert causes(judged(Activated(4)))[0] == ("forgotten activation", "last.4")
     assert judged(Activated(-1)).findings == ()
+
+
+class Skipless(nn.Module):
+    """Branches in two lists that a loop adds, but for one."""
+
+    def __init__(self, forgotten: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.b = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.stem, self.head, self.forgotten = nn.Linear(32, 32), nn.Linear(32, 10), forgotten
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
+            f = b(a(x).relu())
+            x = f if i == self.forgotten else x + f
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_forgotten_skip_in_a_loop_over_lists_is_named() -> None:
+    assert causes(judged(Skipless(3)))[0] == ("forgotten skip", "a.3")
+    assert judged(Skipless(-1)).findings == ()

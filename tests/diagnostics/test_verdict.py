@@ -17,6 +17,7 @@ from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build
+from normfree.report.formatting import compact
 from signal_oracles import batch, made_up_signal, noisy
 
 GROWTH = 1.3
@@ -609,4 +610,4 @@ def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
     assert direction.total == pytest.approx(ends)
     if kind != "preserved":
         assert abs(math.log(direction.inside)) > 2 * abs(math.log(direction.total))
-        assert f"×{direction.inside:.1e} inside stages" in found.sentence or kind == "growing"
+        assert f"×{compact(direction.inside)} inside stages" in found.sentence or kind == "growing"

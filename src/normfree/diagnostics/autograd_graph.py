@@ -227,16 +227,19 @@ def _reads_parameter(node: Any) -> bool:
 
 
 def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
-    """The module of the nearest parameter before a node, '' if there is none nearby."""
-    waiting, seen = deque([node]), 0
+    """The module of the nearest parameter before a node, '' if there is none nearby; an embedding only if no other."""
+    waiting, seen, table = deque([node]), 0, ""
     while waiting and seen < near:
         current = waiting.popleft()
         seen += 1
+        if _kind(current) == "Embedding":
+            table = table or _place(current.next_functions[0][0], names, 1)
+            continue
         variable = getattr(current, "variable", None)
         if variable is not None and id(variable) in names:
             return names[id(variable)]
         waiting.extend(f for f, _ in getattr(current, "next_functions", ()) if f is not None)
-    return ""
+    return table
 
 
 def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:

@@ -175,6 +175,7 @@ def _local_faults(
         yield from weight_faults.forgotten_activation(signal)
         yield from function_faults.swamped_normalizers(signal)
         yield from function_faults.noisy_dropout(signal)
+        yield from function_faults.faulty_functions(signal)
         yield from faults.faulty_branches(signal, dead)
         yield from faults.small_branches(signal)
         yield from faults.silent(signal, forward)
@@ -182,12 +183,13 @@ def _local_faults(
         if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
             yield from function_faults.saturated_functions(signal)
         yield from weight_faults.dead_units(signal)
-        yield from function_faults.heavy_biases(signal)
         yield from end_faults.faults_of_the_stem(signal)
         if forward.status in HARMLESS:
             yield from faults.deep_post_norm(signal)
 
-    return tuple(found())
+    local = tuple(found())
+    places = {f.place for f in local}  # a bias may make a layer dead, which says more
+    return (*local, *(f for f in function_faults.heavy_biases(signal) if f.place not in places))
 
 
 def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
