@@ -11,13 +11,16 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
+    Trust,
     example_inputs,
     load_plugins,
     model_folder,
     name_in_folder,
     require_model,
     require_one_input,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -31,14 +34,7 @@ FORMATS = (".html", ".png", ".svg", ".json")
 
 def diagnose_model(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
@@ -83,6 +79,7 @@ def diagnose_model(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Measure how the signal travels through a model, forward and backward, and suggest a remedy.
 
@@ -103,7 +100,18 @@ def diagnose_model(
     inputs, targets = _inputs(model, folder, data, example, shape, batch, seed)
     single = is_foreign(model) or folder is not None  # such a model has its method already
     found = [
-        _diagnose(model, spec, folder, inputs, targets, checkpoint=checkpoint, seed=seed, train=not evaluate, to=place)
+        _diagnose(
+            model,
+            spec,
+            folder,
+            inputs,
+            targets,
+            checkpoint=checkpoint,
+            seed=seed,
+            train=not evaluate,
+            to=place,
+            trust=trust,
+        )
         for spec in ([""] if single else dict.fromkeys(method or ["fixup"]))
     ]
     _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
@@ -155,11 +163,7 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
     if fail_on and fail_on not in STATUSES:
         raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
     for path in out:
-        if path.suffix.lower() not in formats:
-            *first, last = formats
-            raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+        require_output(path, formats)
 
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:
@@ -209,6 +213,7 @@ def _diagnose(
     seed: int,
     train: bool,
     to: Any,
+    trust: bool,
 ) -> Diagnosis:
     """Build or load one model, and diagnose it on a device."""
     import torch
@@ -225,7 +230,7 @@ def _diagnose(
             else:
                 from normfree.train.run.loading import load
 
-                built = load(folder)
+                built = load(folder, trust=trust)
             built.train(train).to(to)
             moved = to_device(inputs, to), None if targets is None else targets.to(to)
             return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))

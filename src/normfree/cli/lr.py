@@ -10,13 +10,16 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
+    Trust,
     example_inputs,
     load_plugins,
     model_folder,
     name_in_folder,
     require_either,
     require_model,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -25,14 +28,7 @@ if TYPE_CHECKING:
 
 def find_rate(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         str, typer.Option("--method", "-m", help="The method (default: fixup); other packages' models are converted.")
     ] = "",
@@ -52,6 +48,7 @@ def find_rate(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, noise and orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Find a learning rate that trains a model: a range test on a few batches, and the bound from the curvature.
 
@@ -70,8 +67,8 @@ def find_rate(
     from normfree.report.terminal import open_console
 
     load_plugins(plugin)
-    if out is not None and out.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"expected --out to end in .png or .svg, got '{out.name}'")
+    if out is not None:
+        require_output(out, (".png", ".svg"))
     folder = model_folder(model)
     if folder is None:
         require_model(model, "lr")
@@ -82,7 +79,7 @@ def find_rate(
     place = device_of(device)
     with progress(f"searching a rate for {model}"):
         batches = _batches(model, folder, data, example, shape, batch, count, seed)
-        built = _built(model, method, folder, batches[0][0], seed).to(place)
+        built = _built(model, method, folder, batches[0][0], seed, trust).to(place)
         try:
             batches = [
                 (to_device(x, place), _targets(built, x, y, place, seed + i)) for i, (x, y) in enumerate(batches)
@@ -126,7 +123,7 @@ def _batches(
     return [(example_inputs(name, example, shape, batch, seed + i), None) for i in range(count)]
 
 
-def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int) -> nn.Module:
+def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int, trust: bool) -> nn.Module:
     """Build, convert or load the model."""
     import torch
 
@@ -136,7 +133,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int)
     if folder is not None:
         from normfree.train.run.loading import load
 
-        return load(folder)
+        return load(folder, trust=trust)
     built = build_by_name(model, "" if is_foreign(model) else method or "fixup", inputs=inputs, seed=seed)
     if is_foreign(model) and method:
         from normfree.conversion import convert

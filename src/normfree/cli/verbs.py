@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from normfree import __version__
+from normfree.cli.check import check_folders
 from normfree.cli.compare import compare_methods, make_demo
 from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data
@@ -68,6 +69,7 @@ _add(app, "convert", convert_model)
 _add(app, "lr", find_rate)
 _add(app, "train", train_model)
 _add(app, "evaluate", evaluate_run)
+_add(app, "check", check_folders, alone_is_help=True)
 _add(app, "translate", translate_lines)
 _add(app, "continue", continue_lines)
 _add(app, "compare", compare_methods, alone_is_help=True)

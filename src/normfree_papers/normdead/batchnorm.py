@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.nn.normalizers import normalizer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect, near
 from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal, rounding
@@ -112,9 +112,7 @@ def _through(
                 ),
             )
         ),
-        expect(
-            "weight of x̂ over cov(g, x̂), listing's variance", paper=1.0, low=576 / 575 - 1e-9, high=576 / 575 + 1e-9
-        ).derived(
+        near("weight of x̂ over cov(g, x̂), listing's variance", 576 / 575, 1e-9, paper=1.0).derived(
             "with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
             why="the unbiased variance, n = 16·6·6; rounding",
             erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",

@@ -19,7 +19,7 @@ from normfree.diagnostics.propagation import propagate
 from normfree.models import build
 from normfree.models.base import Padding
 from normfree.report.panels import Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, near
 from normfree_papers.claims.fits import chart, factor_per_block, means, stage_starts, straight_line
 from normfree_papers.claims.registry import claim
 
@@ -99,7 +99,7 @@ def _setting(settings: Settings) -> str:
             why="x + f(x) with Var[f(x)] = Var[x], less the taps that are missing at the border of each map; 10 %: "
             "a layer of 64 channels varies by √(5/64) = 28 % in one place, and 12 factors are averaged",
         ),
-        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
+        near("slope with batch norm", _SLOPE, share=0.05).derived(
             "variance that a block adds inside a stage",
             why="2·Var[ReLU] of a normalized signal is 1 - 1/π; 64 × 256 weights leave √(2/64/256) = 1 %, so 5 % are "
             "five standard errors",
@@ -109,16 +109,11 @@ def _setting(settings: Settings) -> str:
             why="our reading of the word 'linear': 99 % of the growth; less refutes it, as doubling would, with 0.96 "
             "in a stage of three blocks and 0.82 in one of six",
         ),
-        expect(
-            "restart with batch norm",
-            paper="reduced after every sub-net",
-            low=0.95 * 2 * _SLOPE,
-            high=1.05 * 2 * _SLOPE,
-        ).derived(
+        near("restart with batch norm", 2 * _SLOPE, share=0.05, paper="reduced after every sub-net").derived(
             "variance after the first block of stages 2 to 4",
             why="2·(1 - 1/π): a projection and a branch of the pre-activated signal; 5 %, as for the slope",
         ),
-        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
+        near("branch variance with batch norm", _SLOPE, share=0.05, paper="steady").derived(
             "mean variance of the branches, which batch norm inside them keeps steady",
             why="2·Var[ReLU] of a normalized signal; 5 %, as for the slope",
         ),

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -30,18 +31,23 @@ from normfree.data.counter_rng import key
 from normfree.train.config import TrainConfig
 
 _AHEAD = 4  # steps that the host may be ahead of the device, so that it reacts to a signal soon
+_HUNG_SECONDS = 50.0  # how long processes that train wait for one that is behind
 _RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluation; torch gives up at 8
 
 
 @contextmanager
 def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Apply the settings of torch that make a run fast, and restore them at the end of the `with` block."""
+    """Apply the settings of torch that make a run fast, and restore them at the end of the `with` block.
+
+    `config` names the path that runs: `kernels` is 'stage' or 'compiled', not 'auto'.
+    """
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-            # Trying all algorithms takes seconds, which the few layers beside the stage kernels do not win back.
-            search = bool(config.compile) or config.kernels != "stage"
-            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=True))
+            search = searches_algorithms(config)
+            stack.enter_context(
+                torch.backends.cudnn.flags(enabled=True, benchmark=search, deterministic=not search, allow_tf32=True)
+            )
             torch.cuda.reset_peak_memory_stats(device)
         if config.compile:
             from torch._dynamo import config as dynamo  # imported here because they take seconds to load
@@ -52,6 +58,21 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
             keep = config.precision != "mixed"
             stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
         yield
+
+
+def searches_algorithms(config: TrainConfig) -> bool:
+    """Return whether cuDNN times its algorithms and takes the fastest.
+
+    The stage kernels leave few layers to cuDNN, which do not win back the seconds of the search. Without it, a run has
+    the same bits in every process. On the compiled path the search pays, but two processes may choose different
+    algorithms, so that their numbers differ in rounding.
+
+    Raises:
+        ValueError: If the configuration leaves the path open.
+    """
+    if config.kernels == "auto":
+        raise ValueError("expected kernels 'stage' or 'compiled', got 'auto'; choose the stages first")
+    return config.kernels == "compiled"
 
 
 @contextmanager
@@ -162,24 +183,26 @@ class StopRequestedError(Exception):
 
 
 class Stop:
-    """While it is open, SIGINT and SIGTERM set `requested` instead of ending the process.
+    """While it is open, SIGINT, SIGTERM and in a job of SLURM SIGUSR1 set `requested` instead of ending the process.
 
         with Stop() as stop:
             while not stop.requested:
                 step()
 
-    A SIGINT after the first signal raises `KeyboardInterrupt` at once. If one `Stop` is open inside another, the inner
-    one hands the signal to the outer one on exit, because its own work may have been finished by then. A signal that
+    A SIGINT after the first signal raises `KeyboardInterrupt` at once. So does the first one while `at_once` is set,
+    because there is nothing to save yet. If one `Stop` is open inside another, the inner one hands the signal to the
+    outer one on exit, because its own work may have been finished by then. A signal that
     is ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
+        self.at_once = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, *_slurm_signals()):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._previous[number] = signal.signal(number, self._record)
         return self
@@ -204,6 +227,13 @@ class Stop:
             self.requested = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.at_once and number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+def _slurm_signals() -> tuple[int, ...]:
+    """The signal that `sbatch --signal=USR1@120` sends before the time of a job is over."""
+    return (signal.SIGUSR1,) if "SLURM_JOB_ID" in os.environ else ()
 
 
 T = TypeVar("T")
@@ -213,29 +243,36 @@ class SharedError(ValueError):
     """An error that occurred in one or more processes and is raised in all; the first process reports it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Processes:
     """This process among those of the job; a single process is number 0 of 1.
 
     All processes call each method at the same point of the program. If one of them has ended, the others raise
-    `ConnectionError` there.
+    `ConnectionError` there. While `watching` is set, they also do so if one hangs for a minute. It is not set while a
+    process compiles or works alone.
     """
 
     rank: int = 0
     world: int = 1
     host: Any = None  # a process group over the CPU, for values that the host reads
     launcher: int | None = None  # the id of torchrun's process, which may be killed
+    impatient: Any = None  # like `host`, but it waits for `_HUNG_SECONDS` only
+    watching: bool = False
 
     @property
     def first(self) -> bool:
         """Whether this process writes and prints."""
         return self.rank == 0
 
+    @property
+    def _group(self) -> Any:
+        return self.impatient if self.watching else self.host
+
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, in place."""
         if self.world > 1:
             with _explained_disconnection(self.world):
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._group if tensor.is_cpu else None)
 
     def average_(self, tensor: Tensor) -> None:
         """Replace a tensor by its mean over all processes, in place."""
@@ -251,7 +288,7 @@ class Processes:
             number = max(number, signal.SIGTERM)
         flag = torch.tensor(number)
         with _explained_disconnection(self.world):
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.host)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return int(flag)
 
     def broadcast(self, value: T) -> T:
@@ -260,7 +297,7 @@ class Processes:
             return value
         values = [value]
         with _explained_disconnection(self.world):
-            dist.broadcast_object_list(values, src=0, group=self.host)
+            dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     @torch.no_grad()
@@ -295,7 +332,7 @@ class Processes:
             error = raised
         texts: list[str | None] = [None] * self.world
         with _explained_disconnection(self.world):
-            dist.all_gather_object(texts, None if error is None else str(error), group=self.host)
+            dist.all_gather_object(texts, None if error is None else str(error), group=self._group)
         failed = [rank for rank, text in enumerate(texts) if text is not None]
         if failed:
             where = "" if len(failed) == self.world else f" (in process {failed[0]} of {self.world})"
@@ -305,7 +342,7 @@ class Processes:
         """Wait until all processes are here."""
         if self.world > 1:
             with _explained_disconnection(self.world):
-                dist.barrier(group=self.host)
+                dist.barrier(group=self._group)
 
 
 @contextmanager
@@ -333,8 +370,9 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
             ) from error
     with _explained_disconnection(world):
         host = dist.new_group(backend="gloo")
+        impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=_HUNG_SECONDS))
     try:
-        yield Processes(dist.get_rank(), world, host, launcher)
+        yield Processes(dist.get_rank(), world, host, launcher, impatient)
     except ConnectionError:
         own = False  # destroying the group would wait for the process that ended
         raise
@@ -350,6 +388,6 @@ def _explained_disconnection(world: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo raises nothing else, and NCCL's errors are subclasses
         raise ConnectionError(
-            f"expected {world} processes to train together, but another one ended or cannot be reached; "
+            f"expected {world} processes to train together, but another one ended, hangs or cannot be reached; "
             "the last checkpoint is intact: start all of them again with --resume"
         ) from error
