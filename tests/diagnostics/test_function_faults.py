@@ -400,3 +400,22 @@ class Skipless(nn.Module):
 def test_forgotten_skip_in_a_loop_over_lists_is_named() -> None:
     assert causes(judged(Skipless(3)))[0] == ("forgotten skip", "a.3")
     assert judged(Skipless(-1)).findings == ()
+
+
+@pytest.mark.parametrize("function", [torch.sin, lambda h: h.unflatten(-1, (16, 2)).amax(-1).repeat(1, 2)])
+def test_any_function_that_is_not_linear_counts_as_an_activation(function: Callable[[Tensor], Tensor]) -> None:
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(super().forward(x))
+
+    torch.manual_seed(0)
+    activated = nn.Sequential(*(Layer(32, 32) for _ in range(4)), nn.Linear(32, 10))
+    linear = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)), nn.Linear(32, 10))
+    assert not any(f.cause == "no activation" for f in judged(activated).findings)
+    assert causes(judged(linear))[0] == ("no activation", "")
+
+
+def test_loss_without_a_graph_is_a_cut_at_the_output() -> None:
+    made = judged(mlp(), X, (X[:, :10] > 0).float(), lambda o, t: ((o > 0).float() - t).square().mean())
+    assert made.findings[0].cause == "gradient cut"
+    assert "the output" in made.recommendation

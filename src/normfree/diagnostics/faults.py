@@ -252,7 +252,7 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
         what = "dropout of everything" if "Dropout" in kind else "normalizer of one value"
         remedy = f"look at {signal.origin} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero"
         yield Finding(what, signal.origin, "vanishing", f"{signal.origin} returns zero", remedy)
-    elif signal.plain and broken and before:
+    elif signal.plain and broken and before and (not signal.origin or re.search("LU|Threshold|Tanh", kind)):
         yield _dead_layer(before, behind)
     else:
         where = signal.origin or (behind if before else f"{behind} and the layers before it")

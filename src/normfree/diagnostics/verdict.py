@@ -236,7 +236,8 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     names = {s.name.partition("#")[0] for s in signal.sums}
     place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
     unit = "step" if place else "layer" if signal.plain else "block"
-    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", advice)
+    where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
+    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", f"{advice}{where}")
 
 
 def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
