@@ -408,7 +408,8 @@ def test_recommendation_names_methods_of_the_registry(make: Callable[[], Signal]
 
 
 def test_recommendations_differ_with_the_fault() -> None:
-    assert len({judge(make()).recommendation for make in BAD}) == 5
+    advice = {judge(make()).recommendation.partition("; the largest change is at ")[0] for make in BAD}
+    assert len(advice) == 5
 
 
 @pytest.mark.parametrize("make", BAD)
