@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from normfree.files import (
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.faults
 def test_interrupted_write_leaves_what_was_there(error: type[BaseException], tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text("before")
@@ -77,6 +79,7 @@ def test_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.faults
 def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "one"
     with atomic_folder(folder) as temporary:
@@ -131,6 +134,7 @@ def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "one").read_bytes() == b"\xff\r\n"
 
 
+@pytest.mark.faults
 def test_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / "one.json", 1)
 
@@ -184,3 +188,34 @@ def test_folder_that_cannot_be_synced_is_no_obstacle(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", refuse)
     files.sync(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names")
+def test_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "file").write_text("before")
+    removed = []
+
+    def remove(path: Path, **_: object) -> None:
+        assert (folder / "file").read_text() == "after"
+        removed.append((path / "file").read_text())
+
+    monkeypatch.setattr(files.shutil, "rmtree", remove)
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("two renames leave a moment without the folder"))
+    with atomic_folder(folder) as temporary:
+        (temporary / "file").write_text("after")
+    assert removed == ["before"]
+
+
+@pytest.mark.parametrize(("mask", "file", "directory"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
+def test_files_are_as_private_as_the_umask_says(tmp_path: Path, mask: int, file: int, directory: int) -> None:
+    before = os.umask(mask)
+    try:
+        files.write_text(tmp_path / "one", "text")
+        with atomic_folder(tmp_path / "folder") as temporary:
+            (temporary / "two").write_text("text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one").stat().st_mode & 0o777 == file
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == directory

@@ -49,7 +49,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     If anything inside raises, the temporary file is removed and `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}{path.suffix}"
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(4)}{path.suffix}"
     # Not mkstemp, which ignores the umask: a file is as private as the user's others.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
@@ -120,7 +120,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def temporary_folder(parent: Path, name: str = "") -> Path:
     """Make a new folder for unfinished files; the user's umask decides who may read it, as for any other folder."""
-    path = parent / f"{TEMPORARY}{name}{'-' if name else ''}{secrets.token_hex(8)}"
+    path = parent / f"{TEMPORARY}{name}{'-' if name else ''}{secrets.token_hex(4)}"
     path.mkdir()
     return path
 
@@ -175,6 +175,22 @@ def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
     if isinstance(value, list):
         return [from_json_values(item, texts) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def require_plain(value: Any, where: str) -> None:
+    """Raise `ValueError` if data at a place is not plain, so that JSON would not give it back."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"expected text as keys in {where}, got {key!r}; JSON would turn it into text")
+            require_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            require_plain(item, f"{where}[{index}]")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"expected plain data for JSON at {where}, got {type(value).__name__}; pass tensors among the tensors"
+        )
 
 
 def render_weights(tensors: Mapping[str, Tensor]) -> bytes:

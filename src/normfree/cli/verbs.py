@@ -22,6 +22,7 @@ from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
+from normfree.report.formatting import printable
 
 
 class Verb(TyperCommand):
@@ -118,7 +119,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("NORMFREE_TRACEBACK"):
             raise
         sentence = " ".join(str(error).split())
-    print("error:", sentence, file=sys.stderr)
+    print("error:", printable(sentence), file=sys.stderr)
     sys.exit(2)
 
 
