@@ -5,9 +5,9 @@
 For each model and method: the residual branches found, the normalizers removed, the verdict of `diagnose`, the
 suggested learning rate, and steps of AdamW at that rate on one fixed batch of noise with fixed targets: the loss at the
 start and after 20 steps, and the parameters that have not moved after 40. A model runs in a process of its own, with a
-time limit. A pair that is in the JSON file is not run again, except with --fresh. diffusers and
-segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are missing, these
-models are left out. The page ends with the results of rates.py.
+time limit. Each row is stored as it ends, and a pair that is in the JSON file is not run again, except with --fresh.
+diffusers and segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are
+missing, these models are left out. The page ends with the results of rates.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import multiprocessing
 import os
 import shlex
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
@@ -160,22 +161,24 @@ def judge(row: dict[str, Any], original: dict[str, Any]) -> str:
     return "learns" if row["loss"] < LEARNED * row["first"] else "slow"
 
 
-def run_model(name: str, methods: Sequence[str], rate: float | None) -> list[dict[str, Any]]:
-    """Run the pairs of one model in a process, and return its rows, also those of a process that ran out of time."""
+def run_model(name: str, methods: Sequence[str], rate: float | None, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run the pairs of one model in a process, and keep each row as it comes, also those that ran out of time."""
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=run_here, args=(theirs, name, methods, rate))
     process.start()
     theirs.close()
-    rows: list[dict[str, Any]] = []
+    left = list(methods)
     deadline, reason = time.monotonic() + LIMIT, f"longer than {LIMIT} seconds"
     try:
-        while len(rows) < len(methods) and ours.poll(max(0.0, deadline - time.monotonic())):
-            rows.append(ours.recv())
+        while left and ours.poll(max(0.0, deadline - time.monotonic())):
+            keep(ours.recv())
+            left.pop(0)
     except EOFError:
         reason = "the process died"
     process.kill()
     process.join()
-    return rows + [{"model": name, "method": method, "failed": reason} for method in methods[len(rows) :]]
+    for method in left:
+        keep({"model": name, "method": method, "failed": reason})
 
 
 def run_here(rows: Connection, name: str, methods: Sequence[str], rate: float | None) -> None:
@@ -315,12 +318,18 @@ def main() -> None:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
     finished = len(models) - len(left)
-    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
-        running = {pool.submit(run_model, name, methods, given.rate): name for name, methods in left.items()}
-        for done, future in enumerate(as_completed(running), finished + 1):
-            rows |= {(row["model"], row["method"]): row | {"commit": origin["commit"]} for row in future.result()}
-            update(done, len(models), running[future])
+    lock = threading.Lock()
+
+    def keep(row: dict[str, Any]) -> None:
+        with lock:
+            rows[row["model"], row["method"]] = row | {"commit": origin["commit"]}
             _keep(given.json, origin, rows)
+
+    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
+        running = {pool.submit(run_model, name, methods, given.rate, keep): name for name, methods in left.items()}
+        for done, future in enumerate(as_completed(running), finished + 1):
+            future.result()
+            update(done, len(models), running[future])
     _keep(given.json, origin, rows)
     page = markdown([rows[pair] for pair in sorted(rows, key=_place)], origin)
     if given.markdown is not None:
