@@ -50,11 +50,12 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-# Imports torchvision, which the other packages import, too, even if its compiled part does not load.
-with torch.random.fork_rng(devices=[]):
-    create_model("torchvision:squeezenet1_1")
-for _package in filter(is_installed, PACKAGES):
-    import_module(_package)
+def import_packages() -> None:
+    """Import all packages, torchvision first, which the others import, even if its compiled part does not load."""
+    with torch.random.fork_rng(devices=[]):
+        create_model("torchvision:squeezenet1_1")
+    for package in filter(is_installed, PACKAGES):
+        import_module(package)
 
 
 def classified(model: nn.Module, inputs: Any, labels: Tensor, read: Callable[[Any], Tensor] | None = None) -> Subject:
