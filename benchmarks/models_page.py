@@ -82,7 +82,7 @@ def page(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
         "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
         "- The rate is the one that `nf.find_lr` suggests for AdamW on this model, method and batch, by a short "
         "search: one run of 25 steps from 1e-5 to 0.03 proposes a third of the rate at the lowest loss, which is "
-        f"halved until {STEPS} steps lower the loss. It was found for {found} of {len(trained)} rows. In the others, in "
+        f"halved until {STEPS} steps lower the loss. It was found for {found} of {len(trained)} rows. In others, in "
         "brackets, it was given, because the search takes longer than the steps.",
         f"- *Unmoved* counts the parameters that are what they were after {ALL_STEPS} steps, both at the rate and at "
         f"{SMALL_RATE:g}. Those that stay in the original, too, are not wrong.",
