@@ -3,8 +3,10 @@
     PYTHONPATH=tests/support python benchmarks/diagnosis.py --json results/benchmarks/diagnosis.json --keep final
     PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
 
-The networks stand in tests/support (broken_networks.py, healthy_networks.py, and a second set of both). Their authors
-had not read the detector, and the author of the second set had not seen its scores.
+The networks stand in tests/support (broken_networks.py, healthy_networks.py, and further sets of both). Their authors
+had not read the detector, and the authors of later sets had not seen its scores. A third set is taken as soon as its
+files are there: broken_networks_third.py with `THIRD`, a list of `Broken`, and healthy_networks_third.py with
+`HEALTHY_THIRD`, a list of names, and `build_healthy_third(name)`.
 A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
 finding or an outlier; *drifting* is none, because it fails only at a larger depth. `--keep` adds a score under a name
 and keeps the scores that the file has, so that the first score stays beside later ones.
@@ -13,6 +15,8 @@ and keeps the scores that the file has, so that the first score stays beside lat
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import shlex
 import sys
@@ -24,17 +28,24 @@ from typing import Any
 import torch
 
 from broken_networks import REVIEWED, UNSEEN, Broken
-from broken_networks_second import SECOND
 from fault_cases import Subject
 from healthy_networks import HEALTHY, build_healthy
-from healthy_networks_second import HEALTHY_SECOND, build_healthy_second
 from normfree.diagnostics import diagnose
 from normfree.provenance import commit, versions
 from normfree.report import Column, Table, print_table
 from normfree.report.tables import to_markdown
 
-KINDS = {"reviewed": REVIEWED, "unseen": UNSEEN, "second set": SECOND}
-COUNTS = (*KINDS, "false alarms", "false alarms, second set")
+KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}
+SOUND: dict[str, tuple[list[str], Callable[[str], Subject]]] = {"false alarms": (list(HEALTHY), build_healthy)}
+for number in ("second", "third"):
+    if importlib.util.find_spec(f"broken_networks_{number}"):
+        cases = importlib.import_module(f"broken_networks_{number}")
+        KINDS[f"{number} set"] = list(getattr(cases, number.upper()))
+    if importlib.util.find_spec(f"healthy_networks_{number}"):
+        models = importlib.import_module(f"healthy_networks_{number}")
+        build = getattr(models, f"build_healthy_{number}")
+        SOUND[f"false alarms, {number} set"] = (list(getattr(models, f"HEALTHY_{number.upper()}")), build)
+COUNTS = (*KINDS, *SOUND)
 
 
 def report_on(subject: Subject) -> tuple[bool, str, str]:
@@ -80,14 +91,12 @@ def judge_healthy(name: str, build: Callable[[str], Subject] = build_healthy) ->
 def measure() -> dict[str, Any]:
     """Run every case."""
     found: dict[str, Any] = {kind: [judge_case(case) for case in cases] for kind, cases in KINDS.items()}
-    first = [judge_healthy(name) for name in HEALTHY]
-    second = [judge_healthy(name, build_healthy_second) for name in HEALTHY_SECOND]
-    found["healthy"] = [*first, *second]
+    sound = {kind: [judge_healthy(name, build) for name in names] for kind, (names, build) in SOUND.items()}
+    found["healthy"] = [row for rows in sound.values() for row in rows]
     found["score"] = {
         **{kind: [sum(row["right"] for row in found[kind]), len(found[kind])] for kind in KINDS},
         "mended twins with the fault": sum(row["same_fault_when_mended"] for kind in KINDS for row in found[kind]),
-        "false alarms": [sum(row["alarm"] for row in first), len(first)],
-        "false alarms, second set": [sum(row["alarm"] for row in second), len(second)],
+        **{kind: [sum(row["alarm"] for row in rows), len(rows)] for kind, rows in sound.items()},
     }
     return {"commit": commit(), "versions": versions(), **found}
 

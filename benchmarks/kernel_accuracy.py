@@ -57,7 +57,7 @@ def compare() -> dict[str, Any]:
         "epochs": first["config"]["epochs"],
         "precision": first["config"]["precision"],
         "seeds": sorted(compiled),
-        "commit": sorted({run["commit"] for path in PATHS for run in results[path]}),
+        "commit": ", ".join(sorted({run["commit"] for path in PATHS for run in results[path]})),
         "versions": first["versions"],
         "hardware": first["hardware"],
         "test_error": {path: [errors[path][seed] for seed in sorted(compiled)] for path in PATHS},

@@ -8,6 +8,8 @@ except ImportError as error:
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 EXTRAS = {
     "plots": ("matplotlib", "jinja2"),
     "data": ("pillow", "scipy"),
@@ -29,6 +31,17 @@ def missing_package(package: str, purpose: str) -> str:
     """
     extra = next(extra for extra, packages in EXTRAS.items() if package in packages)
     return f"{purpose} needs {package}, which is not installed; {install_command(extra)}"
+
+
+def require_package(package: str, purpose: str) -> None:
+    """Raise `ValueError` if an optional package is not installed, before any work; nothing is imported.
+
+    Args:
+        package: the name of the package, which is also the name of its module.
+        purpose: the subject of the sentence, as in `missing_package`.
+    """
+    if find_spec(package) is None:
+        raise ValueError(missing_package(package, purpose))
 
 
 def install_command(extra: str) -> str:

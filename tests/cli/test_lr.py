@@ -57,6 +57,9 @@ def test_json_has_the_curves(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("resmlp-2-4", "-o", "none/rate.png"), "expected --out in a folder that exists, got 'none/rate.png'"),
+        (("resmlp-2-4", "--momentum", "2"), "expected a momentum of at least 0 and below 1, got 2"),
+        (("resmlp-2-4", "--input", "99x999999x999999"), "to fit into the memory"),
         (("resmlp-2-4", "-o", "rate.pdf"), "expected --out to end in .png or .svg, got 'rate.pdf'"),
         (("resmlp-2-4", "--optimizer", "lion"), "expected optimizer to be sgd, adam, adamw"),
     ],

@@ -135,6 +135,8 @@ def test_options_stand_for_settings(run: Run) -> None:
         (["--config", "none.toml"], "none.toml"),
         (["--resume", "none"], "expected a run in 'none'"),
         (["--resume", "none", "--out", "other"], "--resume cannot be combined with --out"),
+        (["--resume", "none", "--overwrite"], "--overwrite cannot be combined with --resume"),
+        (["fashion", "--overwrite"], "--overwrite needs --out"),
         (["fashion", "--device", "toaster"], "expected a device such as cpu or cuda"),
         (["--set", "data=cifar11"], "cifar10"),
         (["--set", "graph=true"], "expected a GPU for graph=true"),
@@ -319,6 +321,19 @@ def test_resume_refuses_changes_by_name(run: Run) -> None:
     assert "it has seed 0, not 1" in err
 
 
+def test_longer_run_and_another_one_in_its_folder(run: Run) -> None:
+    run("train", *SMALL, "--out", "run")
+    config = RunFolder("run").read_config()
+    status, _, err = run("train", "--resume", "run", "--epochs", config.epochs + 1)
+    assert status == 0, err
+    assert f"continues with epochs={config.epochs + 1}" in err
+    status, _, err = run("train", *SMALL, "--out", "run")
+    assert status == 2
+    assert "replace it with --overwrite" in err
+    assert run("train", *SMALL, "--out", "run", "--overwrite")[0] == 0
+    assert RunFolder("run").read_config() == config
+
+
 def test_full_disk_is_one_line_and_the_run_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         append = RunFolder.append
@@ -346,8 +361,8 @@ def test_damaged_or_held_runs_are_one_line(run: Run) -> None:
         status, _, err = run("train", "--resume", "run")
     assert (status, is_one_line_error(err)) == (2, True)
     assert "is held by process" in err
-    weights = next(Path("run").glob("checkpoint-*/weights.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:-1])
+    for weights in Path("run").glob("checkpoint-*/weights.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1])
     for arguments in (("train", "--resume", "run"), ("evaluate", "run")):
         status, out, err = run(*arguments)
         assert (status, out, is_one_line_error(err)) == (2, "", True)

@@ -43,6 +43,12 @@ def test_wrong_shape_is_refused() -> None:
         random_inputs("transformer-2-2-16-32-2", "3x4")
 
 
+@pytest.mark.parametrize("model", ["resnet20", "torchvision:resnet18", "transformer-2-2-16-32-2"])
+def test_inputs_larger_than_the_memory_are_refused(model: str) -> None:
+    with pytest.raises(ValueError, match=r"expected 1,000,000,000,000 inputs of .* to fit into the memory, got .* GiB"):
+        random_inputs(model, batch=10**12)
+
+
 def test_model_depends_on_the_seed_alone() -> None:
     before = torch.random.get_rng_state()
     first, again, other = (build_by_name("torchvision:resnet18", seed=seed) for seed in (0, 0, 1))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
-from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normfree.kernels import SCALARS, SHAPES, compile, operators, stage, why_not
 from normfree.kernels.driver import kernels_for, multiprocessors
-from normfree.kernels.packing import pack_weights, shifts_of
 from normfree.kernels.tiling import Form, choose_tiling
+from stage_layouts import pack_weights, shifts_of
 from stage_oracle import Case, Result, distance, make_case, run_oracle
 
 pytestmark = pytest.mark.gpu

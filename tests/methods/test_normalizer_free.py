@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import depth_rules
 from normfree import theory
 from normfree.methods import get
 from normfree.models import build
@@ -92,7 +93,9 @@ def test_nf_means_stay_small_where_plain_weights_let_them_drift():
 @pytest.mark.parametrize("beta", BETAS)
 def test_nf_scalars_are_those_of_the_recursion(beta):
     model = build("preact_resnet50", f"nf:beta={beta}", generator=seeded(0))
-    for branch, variance in zip(model.plan.branches, chain(*theory.nf_expected_variance(STAGES, beta)), strict=True):
+    for branch, variance in zip(
+        model.plan.branches, chain(*depth_rules.nf_expected_variance(STAGES, beta)), strict=True
+    ):
         block = model.get_submodule(branch.name)
         # A scalar that would be 1 is left out.
         alpha, scale = (getattr(part, "value", torch.tensor(1.0)).item() for part in (block.alpha, block.beta))

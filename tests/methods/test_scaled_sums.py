@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from normfree import theory
+import depth_rules
 from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.scalars import ScalarMultiplier
@@ -20,13 +20,16 @@ SEEDS = 20
 WIDTH = 256
 DEPTH = 30
 RULES: dict[str, tuple[Rule, int]] = {  # the rule that each method should follow, and a number of branches
-    "he_in": (theory.plain_rule, 8),
-    "sqrt_half": (theory.sqrt_half_rule, 8),  # no deeper, because its branches stay strong and so do its fluctuations
-    "small_branch": (theory.small_branch_rule(0.2), DEPTH),
-    "small_branch:beta=0.3": (theory.small_branch_rule(0.3), 10),
-    "hanin": (theory.hanin_rule(0.9), DEPTH),
-    "hanin:r=0.5": (theory.hanin_rule(0.5), 10),
-    "shao": (theory.shao_rule, DEPTH),
+    "he_in": (depth_rules.plain_rule, 8),
+    "sqrt_half": (
+        depth_rules.sqrt_half_rule,
+        8,
+    ),  # no deeper, because its branches stay strong and so do its fluctuations
+    "small_branch": (depth_rules.small_branch_rule(0.2), DEPTH),
+    "small_branch:beta=0.3": (depth_rules.small_branch_rule(0.3), 10),
+    "hanin": (depth_rules.hanin_rule(0.9), DEPTH),
+    "hanin:r=0.5": (depth_rules.hanin_rule(0.5), 10),
+    "shao": (depth_rules.shao_rule, DEPTH),
 }
 
 
@@ -60,10 +63,14 @@ def follows(samples: np.ndarray, expected: np.ndarray) -> bool:
 def test_second_moment_follows_the_recursion_of_its_method(method, form):
     rule, L = RULES[method]
     samples = second_moments(method, L, form)
-    assert follows(samples, theory.variance_by_depth(rule, L))
-    others = [other for other in (theory.plain_rule, theory.sqrt_half_rule) if other is not rule and method != "shao"]
+    assert follows(samples, depth_rules.variance_by_depth(rule, L))
+    others = [
+        other
+        for other in (depth_rules.plain_rule, depth_rules.sqrt_half_rule)
+        if other is not rule and method != "shao"
+    ]
     for other in others:  # the control
-        assert not follows(samples, theory.variance_by_depth(other, L))
+        assert not follows(samples, depth_rules.variance_by_depth(other, L))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,11 +84,11 @@ def test_halved_and_weighted_sums_keep_the_second_moment(method, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_hanin_stays_below_its_bound_and_is_not_preserved(form):
     means = second_moments("hanin", DEPTH, form).mean(axis=0)
-    assert means.max() < theory.hanin_bound(0.9)
+    assert means.max() < depth_rules.hanin_bound(0.9)
     assert means[-1] > 5
     assert means[-1] / means[20] < 1.1  # it has converged
     doubled = second_moments("he_in", 8, form).mean(axis=0)
-    assert doubled[-1] > theory.hanin_bound(0.9)  # the control: eight plain sums pass the bound
+    assert doubled[-1] > depth_rules.hanin_bound(0.9)  # the control: eight plain sums pass the bound
 
 
 @pytest.mark.parametrize("form", FORMS)

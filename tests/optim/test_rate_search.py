@@ -152,6 +152,9 @@ def test_mapping_uses_the_models_own_loss() -> None:
         (noisy_batches(1), {"low": 1.0, "high": 0.1}, "expected 0 < low < high"),
         (noisy_batches(1), {"optimizer": "lion"}, "expected optimizer to be sgd, adam, adamw or a function"),
         (noisy_batches(1), {"steps": 3}, "at least 10 steps"),
+        (noisy_batches(1), {"momentum": 2.0}, "expected a momentum of at least 0 and below 1, got 2"),
+        (noisy_batches(1), {"momentum": -0.1}, "expected a momentum of at least 0 and below 1, got -0.1"),
+        (noisy_batches(1), {"momentum": math.nan}, "expected a momentum of at least 0 and below 1, got nan"),
     ],
 )
 def test_bad_input_is_one_sentence(batches: Any, settings: dict[str, Any], message: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import depth_rules
 from normfree import theory
 
 EXPLAINS = r"expected .+, got .+; .+"  # every refusal says what was expected, what came and what to do
@@ -28,7 +29,9 @@ def flat(stages: list[list[float]]) -> list[float]:
 
 def test_doctests_pass():
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    results = [doctest.testmod(room, optionflags=flags) for room in (theory.depth, theory.fans, theory.gains)]
+    results = [
+        doctest.testmod(room, optionflags=flags) for room in (theory.depth, theory.fans, theory.gains, depth_rules)
+    ]
     assert sum(result.attempted for result in results) > 15
     assert sum(result.failed for result in results) == 0
 
@@ -104,13 +107,13 @@ def test_k_n_is_the_norm_ratio_of_a_weight_normalized_relu_layer(n):
 
 
 RULES = {
-    "plain": theory.plain_rule,
-    "sqrt_half": theory.sqrt_half_rule,
-    "small_branch": theory.small_branch_rule(0.2),
-    "hanin": theory.hanin_rule(0.9),
-    "shao": theory.shao_rule,
-    "skipinit": theory.skipinit_rule,
-    "weightnorm": theory.weightnorm_rule,
+    "plain": depth_rules.plain_rule,
+    "sqrt_half": depth_rules.sqrt_half_rule,
+    "small_branch": depth_rules.small_branch_rule(0.2),
+    "hanin": depth_rules.hanin_rule(0.9),
+    "shao": depth_rules.shao_rule,
+    "skipinit": depth_rules.skipinit_rule,
+    "weightnorm": depth_rules.weightnorm_rule,
 }
 
 
@@ -127,7 +130,7 @@ def test_variance_by_depth_matches_random_residual_networks(name, gain):
             weight = rng.standard_normal((width, width)) * math.sqrt(gain / width)
             x = c * (a * x + beta * weight @ x)
         finals.append(np.mean(x**2) / start)
-    expected = theory.variance_by_depth(RULES[name], L, branch_gain=gain)
+    expected = depth_rules.variance_by_depth(RULES[name], L, branch_gain=gain)
     assert expected.shape == (L + 1,)
     if name == "skipinit":
         assert finals == pytest.approx([1.0] * 200)
@@ -138,29 +141,29 @@ def test_variance_by_depth_matches_random_residual_networks(name, gain):
 @pytest.mark.parametrize("L", [1, 2, 10, 200])
 def test_variance_by_depth_has_the_closed_forms(L):
     def last(name: str) -> float:
-        return float(theory.variance_by_depth(RULES[name], L, start=3.0)[-1]) / 3
+        return float(depth_rules.variance_by_depth(RULES[name], L, start=3.0)[-1]) / 3
 
     assert last("plain") == pytest.approx(2.0**L)
     assert last("small_branch") == pytest.approx(1.04**L)
     assert [last("sqrt_half"), last("shao"), last("skipinit")] == pytest.approx([1, 1, 1])
     assert last("weightnorm") == pytest.approx((1 + 1 / L) ** L) == theory.weightnorm_norm_ratio(L) ** 2
     assert math.sqrt(2) <= theory.weightnorm_norm_ratio(L) < math.sqrt(math.e)
-    assert 1 < last("hanin") < theory.hanin_bound(0.9)
+    assert 1 < last("hanin") < depth_rules.hanin_bound(0.9)
 
 
 def test_hanin_bound_holds_at_any_depth_and_fails_for_constant_branches():
     for r in (0.1, 0.5, 0.9, 0.99):
-        assert theory.variance_by_depth(theory.hanin_rule(r), 5000)[-1] < theory.hanin_bound(r)
-    assert theory.variance_by_depth(theory.small_branch_rule(0.9), 100)[-1] > theory.hanin_bound(0.9)
+        assert depth_rules.variance_by_depth(depth_rules.hanin_rule(r), 5000)[-1] < depth_rules.hanin_bound(r)
+    assert depth_rules.variance_by_depth(depth_rules.small_branch_rule(0.9), 100)[-1] > depth_rules.hanin_bound(0.9)
 
 
 def test_shao_rule_gives_every_branch_the_same_weight_at_the_end():
     L = 20
-    scalars = [theory.shao_rule(l, L) for l in range(1, L + 1)]
+    scalars = [depth_rules.shao_rule(l, L) for l in range(1, L + 1)]
     weights = [beta**2 * math.prod(a**2 for _, a, _ in scalars[l:]) for l, (_, _, beta) in enumerate(scalars, 1)]
     assert weights == pytest.approx([1 / (2 * L)] * L)
     assert scalars[0][1:] == pytest.approx((math.sqrt(20 / 21), math.sqrt(1 / 21)))
-    assert theory.shao_rule(1, 1)[1:] == pytest.approx((math.sqrt(0.5), math.sqrt(0.5)))
+    assert depth_rules.shao_rule(1, 1)[1:] == pytest.approx((math.sqrt(0.5), math.sqrt(0.5)))
 
 
 def appendix_a3(stage_sizes: list[int], beta: float) -> list[list[float]]:
@@ -179,7 +182,7 @@ def appendix_a3(stage_sizes: list[int], beta: float) -> list[list[float]]:
 @pytest.mark.parametrize("beta", [1.0, 0.2])
 def test_nf_expected_variance_follows_the_code_of_the_paper(beta):
     sizes = [3, 4, 6, 3]
-    inputs, outputs = theory.nf_expected_variance(sizes, beta), theory.nf_output_variance(sizes, beta)
+    inputs, outputs = depth_rules.nf_expected_variance(sizes, beta), theory.nf_output_variance(sizes, beta)
     assert flat(inputs) == pytest.approx(flat(appendix_a3(sizes, beta)))
     assert flat(inputs)[1:] == flat(outputs)[:-1]  # a block's input is the output of the one before
     assert [len(stage) for stage in outputs] == sizes
@@ -214,7 +217,7 @@ def test_normalized_variance_matches_a_batch_normalized_network():
 
 @pytest.mark.parametrize("beta", [1.0, 0.2])
 def test_nf_output_variance_matches_a_network_with_standardized_weights(beta):
-    expected_inputs = theory.nf_expected_variance([4, 3], beta)
+    expected_inputs = depth_rules.nf_expected_variance([4, 3], beta)
 
     def branch(rng, x, k, b, scaled=True):
         weight = rng.standard_normal((256, 256))
@@ -232,10 +235,10 @@ def test_nf_output_variance_matches_a_network_with_standardized_weights(beta):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: theory.variance_by_depth(theory.plain_rule, 0),
-        lambda: theory.hanin_rule(1.0),
-        lambda: theory.hanin_bound(0.0),
-        lambda: theory.nf_expected_variance([3, 0], 1.0),
+        lambda: depth_rules.variance_by_depth(depth_rules.plain_rule, 0),
+        lambda: depth_rules.hanin_rule(1.0),
+        lambda: depth_rules.hanin_bound(0.0),
+        lambda: depth_rules.nf_expected_variance([3, 0], 1.0),
         lambda: theory.normalized_variance([0]),
     ],
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.options import Plugins, command_line, load_plugins, require_alone
+from normfree.extras import require_package
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -69,6 +70,8 @@ def compare_methods(
         raise ValueError(
             f"--plugin cannot be combined with --jobs {jobs}: worker processes do not load plug-ins; use --jobs 1"
         )
+    require_package("matplotlib", "the plot of a comparison")
+    require_package("jinja2", "the page of a comparison")
     load_plugins(plugin)
     base = _base(recipe, changes or [])
     from normfree.comparison import compare

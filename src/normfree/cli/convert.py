@@ -139,6 +139,7 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
     from normfree.conversion import convert, fold_batchnorm
     from normfree.diagnostics.named_models import build_by_name
     from normfree.graph import discover
+    from normfree.nn.model_state import call_arguments
 
     before = build_by_name(model, checkpoint=checkpoint, seed=seed)
     names = (f"{model}, before", f"{model}, {method or 'folded'}")
@@ -146,9 +147,7 @@ def _convert(model: str, method: str, inputs: Any, checkpoint: Path | None, seed
         generator = torch.Generator().manual_seed(seed)
         return _BeforeAndAfter(before, *convert(before, method, inputs, generator=generator), names)
     after, changes = fold_batchnorm(before, inputs)
-    args, kwargs = (
-        ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
-    )
+    args, kwargs = call_arguments(inputs)
     plan = replace(discover(after, *args, **kwargs), changes=changes)
     return _BeforeAndAfter(before.eval(), after, plan, names)
 

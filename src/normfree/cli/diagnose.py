@@ -11,6 +11,7 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
     example_inputs,
     load_plugins,
@@ -18,6 +19,7 @@ from normfree.cli.options import (
     name_in_folder,
     require_model,
     require_one_input,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -31,14 +33,7 @@ FORMATS = (".html", ".png", ".svg", ".json")
 
 def diagnose_model(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", help="A method, repeated to compare (default: fixup)."),
@@ -155,11 +150,7 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
     if fail_on and fail_on not in STATUSES:
         raise ValueError(f"expected --fail-on to be one of {', '.join(STATUSES)}, got '{fail_on}'")
     for path in out:
-        if path.suffix.lower() not in formats:
-            *first, last = formats
-            raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+        require_output(path, formats)
 
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:

@@ -10,6 +10,7 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Example,
+    Model,
     Plugins,
     example_inputs,
     load_plugins,
@@ -17,6 +18,7 @@ from normfree.cli.options import (
     name_in_folder,
     require_either,
     require_model,
+    require_output,
 )
 
 if TYPE_CHECKING:
@@ -25,14 +27,7 @@ if TYPE_CHECKING:
 
 def find_rate(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
-            "converted model.",
-        ),
-    ],
+    model: Model,
     method: Annotated[
         str, typer.Option("--method", "-m", help="The method (default: fixup); other packages' models are converted.")
     ] = "",
@@ -70,8 +65,8 @@ def find_rate(
     from normfree.report.terminal import open_console
 
     load_plugins(plugin)
-    if out is not None and out.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"expected --out to end in .png or .svg, got '{out.name}'")
+    if out is not None:
+        require_output(out, (".png", ".svg"))
     folder = model_folder(model)
     if folder is None:
         require_model(model, "lr")

@@ -12,7 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
+from normfree.extras import require_package
+
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model by name, torchvision:NAME, timm:NAME, package.module:factory, or the folder of a run or "
+        "converted model.",
+    ),
+]
 
 Example = Annotated[
     str,
@@ -95,6 +106,23 @@ def require_one_input(context: typer.Context) -> None:
     """Refuse two sources of the input: an example function, a data file, or a shape for noise."""
     require_either(context, "--example", ["--data", "--input", "--batch"], "--example gives the whole input")
     require_either(context, "--data", ["--input", "--batch"], "--data gives the whole input")
+
+
+def require_output(path: Path, formats: Sequence[str]) -> None:
+    """Refuse a file that could not be written, before anything is measured: its format, folder and packages."""
+    suffix = path.suffix.lower()
+    if suffix not in formats:
+        *first, last = formats
+        raise ValueError(f"expected --out to end in {', '.join(first)} or {last}, got '{path.name}'")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"expected --out in a folder that exists, got '{path}'; make the folder first")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ValueError(f"expected --out to be a file that can be written, got '{path}'; choose another")
+    if suffix in (".png", ".svg"):
+        require_package("matplotlib", "a plot")
+    if suffix == ".html":
+        require_package("jinja2", "a page")
 
 
 def require_model(model: str, verb: str) -> None:

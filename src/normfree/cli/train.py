@@ -58,6 +58,7 @@ def train_model(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this folder, bit for bit.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the folder of --out.")] = False,
     source: Annotated[Path | None, SOURCE] = None,
     target: Annotated[Path | None, TARGET] = None,
     text: Annotated[Path | None, TEXT] = None,
@@ -80,6 +81,9 @@ def train_model(
     require_alone(context, "--list", beside=("--json", "--plugin"))
     require_either(context, "--show", ["--json"], "--show prints TOML")
     require_either(context, "--resume", ["--out"], f"the run in '{resume}' stays in its folder")
+    require_either(context, "--overwrite", ["--resume"], "--resume continues the run")
+    if overwrite and out is None:
+        raise ValueError("--overwrite needs --out, the folder of the run to replace; without it, every run has its own")
     is_text = source is not None or target is not None or text is not None
     if "--vocabulary" in given(context) and not is_text:
         raise ValueError(
@@ -104,7 +108,7 @@ def train_model(
     folder = resume or out or _new_folder(chosen)
     typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
     command = command_line("train", *([recipe] if recipe else []), options=typed)
-    result = _fit(chosen, folder, resume=resume is not None, command=command)
+    result = _fit(chosen, folder, resume=resume is not None, overwrite=overwrite, command=command)
     if _is_first_process():
         _print(result, folder, as_json, plugin)
     if result.status == "diverged":
@@ -160,7 +164,7 @@ def _refuse_model(name: str) -> None:
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
 
 
-def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> RunResult:
+def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
     from normfree.report.progress import metrics_text, progress
@@ -183,7 +187,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, command: str) -> Ru
                 text = metrics_text(loss=s.loss, accuracy=s.accuracy, throughput=s.throughput, unit=s.unit)
                 update(s.done, s.total, text)
 
-            return fit(config, out=folder, resume=resume, progress=show_progress, command=command)
+            return fit(config, out=folder, resume=resume, overwrite=overwrite, progress=show_progress, command=command)
     except SharedError:
         if first:
             raise

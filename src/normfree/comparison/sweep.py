@@ -11,6 +11,7 @@ import torch
 
 from normfree.comparison.comparison import ComparedRun, Comparison
 from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
+from normfree.files import explain_os_errors
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
@@ -83,6 +84,8 @@ def compare(
         for lr in rates
         for seed in dict.fromkeys(seeds)
     ]
+    with explain_os_errors("the runs in", out):
+        out.mkdir(parents=True, exist_ok=True)
     tasks = [RunTask(config, out / folder_name(config)) for config in configs]
     runs, signal = _train_missing(tasks, depths, jobs, progress)
     order = {task.folder.name: number for number, task in enumerate(tasks)}

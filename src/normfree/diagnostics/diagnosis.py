@@ -17,7 +17,9 @@ from torch import nn
 
 from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
 from normfree.diagnostics.layer_signals import layer_table
-from normfree.diagnostics.propagation import Loss, Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import Loss, propagate
+from normfree.diagnostics.second_look import look_again
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
 from normfree.graph import supports_conversion
@@ -155,7 +157,11 @@ def diagnose(
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
-    return Diagnosis(label, signal, judge_model(model, signal))
+    verdict = judge_model(model, signal)
+    if verdict.at_least("vanishing") or signal.heavy_biases:
+        signal = look_again(signal, model, inputs, targets, loss)
+        verdict = judge_model(model, signal)
+    return Diagnosis(label, signal, verdict)
 
 
 def judge_model(model: nn.Module, signal: Signal) -> Verdict:

@@ -15,12 +15,13 @@ from normfree.diagnostics.limits import (
     INPUT_OFFSET,
     INPUT_SMALL,
     LARGE_BIAS,
+    LAYER_GAIN,
     OUTPUT_LARGE,
     STEM_LARGE,
     STEM_SMALL,
 )
-from normfree.diagnostics.propagation import Signal
-from normfree.report.formatting import shorten_names
+from normfree.diagnostics.model_signal import Gain, Signal
+from normfree.report.formatting import compact, shorten_names
 
 
 def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
@@ -82,6 +83,13 @@ def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
         )
 
 
+def _largest_gain(signal: Signal) -> Gain | None:
+    """The module before the classifier that makes the signal larger than any other, if it does so by far."""
+    last = {layer.name for layer in signal.plan.classifier}
+    gains = [g for g in signal.gains if g.factor >= LAYER_GAIN and not g.normalized and g.name not in last]
+    return max(gains, key=lambda g: g.factor, default=None)
+
+
 def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Finding]:
     """An output that is too large, constant, saturated or already a probability, and a first loss far above log C.
 
@@ -114,6 +122,11 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
             yield Finding("classifier bias", place, status, text, f"look at the bias of {classifier}: {above}")
         else:
             cause = "classifier scale" if grown > CLASSIFIER_GAIN or not head.classes else "first loss"
+            if cause == "first loss" and (large_layer := _largest_gain(signal)):
+                gain = f"{large_layer.name} multiplies the signal by {compact(math.sqrt(large_layer.factor))}"
+                remedy = f"look at {large_layer.name}: its weights or its scale are too large; {numbers}{sure}"
+                yield Finding("layer too large", large_layer.name, status, f"{gain}; {text}", remedy)
+                return
             where = "look at the layers between the last block and the output"
             why = f"; {numbers}{sure}" if head.classes else ""
             remedy = f"{where}: the logits are too large, by the weights of {classifier} or a scale behind it{why}"

@@ -1,4 +1,4 @@
-"""Both ends of a network, measured: the input, the output and the first loss; and the origin of non-finite values."""
+"""Both ends of a network, measured: the input, the output and the first loss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from normfree.graph.functions import ACTIVATIONS, name_of
-from normfree.nn.model_state import ModelParts, preserve_model_state
-from normfree.nn.sharding import whole
+from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
 
@@ -82,7 +81,7 @@ def input_facts(arguments: Any) -> InputFacts:
     return InputFacts(finite, float(values.mean()), float(values.std(correction=0)), alike, _name(main.dtype))
 
 
-def _is_mask(tensor: Tensor) -> bool:
+def is_mask(tensor: Tensor) -> bool:
     """Whether a tensor is an additive mask: finite numbers and -∞, and the finite numbers are 0."""
     return bool(((tensor == 0) | (tensor == -math.inf)).all())
 
@@ -114,17 +113,48 @@ def output_facts(output: Tensor, targets: Any = None) -> OutputFacts:
     return OutputFacts(classes, square, chance, float(likely.mean()), variation, favourite, probabilities)
 
 
-def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
-    """The names of parameters and buffers that hold NaN or infinity."""
-    named: dict[str, Tensor] = dict(parts.parameters)
-    for prefix, module in parts.modules.items():
-        named |= {f"{prefix}.{n}" if prefix else n: b for n, b in module._buffers.items() if b is not None}
-    with torch.no_grad():
-        return tuple(
-            name
-            for name, t in ((name, whole(t)) for name, t in named.items() if t.is_floating_point())
-            if not bool(torch.isfinite(t).all()) and not _is_mask(t)
-        )
+RANGES = {
+    "Relu": (0.0, math.inf),
+    "Softplus": (0.0, math.inf),
+    "Exp": (0.0, math.inf),
+    "Sigmoid": (0.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+}  # of the functions that may end a network
+
+
+@torch.no_grad()
+def unreachable_targets(function: str, output: Tensor | None, targets: Any) -> float:
+    """The fraction of the targets outside the range of the function that ends the network.
+
+    >>> unreachable_targets("Relu", torch.ones(4, 1), torch.tensor([[-1.0], [2.0], [-3.0], [4.0]]))
+    0.5
+    """
+    low, high = RANGES.get(function, (-math.inf, math.inf))
+    if output is None or not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return 0.0
+    if targets.numel() != output.numel() or not targets.numel():
+        return 0.0
+    return float(((targets < low) | (targets > high)).float().mean())
+
+
+def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bool:
+    """Whether the loss compares (N, 1) with (N,), which makes (N, N); `loss` names its functions.
+
+    A loss that changes the shape of the output itself is none.
+    """
+    if output is None or not isinstance(targets, Tensor) or not targets.is_floating_point() or not loss:
+        return False
+    if output.shape == targets.shape or output.numel() != targets.numel():
+        return False
+    reshaped = {"View", "UnsafeView", "Reshape", "Squeeze", "Select", "Unsqueeze", "T", "Transpose"} & set(loss)
+    try:
+        shape = torch.broadcast_shapes(output.shape, targets.shape)
+    except RuntimeError:
+        return False
+    return math.prod(shape) > output.numel() and not reshaped
 
 
 @contextmanager
@@ -150,52 +180,9 @@ def find_single_values(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
             handle.remove()
 
 
-@contextmanager
-def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]) -> Iterator[list[str]]:
-    """Collect the innermost modules that get good tensors and return one that is not, while a model runs."""
-    found: list[str] = []
-
-    def all_good(tree: Any) -> bool:
-        return all(good(t) for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
-
-    def hook(name: str) -> Any:
-        def look(_m: nn.Module, args: Any, out: Any) -> None:
-            if not all_good(out) and all_good(args) and not any(n.startswith(f"{name}.") for n in found):
-                found.append(name)
-
-        return look
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items() if name]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor has no NaN and no infinity, or is a mask."""
-    return bool(torch.isfinite(tensor).all()) or _is_mask(tensor)
-
-
-def is_not_zero(tensor: Tensor) -> bool:
-    """Whether a tensor has another value than zero."""
-    return bool(tensor.any())
-
-
-def influences(model: nn.Module, module: nn.Module, args: Any, kwargs: Any) -> bool:
-    """Whether the output of a module changes the output of the model."""
-    outputs = []
-    for factor in (1.0, 1.5):
-        handle = module.register_forward_hook(
-            lambda _m, _a, out, factor=factor: out * factor if isinstance(out, Tensor) else None
-        )
-        try:
-            with preserve_model_state(model):
-                outputs.append(first_tensor(model(*args, **kwargs)))
-        finally:
-            handle.remove()
-    return not torch.equal(*outputs)
+    return bool(torch.isfinite(tensor).all()) or is_mask(tensor)
 
 
 class CountActivations(TorchFunctionMode):

@@ -17,8 +17,8 @@ from normfree.diagnostics.limits import (
     POST_NORM_SUMS,
     SHUT,
 )
+from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.moments import Stats
-from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
 from normfree.diagnostics.weight_faults import zeroed
 from normfree.report.formatting import shorten_names
@@ -180,10 +180,11 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
     is_last = i == len(names) - 1
     where = "the output" if is_last else names[i + 1] if signal.plain else "the next sum"
     if backward.status != "vanishing":
-        remedy = (
-            f"look between {backward.broken_at} and {where}: something there has no finite derivative, as sqrt at 0"
-        )
-        yield Finding("gradient not finite", backward.broken_at, "exploding", "", remedy)
+        place = signal.gradient_origin or backward.broken_at
+        spot = f"at {place}" if signal.gradient_origin else f"between {place} and {where}"
+        what = f"the function {signal.gradient_function}" if signal.gradient_origin else "something"
+        remedy = f"look {spot}: {what} has no finite derivative there, as sqrt at 0; add a small number inside it"
+        yield Finding("gradient not finite", place, "exploding", "", remedy)
         return
     after = None if is_last else signal.sums[i + 1].sum
     constant = after is not None and _is_constant(after) and not signal.inputs.alike
@@ -232,7 +233,7 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
         what = "dropout of everything" if "Dropout" in kind else "normalizer of one value"
         remedy = f"look at {signal.origin} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero"
         yield Finding(what, signal.origin, "vanishing", f"{signal.origin} returns zero", remedy)
-    elif signal.plain and before:
+    elif signal.plain and broken and before:
         yield _dead_layer(before, behind)
     else:
         where = signal.origin or (behind if before else f"{behind} and the layers before it")

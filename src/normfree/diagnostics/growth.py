@@ -18,6 +18,7 @@ from normfree.diagnostics.limits import (
     GROWN,
     LARGE,
     LARGE_NORMALIZED,
+    NORMALIZED_RATE,
     NOTICEABLE,
     OFFSETS,
     PLAIN_SMALL,
@@ -154,7 +155,7 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
     status: SignalStatus = "preserved"
     if polynomial and inside >= math.log(GROWN):
         status = "growing"
-    elif growth >= large or fast_growth:
+    elif (growth >= large and (not tolerant or slope >= math.log(NORMALIZED_RATE))) or fast_growth:
         status = "exploding"
     elif (decay <= -small and not (polynomial and plain) and not forgets) or fast_decay:
         status = "vanishing"

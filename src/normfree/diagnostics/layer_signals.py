@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.limits import EQUAL_SHARE, TINY_SCALE
+from normfree.diagnostics.autograd_graph import Spot
+from normfree.diagnostics.limits import EQUAL_SHARE, HEAVY_SIZE, INPUT_LARGE, NOTICEABLE, SHUT_GATE, TINY_SCALE
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import whole
+from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import Branch, Layer, ResidualPlan
 from normfree.report.tables import Column, Table
 
@@ -134,6 +135,19 @@ class LayerWeights:
         found = [whole(b.detach()) for b in biases if b is not None]
         return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
 
+    def heavy_biases(self, layers: Iterable[LayerSignal]) -> tuple[str, ...]:
+        """The layers with a large bias, which has a larger norm than their weight."""
+        sizes = {layer.name: layer.weight_norm for layer in layers}
+        every = {name: self.parts.modules[name]._parameters.get("bias") for name in sizes if name in self.parts.modules}
+        found = {name: b.detach() for name, b in every.items() if b is not None and not is_sharded(b)}
+        lengths = norms(found)
+        values: list[float] = concatenate([t.flatten() for t in lengths.values()]).tolist() if lengths else []
+        return tuple(
+            name
+            for name, v in zip(lengths, values, strict=True)
+            if 0 < sizes[name] <= v and v >= HEAVY_SIZE * math.sqrt(found[name].numel())
+        )
+
     def tiny_scales(self) -> tuple[str, ...]:
         """The vectors and numbers among the parameters that are not zero, but below the rounding of float32."""
         named = self.parts.parameters.items()
@@ -223,9 +237,60 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
             while prefix and prefix not in homes:
                 prefix = prefix.rpartition(".")[0]
             inside = homes.get(prefix, ())
-            if len(inside) < 2 or module not in normalizers:  # whose normalizer it is, is not known
+            if len(inside) < 2 or module not in normalizers:
                 found.update(branch.name for branch in inside)
+            elif name.endswith("weight") and not bool(whole(parts.parameters[name].detach()).any()):
+                found.update(branch.name for branch in inside if branch.around is None)  # a gain that starts at zero
     return found
+
+
+def strong_dropouts(parts: ModelParts) -> tuple[Spot, ...]:
+    """The dropouts of a model that trains whose noise, p / (1 - p) of the squared signal, is nine times the signal."""
+    kinds = nn.modules.dropout._DropoutNd
+    return tuple(
+        Spot("dropout", name, m.p)
+        for name, m in parts.modules.items()
+        if isinstance(m, kinds) and m.training and 1 - 1 / NOTICEABLE <= m.p < 1
+    )
+
+
+def large_embeddings(parts: ModelParts) -> tuple[Spot, ...]:
+    """The embeddings whose root mean square is above the limit of an input, which they take the place of."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    tables = {n: m.weight.detach() for n, m in parts.modules.items() if isinstance(m, kinds)}
+    lengths = norms({n: w for n, w in tables.items() if not is_sharded(w)})
+    values: list[float] = concatenate([t.flatten() for t in lengths.values()]).tolist() if lengths else []
+    sizes = {n: v / math.sqrt(max(tables[n].numel(), 1)) for n, v in zip(lengths, values, strict=True)}
+    return tuple(Spot("embedding", n, v) for n, v in sizes.items() if INPUT_LARGE < v < math.inf)
+
+
+def shut_gates(parts: ModelParts) -> tuple[Spot, ...]:
+    """The gates of recurrent layers that their biases shut: the module, the gate, and the mean of its sigmoid.
+
+    With a gate of g, one time step leaves g² of the squared gradient. The gates stand in torch's order: input, forget,
+    cell and output in an LSTM; reset, update and new in a GRU, whose update gate keeps the old state.
+    """
+    found = []
+    for name, module in parts.modules.items():
+        gates = (
+            {"input": 0, "forget": 1, "output": 3}
+            if isinstance(module, nn.LSTM | nn.LSTMCell)
+            else {"update": 1}
+            if isinstance(module, nn.GRU | nn.GRUCell)
+            else {}
+        )
+        for inner in [n for n in module._parameters if n.startswith("bias_ih")] if gates else ():
+            pair = [module._parameters[n] for n in (inner, inner.replace("_ih", "_hh"))]
+            if any(b is None or is_sharded(b) for b in pair):
+                continue
+            bias = sum(b.detach().double() for b in pair if b is not None)
+            assert isinstance(bias, Tensor)
+            size = len(bias) // (4 if len(gates) > 1 else 3)
+            for gate, i in gates.items():
+                mean = float(bias[i * size : (i + 1) * size].sigmoid().mean())
+                if mean < SHUT_GATE:
+                    found.append(Spot(gate, name, mean))
+    return tuple(found)
 
 
 def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:

@@ -12,6 +12,9 @@ LARGE = 1e3  # a change that fails with any factor; residual networks with 1e4 d
 # with 5e5 (36 layers).
 LARGE_NORMALIZED = 1e5  # a growth of the gradient that fails in spite of normalizers
 FAST = 1.5  # a factor per block that matters after a few blocks; He without normalization has 2
+# Batch norm with ReLU multiplies the squared gradient by π / (π - 1) = 1.47 per layer (mean-field theory), a sum with a
+# shortcut by a factor that approaches 1 with depth. The limit is halfway on the log scale.
+NORMALIZED_RATE = 1.21
 NOTICEABLE = 10.0  # a change below which even a fast one does not matter
 # An exponential change is drifting from the square root of LARGE on: at twice the depth it fails.
 GROWN = 4.0  # the least change inside stages that is called growing
@@ -58,6 +61,19 @@ FIRST_LOSS = 4.0  # times log C plus 5; MNASNet starts at 12 with 10 classes
 DRIFTED_LOSS = 2.0  # times log C plus 2: a drift of the forward signal shows at the output
 LARGE_BIAS = 5.0  # of one class above the mean of all biases; torch draws them below 1
 CONSTANT_OUTPUT = 1e-12  # variance over the batch relative to the second moment: no more than rounding
+
+# Functions, as plain numbers.
+SATURATED = (
+    1 / NOTICEABLE
+)  # of the squared gradient that a function could pass; tanh of N(0, 5.3²), sigmoid of N(0, 11²)
+# A sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose.
+GATE = (0.1, 0.9)
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
+SWAMPED = 1 / LARGE  # variance over epsilon, about the variance that a normalizer then returns
+HEAVY_BIAS = 36.0  # squared bias over the rest: at 6 deviations, a unit switches with one input in 1e9
+HEAVY_SIZE = 5.0  # root mean square of such a bias: gates have 1 to 3 on purpose, and 5 shuts or opens any sigmoid
+LAYER_GAIN = NOTICEABLE**2  # second moment of an output over that of the input; He's initialization has 2
+UNREACHABLE = 0.1  # of the targets outside the range of the output
 
 # Units of a layer.
 DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alike, half of all ReLUs are off

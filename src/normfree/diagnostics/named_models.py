@@ -5,6 +5,7 @@ The verbs `diagnose` and `convert` of the command line use this module.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from normfree.methods import Batch
 from normfree.models import build, find_family
 from normfree.models.third_party import call_factory, create_model, import_object, is_foreign
 from normfree.models.weight_files import load_weights
+from normfree.nn.devices import require_memory
 from normfree.nn.embedding import random_words
 
 FOREIGN_IMAGE = (3, 224, 224)
@@ -64,12 +66,13 @@ def random_inputs(model: str, shape: str = "", *, batch: int = 8, seed: int = 0)
         seed: Seed of the numbers or tokens.
 
     Raises:
-        ValueError: if the shape cannot be read.
+        ValueError: if the shape cannot be read, or the inputs do not fit into the memory.
     """
     generator = torch.Generator().manual_seed(seed)
     if reads_tokens(model):
         family = find_family(model)[0]
         length = sequence_length(shape) if shape else family.size
+        _require_room(batch, (length,), 8 * family.inputs)
         return random_words(family.inputs, (batch, length), generator)
     if shape:
         sizes = _sizes(shape)
@@ -78,7 +81,14 @@ def random_inputs(model: str, shape: str = "", *, batch: int = 8, seed: int = 0)
     else:
         family = find_family(model)[0]
         sizes = (3, family.size, family.size)
+    _require_room(batch, sizes, 4)
     return torch.randn(batch, *sizes, generator=generator)
+
+
+def _require_room(batch: int, sizes: tuple[int, ...], each: int) -> None:
+    """Raise `ValueError` if a batch of inputs with `each` bytes per element does not fit into the memory."""
+    shape = "x".join(map(str, sizes))
+    require_memory(f"{batch:,} inputs of {shape}", batch * math.prod(sizes) * each, "pass a smaller --batch or --input")
 
 
 def inputs_from_function(name: str, *, seed: int = 0) -> Any:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from normfree.diagnostics.growth import DepthPoint, bounded_exp
 from normfree.diagnostics.limits import ALONE, INSIDE, MOST, NOISE, OPENING, SAME, SIMILAR, SPREADS
+from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import name_pattern
-from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
 
 
@@ -99,7 +99,8 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
     kinds = _kinds(signal)
     forward, backward = (_block_factors(signal.sums, kinds, backward=way) for way in (False, True))
     found: dict[int, Outlier] = {}
-    for i in sorted({*forward, *backward}):
+    repeated = _repeated(signal)
+    for i in sorted({*forward, *backward} - repeated):
         opening = _is_opening(signal.sums, i) or _is_opening(signal.sums, i - 1)
         far = [way[i] for way in (forward, backward) if i in way and way[i].spreads >= SPREADS]
         same_sense = len(far) == 2 and far[0].difference * far[1].difference > 0
@@ -114,9 +115,17 @@ def find_outliers(signal: Signal) -> tuple[Outlier, ...]:
             usual = [math.nan if i not in way else way[i].usual for way in (forward, backward)]
             found[i] = Outlier(signal.sums[i].name, *map(bounded_exp, own), *map(bounded_exp, usual))
     outliers = [o for i, o in found.items() if i - 1 not in found or o.excess > 1.5 * found[i - 1].excess]
-    names = {o.name for o in outliers}
+    names = {o.name for o in outliers} | {signal.sums[i].name for i in repeated}
     outliers += [o for o in _outlying_branches(signal) if o.name not in names]
     return tuple(sorted(outliers, key=lambda o: -o.excess))
+
+
+def _repeated(signal: Signal) -> set[int]:
+    """The calls of blocks that run several times: they have the same weights, so that only their inputs differ."""
+    blocks = [tuple(layer.name for layer in b.layers) for b in signal.plan.branches]
+    if signal.plain or len(blocks) != len(signal.sums):
+        return set()
+    return {i for i, layers in enumerate(blocks) if layers and blocks.count(layers) > 1}
 
 
 def without_outliers(

@@ -1,4 +1,4 @@
-"""The names of places in reports, and blocks that lack the residual sum of their likes."""
+"""The names of places in reports, and the blocks without the residual sum that similar blocks have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def place_names(plan: ResidualPlan) -> dict[str, str]:
 
     A module with one sum gives its name. If the sum stands in a loop over blocks, or a module has several sums, the
     name is that of the outermost module that holds the branch and no other branch, or that of the branch's layers.
-    Only a branch that is called several times, or without layers, keeps the number of its addition.
+    A branch that is called several times is named by its module and the number of the call, and a branch without
+    layers by the number of its addition.
 
     >>> from normfree.plan import Layer, Position
     >>> place = Position(1, 2, 1, 1, 2)
@@ -59,7 +60,9 @@ def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
     if own:
         return own[0]
     if any(inside[name] > 1 for name in layers):  # the block is called several times
-        return ""
+        times = inside[layers[0]]
+        same = [p for p in shared if inside[p] == times]
+        return same[0] if same and same[0] != branch.place else ""
     names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
     return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
 

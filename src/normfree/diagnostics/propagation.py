@@ -11,34 +11,39 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from normfree.diagnostics.autograd_graph import graph_facts
 from normfree.diagnostics.ends import (
     CountActivations,
-    InputFacts,
     OutputFacts,
-    broken_parameters,
+    broadcasts,
     clear_type_errors,
     cross_entropy,
-    find_origin,
     find_single_values,
     first_tensor,
-    influences,
     input_facts,
-    is_finite,
-    is_not_zero,
     output_facts,
     own_loss,
+    unreachable_targets,
 )
-from normfree.diagnostics.layer_signals import LayerSignal, LayerWeights, learning_branches
+from normfree.diagnostics.layer_signals import (
+    LayerWeights,
+    large_embeddings,
+    learning_branches,
+    shut_gates,
+    strong_dropouts,
+)
+from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import find_missing_sums, memory_readers
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver, SumSignal
+from normfree.diagnostics.second_look import with_origin
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
@@ -50,100 +55,6 @@ from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 Loss = Callable[[Any, Any], Tensor]
 
 _STATED_PLANS: WeakKeyDictionary[nn.Module, tuple[Any, ResidualPlan]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, repr=False)
-class Signal:
-    """The signal of a model in one forward and one backward pass.
-
-    Attributes:
-        sums: The statistics at every residual sum, in the order of the plan; in a network without sums, at the output
-            of every call of a hidden weight layer (`SumSignal.layer`).
-        layers: The norms of weights and gradients of every weight layer, its dead units and equal filters.
-        injected: The places where a random gradient was injected, '' if the gradient came from a loss. 'output' is
-            the model's output, 'features' the input of a classifier whose weight is zero, and 'memory' the output of
-            an encoder that all attentions of the decoder multiply by zero.
-        loss: The loss, NaN if there was none.
-        plan: The residual plan of the model.
-        unmeasured: The first sum whose forward signal is not finite, or 'the output'; '' if all are finite. Gradients
-            at such sums are NaN, and all gradients are if the output is not finite.
-        output: The mean square of the model's output.
-        missing_sums: The modules without a residual sum that return the shape they get, while most modules like them
-            have a sum.
-        constant_sums: Modules like these that add the same to every sample.
-        inputs: The main input.
-        head: The output, and the loss by chance.
-        activations: The activation functions of a network without sums, the most frequent first.
-        broken: The parameters and buffers that are not finite; empty if the signal is finite.
-        origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others; '' if
-            there is none.
-        origin_kind: The class of that module.
-        cut: The last layers outside of branches that change the output although they get no gradient.
-        tiny_scales: The vectors of scales that are below the rounding of float32, but not zero.
-        single_values: The normalizers whose groups are single values.
-        half: Whether the network computes in float16.
-        normalized: Whether there is a normalizer for at least every second weight layer.
-        classifier_bias: The largest bias of the classifier above the mean of its biases.
-    """
-
-    sums: tuple[SumSignal, ...]
-    layers: tuple[LayerSignal, ...]
-    injected: str = ""
-    loss: float = math.nan
-    plan: ResidualPlan = field(default_factory=ResidualPlan)
-    unmeasured: str = ""
-    output: float = math.nan
-    missing_sums: tuple[str, ...] = ()
-    constant_sums: tuple[str, ...] = ()
-    inputs: InputFacts = field(default_factory=InputFacts)
-    head: OutputFacts = field(default_factory=OutputFacts)
-    activations: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
-    origin: str = ""
-    origin_kind: str = ""
-    cut: tuple[str, ...] = ()
-    tiny_scales: tuple[str, ...] = ()
-    single_values: tuple[str, ...] = ()
-    half: bool = False
-    normalized: bool = False
-    classifier_bias: float = 0.0
-
-    @property
-    def plain(self) -> bool:
-        """Whether the network has no residual sums, and was measured at its weight layers."""
-        return bool(self.sums) and self.sums[0].layer
-
-    def series(self, part: str, statistic: str = "variance") -> list[float]:
-        """List one statistic over all sums.
-
-        Args:
-            part: 'sum', 'branch' or 'shortcut', or one of them followed by '_gradient'.
-            statistic: 'variance', 'mean_square' or 'norm'.
-
-        Returns:
-            One number for each residual sum, in the order of the plan.
-        """
-        return [getattr(getattr(s, part), statistic) for s in self.sums]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the signal as plain data; numbers may be NaN or infinite."""
-        layers = [{**asdict(layer), "ratio": layer.ratio} for layer in self.layers]
-        return {
-            "injected": self.injected,
-            "loss": self.loss,
-            "unmeasured": self.unmeasured,
-            "output": self.output,
-            "unsummed": list(self.missing_sums),  # key kept for compatibility with 0.1
-            "inputs": asdict(self.inputs),
-            "head": asdict(self.head),
-            "sums": [asdict(s) for s in self.sums],
-            "layers": layers,
-        }
-
-    def __repr__(self) -> str:
-        loss = "" if math.isnan(self.loss) else f", loss {self.loss:.4g}"
-        sums = "no residual sums" if self.plain else f"{len(self.sums)} residual sums"
-        return f"Signal({sums}, {len(self.layers)} weight layers{loss})"
 
 
 def propagate(
@@ -224,6 +135,8 @@ def propagate(
             starts[memory] = _random_gradient(memory, source)
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
+        result = None if value is None else next(iter(starts))
+        graph = graph_facts(parts, size, result, (t for t in tree_leaves(output) if isinstance(t, Tensor)))
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         torch.autograd.backward(list(starts), list(starts.values()))
     observer.finish()  # before the first wait for the device
@@ -247,32 +160,16 @@ def propagate(
         single_values=tuple(single),
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
         classifier_bias=weights.largest_bias(plan.classifier),
+        graph=graph,
+        unreachable=unreachable_targets(graph.output, size, targets),
+        broadcast=broadcasts(size, targets, graph.loss),
+        heavy_biases=weights.heavy_biases(layers),
+        shut_gates=shut_gates(parts),
+        dropouts=strong_dropouts(parts),
+        embeddings=large_embeddings(parts),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
-    return _with_origin(signal, model, parts, inputs, silent=zero is None)
-
-
-def _with_origin(signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, *, silent: bool) -> Signal:
-    """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none."""
-    silent = (
-        silent and not signal.unmeasured and (signal.head.mean_square == 0 or any(s.level == 0 for s in signal.sums))
-    )
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
-    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
-    still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
-    if not silent and not signal.unmeasured and not still:
-        return signal
-    broken = broken_parameters(parts) if signal.unmeasured else ()
-    origin: list[str] = []
-    cut: list[str] = []
-    args, kwargs = tree_map(_copy_input, call_arguments(inputs))
-    with torch.no_grad(), preserve_model_state(model, parts):
-        if not broken and signal.inputs.finite and not still:
-            with find_origin(parts.modules, is_not_zero if silent else is_finite) as origin:
-                model(*args, **kwargs)
-        cut = [name for name in still if influences(model, parts.modules[name], args, kwargs)]
-    kind = type(parts.modules[origin[0]]).__name__ if origin else ""
-    return replace(signal, broken=broken, origin=origin[0] if origin else "", origin_kind=kind, cut=tuple(cut))
+    return with_origin(signal, model, parts, inputs, set(gradients), silent=zero is None)
 
 
 def plan_of(

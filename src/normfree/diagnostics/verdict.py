@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_faults, faults, weight_faults
+from normfree.diagnostics import end_faults, faults, function_faults, weight_faults
 from normfree.diagnostics.growth import (
     HARMLESS,
     SEVERITY,
@@ -24,11 +24,11 @@ from normfree.diagnostics.growth import (
     SignalStatus,
     judge_direction,
 )
-from normfree.diagnostics.limits import LARGE, NOTICEABLE
+from normfree.diagnostics.limits import LARGE, LAYER_GAIN, NOTICEABLE
+from normfree.diagnostics.model_signal import Gain, Signal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
-from normfree.diagnostics.propagation import Signal
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import shorten_names
+from normfree.report.formatting import compact, shorten_names
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
                 new if old.status == "drifting" else old
                 for old, new in zip((forward, backward), corrected, strict=True)
             )
-    findings = [*local, *_strong_outliers(outliers, signal.plain)]
+    findings = [*local, *_strong_outliers(outliers, signal)]
     worst: SignalStatus = max((d.status for d in (forward, backward) if d.status != "not measured"), key=SEVERITY.index)
     advice = _advice(signal, forward, backward, method, supports)
     if not findings and not outliers and worst not in ("preserved", "growing"):
@@ -166,14 +166,23 @@ def _local_faults(
     def found() -> Iterator[Finding]:
         yield from end_faults.faults_of_the_input(signal)
         yield from faults.non_finite(signal, forward)
+        yield from function_faults.large_embeddings(signal)
+        yield from function_faults.faults_of_the_loss(signal)
         yield from faults.forgotten_skips(signal)
+        yield from function_faults.unused_modules(signal)
         yield from weight_faults.faulty_weights(signal)
         yield from weight_faults.no_activation(signal)
+        yield from weight_faults.forgotten_activation(signal)
+        yield from function_faults.swamped_normalizers(signal)
+        yield from function_faults.noisy_dropout(signal)
         yield from faults.faulty_branches(signal, dead)
         yield from faults.small_branches(signal)
         yield from faults.silent(signal, forward)
         yield from faults.gradient_cut(signal, forward, backward)
+        if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
+            yield from function_faults.saturated_functions(signal)
         yield from weight_faults.dead_units(signal)
+        yield from function_faults.heavy_biases(signal)
         yield from end_faults.faults_of_the_stem(signal)
         if forward.status in HARMLESS:
             yield from faults.deep_post_norm(signal)
@@ -181,14 +190,30 @@ def _local_faults(
     return tuple(found())
 
 
-def _strong_outliers(outliers: Sequence[Outlier], plain: bool) -> Iterator[Finding]:
+def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
     """The blocks that change the signal or the gradient tenfold more or less than others: no small matter."""
     for outlier in outliers[:1]:
         ratio = max((outlier.forward_excess, outlier.backward_excess), key=lambda r: abs(math.log(r)))
         if abs(math.log(ratio)) >= math.log(NOTICEABLE):
             status: SignalStatus = "exploding" if ratio > 1 else "vanishing"
-            cause = f"{'layer' if plain else 'block'} too {'large' if ratio > 1 else 'small'}"
-            yield Finding(cause, outlier.name, status, str(outlier), _look_at(outliers))
+            cause = f"{'layer' if signal.plain else 'block'} too {'large' if ratio > 1 else 'small'}"
+            before = _module_before(outlier.name, ratio, signal)
+            remedy = f"look at {before}: it changes the scale before {outlier.name}" if before else _look_at(outliers)
+            yield Finding(cause, before or outlier.name, status, str(outlier), remedy)
+
+
+def _module_before(name: str, ratio: float, signal: Signal) -> str:
+    """The module right before an outlier that changes the scale instead of it; '' if none does."""
+    places = [s.name for s in signal.sums]
+    calls = [g.name for g in signal.gains]
+    i = places.index(name)
+    if not signal.plain or i == 0 or name not in calls or places[i - 1] not in calls:
+        return ""
+    stretch = signal.gains[calls.index(places[i - 1]) + 1 : calls.index(name) + 1]
+    sign = 1 if ratio > 1 else -1
+    gains = {g.name: sign * math.log(g.factor) for g in stretch if 0 < g.factor < math.inf}
+    most = max(gains, key=gains.__getitem__, default=name)
+    return most if most != name and gains[most] >= math.log(NOTICEABLE) else ""
 
 
 def _look_at(outliers: Sequence[Outlier]) -> str:
@@ -202,16 +227,33 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     way, d = ("forward signal", forward) if forward.status == status else ("gradient", backward)
     if math.isnan(d.factor):
         return Finding(way, d.broken_at or d.worst, status, "", advice)
+    if d is forward and (one := _only_large_gain(signal, 1 if forward.total > 1 else -1)):
+        size = f"multiplies the signal by {compact(math.sqrt(one.factor))}"
+        remedy = f"look at {one.name}: it {size}, far more than any other module; compare its weights with the others'"
+        return Finding(f"layer too {'large' if one.factor > 1 else 'small'}", one.name, status, "", remedy)
     names = {s.name.partition("#")[0] for s in signal.sums}
     place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
     unit = "step" if place else "layer" if signal.plain else "block"
     return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", advice)
 
 
+def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
+    """The one module that changes the signal a hundredfold in this sense, if all others do less than half of that."""
+    logs = {
+        g: sign * math.log(g.factor)
+        for g in signal.gains
+        if 0 < g.factor < math.inf and not g.normalized and (sign > 0 or not re.search("Pool|Embed", g.kind))
+    }
+    most = max(logs, key=logs.__getitem__, default=None)
+    if most is None or logs[most] < math.log(LAYER_GAIN):
+        return None
+    return most if all(v < logs[most] / 2 for g, v in logs.items() if g is not most) else None
+
+
 def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
     """Number the stages of the sums: those of the plan, and a new one where another list of blocks begins.
 
-    Lists are told apart by the part of a name before its first number.
+    Two sums belong to the same list if their names agree up to the first number.
     """
     lists = [re.split(r"\d", s.name)[0] for s in sums]
     counts = Counter(lists)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from normfree.diagnostics.growth import Finding
-from normfree.diagnostics.limits import DEAD_BY_CHANCE, DEAD_SHARE, EQUAL_SHARE
-from normfree.diagnostics.propagation import Signal
+from normfree.diagnostics.limits import DEAD_BY_CHANCE, DEAD_SHARE, EQUAL_SHARE, MOST, SIMILAR
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.places import name_pattern
+from normfree.plan import Branch
 from normfree.report.formatting import shorten_names
 
 
@@ -26,6 +29,27 @@ def no_activation(signal: Signal) -> Iterator[Finding]:
             "no activation stands between the layers, so that the network is linear",
             f"put an activation between the layers, from {layers[0].name} on: without any the network is linear",
         )
+
+
+def forgotten_activation(signal: Signal) -> Iterator[Finding]:
+    """A layer inside a branch that reads no activation, while the same layer of similar branches does."""
+    alike: defaultdict[object, list[Branch]] = defaultdict(list)
+    for b in signal.plan.branches:
+        alike[name_pattern(b.name), tuple(name_pattern(layer.name) for layer in b.layers), b.depth].append(b)
+    for branches in alike.values():
+        for layers in zip(*(b.layers for b in branches), strict=True):
+            without = [layer.name for layer in layers if not layer.activated_in]
+            if without and len(layers) >= SIMILAR and len(layers) - len(without) >= MOST * len(layers):
+                names = shorten_names(without)
+                yield Finding(
+                    "forgotten activation",
+                    without[0],
+                    "faulty",
+                    f"{names} reads no activation, unlike the same layer of {len(layers) - len(without)} other blocks",
+                    f"look at {names}: put the activation before it, as in the other blocks; without it, two layers in "
+                    "a row are one linear map",
+                )
+                return
 
 
 def faulty_weights(signal: Signal) -> Iterator[Finding]:

@@ -4,8 +4,8 @@
 kernels.
 """
 
+from normfree.kernels.driver import prepare
 from normfree.kernels.operators import stage, why_not
-from normfree.kernels.selection import prepare
 from normfree.kernels.tiling import FORMS, NEUTRAL, SCALARS, SHAPES, Form
 
 __all__ = ["FORMS", "NEUTRAL", "SCALARS", "SHAPES", "Form", "prepare", "stage", "why_not"]

@@ -1,16 +1,17 @@
-"""Load compiled kernels and launch them on PyTorch's current stream, through the CUDA driver's C interface."""
+"""Choose, load and launch the kernels of a stage on PyTorch's current stream, through the CUDA driver's C interface."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from normfree.kernels.compile import awaited_binary
-from normfree.kernels.tiling import Tiling
+from normfree.kernels.compile import awaited_binary, compile_ahead
+from normfree.kernels.tiling import Form, Tiling, choose_tiling, neutral_mask
 
 Argument = Tensor | int | None
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -91,3 +92,51 @@ def shared_memory(device: int) -> int:
     """Bytes of shared memory that a thread block can have on the device."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
     return int(properties.shared_memory_per_block_optin)
+
+
+def prepare(
+    channels: int,
+    size: int,
+    *,
+    images: int,
+    form: Form,
+    neutral: Collection[str],
+    stream: torch.dtype,
+    recompute: bool,
+    device: torch.device,
+) -> None:
+    """Start to compile the kernels of a stage in another thread; the first call of `stage` waits for them.
+
+    The arguments are those of `stage` and the properties of its `x`.
+    """
+    index = device_index(device)
+    tiling = _tiling((images, channels, size), stream, index, form, neutral_mask(neutral), recompute)
+    compile_ahead(tiling, torch.cuda.get_device_capability(index))
+
+
+def device_index(device: torch.device) -> int:
+    """The number of a CUDA device; of the current one if it has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _tiling(
+    shape: tuple[int, ...], stream: torch.dtype, device: int, form: str, neutral: int, recompute: bool
+) -> Tiling:
+    return choose_tiling(
+        shape[1],
+        shape[2],
+        cast(Form, form),
+        images=shape[0],
+        multiprocessors=multiprocessors(device),
+        neutral=neutral,
+        wide_stream=stream == torch.float32,
+        recompute=recompute,
+        wgmma=torch.cuda.get_device_capability(device) == (9, 0),
+        shared_memory=shared_memory(device),
+    )
+
+
+def chosen_kernels(x: Tensor, form: str, neutral: int, recompute: bool) -> Kernels:
+    """The kernels for these images, compiled and loaded."""
+    device = device_index(x.device)
+    return kernels_for(_tiling(tuple(x.shape), x.dtype, device, form, neutral, recompute), device)

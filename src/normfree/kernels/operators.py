@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from normfree.kernels.compile import why_no_compiler
-from normfree.kernels.driver import Kernels, multiprocessors, shared_memory
-from normfree.kernels.selection import chosen_kernels, device_index
+from normfree.kernels.driver import Kernels, chosen_kernels, device_index, multiprocessors, shared_memory
 from normfree.kernels.tiling import (
     PACK_THREADS,
     REDUCE_THREADS,
@@ -137,11 +136,17 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _kept_shapes(x: Tensor, blocks: int, form: str, keep: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the kept stream and of the kept inner activations. The post form's last mask needs its output, too."""
+def _empty_outputs(x: Tensor, blocks: int, form: str, keep: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Make the tensors that `stage_forward` fills. The stream of the post form has one more, for its last mask."""
     images, channels, size = x.shape[:3]
-    stream = (blocks + (form == "post") if keep else 0, images, size, size, channels)
-    return stream, (blocks if keep == 2 else 0, images, size, size, channels)
+    streams, inner = blocks + (form == "post") if keep else 0, blocks if keep == 2 else 0
+    return (
+        torch.empty_like(x, memory_format=torch.channels_last),
+        x.new_empty((streams, images, size, size, channels), dtype=torch.bfloat16),
+        x.new_empty((inner, images, size, size, channels), dtype=torch.bfloat16),
+        x.new_empty((2 if keep else 1, 2 * blocks, 9 * channels**2), dtype=torch.bfloat16),
+        x.new_empty((2 * blocks, channels), dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("normfree::stage_forward", mutates_args=(), device_types="cuda")
@@ -158,37 +163,13 @@ def stage_forward(
         blocks = weights.shape[0]
         x, weights, scalars = _channels_last(x), weights.contiguous(), scalars.contiguous()
         biases = None if biases is None else biases.contiguous()
-        stream, inner = (x.new_empty(shape, dtype=torch.bfloat16) for shape in _kept_shapes(x, blocks, form, keep))
-        packed = x.new_empty((2 if keep else 1, 2 * blocks, 9 * channels**2), dtype=torch.bfloat16)
-        shifts = x.new_empty((2 * blocks, channels), dtype=torch.float32)
-        out = torch.empty_like(x, memory_format=torch.channels_last)
-        kernels.pack.launch(
-            (2 * blocks, channels // 16),
-            PACK_THREADS,
-            0,
-            weights,
-            int(weights.dtype == torch.float32),
-            scalars,
-            biases,
-            packed[0],
-            packed[1] if keep else None,
-            shifts,
-        )
-        tiling = kernels.tiling
-        kernels.forward.launch(
-            (images * tiling.split, 1),
-            tiling.threads,
-            tiling.chain_bytes[0],
-            x,
-            packed[0],
-            shifts,
-            scalars,
-            stream if keep else None,
-            inner if keep == 2 else None,
-            out,
-            blocks,
-            images,
-        )
+        out, stream, inner, packed, shifts = _empty_outputs(x, blocks, form, keep)
+        is_float = int(weights.dtype == torch.float32)
+        raw = (weights, is_float, scalars, biases, packed[0], packed[1] if keep else None, shifts)
+        kernels.pack.launch((2 * blocks, channels // 16), PACK_THREADS, 0, *raw)
+        tiling, grid = kernels.tiling, (images * kernels.tiling.split, 1)
+        arguments = (x, packed[0], shifts, scalars, stream if keep else None, inner if keep == 2 else None, out)
+        kernels.forward.launch(grid, tiling.threads, tiling.chain_bytes[0], *arguments, blocks, images)
         return out, stream, inner, packed, shifts
 
 
@@ -196,11 +177,7 @@ def stage_forward(
 def _(
     x: Tensor, weights: Tensor, scalars: Tensor, biases: Tensor | None, form: str, neutral: int, keep: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    blocks, channels = weights.shape[0], x.shape[1]
-    stream, inner = (x.new_empty(shape, dtype=torch.bfloat16) for shape in _kept_shapes(x, blocks, form, keep))
-    packed = x.new_empty((2 if keep else 1, 2 * blocks, 9 * channels**2), dtype=torch.bfloat16)
-    shifts = x.new_empty((2 * blocks, channels), dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.channels_last), stream, inner, packed, shifts
+    return _empty_outputs(x, weights.shape[0], form, keep)
 
 
 @torch.library.custom_op("normfree::stage_backward", mutates_args=(), device_types="cuda")
@@ -271,41 +248,16 @@ def _segment(
     tiling, blocks, images = kernels.tiling, scalars.shape[0], gradient.shape[0]
     warps = tiling.threads // 32
     sums = gradient.new_empty((blocks, images * tiling.split * warps, _SUMS), dtype=torch.float32)
-    kernels.backward.launch(
-        (images * tiling.split, 1),
-        tiling.threads,
-        tiling.chain_bytes[1],
-        gradient,
-        packed[1],
-        packed[0],
-        shifts,
-        scalars,
-        stream,
-        inner,
-        gradients,
-        input_gradient,
-        sums,
-        blocks,
-        images,
-    )
+    grid = (images * tiling.split, 1)
+    chain = (gradient, packed[1], packed[0], shifts, scalars, stream, inner, gradients, input_gradient, sums)
+    kernels.backward.launch(grid, tiling.threads, tiling.chain_bytes[1], *chain, blocks, images)
     if weight_gradients is None and scalar_gradients is None:
         return
     squares = (tiling.channels // tiling.weight_channels) ** 2
     workers = max(1, tiling.weight_blocks * multiprocessors(gradient.device.index) // squares)
     partials = gradient.new_empty((workers + 2 * blocks, tiling.partial), dtype=torch.float32)
-    shape = (workers, squares)
-    kernels.weights.launch(
-        shape,
-        tiling.weight_threads,
-        tiling.weight_bytes,
-        stream,
-        inner,
-        gradients,
-        scalars,
-        partials,
-        2 * blocks,
-        images,
-    )
+    read = (stream, inner, gradients, scalars, partials)
+    kernels.weights.launch((workers, squares), tiling.weight_threads, tiling.weight_bytes, *read, 2 * blocks, images)
     arguments = (sums, partials, scalars, biases, weight_gradients, scalar_gradients, bias_gradients)
     grid = ((tiling.channels // 16) ** 2 + 1, 2 * blocks)
     kernels.reduce.launch(grid, REDUCE_THREADS, 0, *arguments, 2 * blocks, images, workers)

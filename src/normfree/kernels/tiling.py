@@ -117,22 +117,6 @@ class Tiling:
         return warps_m * (self.channels // 8 // self.tiles[1]) * 32
 
     @property
-    def tile_width(self) -> int:
-        """Pixels of a tile side by side; a tile has 16 pixels."""
-        return 8 if self.wgmma else min(self.size, 16)
-
-    def warp_place(self, warp: int) -> tuple[int, int, int]:
-        """First row, column segment and group of output channels of a warp."""
-        groups = self.channels // 8 // self.tiles[1]
-        if self.wgmma:
-            place, group = divmod(warp // 4, groups)
-            return place // (self.size // 8) * 8 + warp % 4 * 2, place % (self.size // 8), group
-        segments = self.size // self.tile_width
-        tile_rows = 16 // self.tile_width
-        place, group = divmod(warp, groups)
-        return place // segments * self.tiles[0] * tile_rows, place % segments, group
-
-    @property
     def chain_bytes(self) -> tuple[int, int]:
         """Shared memory of the forward and of the backward kernel."""
         ring = self.ring * (self.slice_bytes + 16) + 16  # and two barriers between neighbours

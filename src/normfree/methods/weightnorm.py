@@ -11,6 +11,7 @@ import torch
 from normfree.methods.data_driven import calibrate_
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
+from normfree.methods.plain import draw_normal_
 from normfree.nn.normalizers import OmittedActivation
 from normfree.plan import Branch, Layer
 from normfree.theory.errors import unknown_name
@@ -82,9 +83,7 @@ def _orthogonal_weights_(ctx: InitContext) -> None:
 
 def _he_weights_(ctx: InitContext) -> None:
     """He's weights, N(0, 2/fan_in), in every layer; g is the norm of their rows."""
-    for layer in ctx.plan.hidden():
-        ctx.set_(layer, ctx.normal(layer, 2.0 / ctx.fans(layer)[0]))
-    ctx.default_classifier_()
+    draw_normal_(ctx, lambda layer, fan_in, fan_out: 2.0 / fan_in)
 
 
 _WEIGHTS = {"orthogonal": _orthogonal_weights_, "he": _he_weights_}

@@ -12,6 +12,7 @@ from normfree.methods import FORMS, Batch, Form, Method, get, initialize_, names
 from normfree.methods.method import RESIDUAL_SUMS
 from normfree.models.base import ModelConfig, Network, Padding
 from normfree.models.families import Family, find_family
+from normfree.nn.devices import require_memory
 from normfree.nn.embedding import SPECIAL, VOCABULARY
 from normfree.theory.errors import unknown_name
 
@@ -65,7 +66,8 @@ def build(
         A `Network`, or a `Transformer`, `Encoder` or `Decoder`.
 
     Raises:
-        ValueError: If a name, depth, option or size is unknown or invalid, or if the method does not fit the model.
+        ValueError: If a name, depth, option or size is unknown or invalid, if the method does not fit the model, or if
+            the model does not fit into the memory.
     """
     family, factory = find_family(name)
     method = get(method)
@@ -97,6 +99,8 @@ def build(
         model.to(dtype)
     if str(device) == "meta":
         return model
+    needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    require_memory(f"the weights of '{name}'", needed, "choose a smaller model")
     # What `to_empty` does, in a third of its time.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     initialize_(model, method, example=example, generator=generator, restore=False)  # an error leaves no model

@@ -139,7 +139,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
 
 
 def batch_orders(count: int, steps: int, runs: int, seed: int) -> Iterator[list[int]]:
-    """Shuffle the batches anew in every pass over them, for each run."""
+    """Yield the numbers of the batches for each run; every pass over the batches has another random order."""
     for run in range(runs):
         draw = torch.Generator().manual_seed(seed + run)
         passes = (torch.randperm(count, generator=draw).tolist() for _ in range(-(-steps // count)))

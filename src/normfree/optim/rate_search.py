@@ -91,7 +91,9 @@ class RateSearch:
             ValueError: If the file name has another ending.
             ImportError: If matplotlib is not installed.
         """
-        top = 2 * max(abs(run[0]) for run in self.losses)  # a loss that has diverged is drawn at the top
+        start = max(run[0] for run in self.losses)
+        fall = start - min(value for run in self.losses for value in run if math.isfinite(value))
+        top = start + (fall / 2 or abs(start) or 1.0)  # a loss that has diverged is drawn at the top
         shown = [[value if value < top else top for value in run] for run in self.losses]
         low, high = min(map(min, shown)), max(map(max, shown))
         curves = [Curve(f"order {i}", (*run,), self.rates[: len(run)]) for i, run in enumerate(shown, start=1)]
@@ -99,7 +101,14 @@ class RateSearch:
             if math.isfinite(rate):  # a vertical line
                 curves.append(Curve(f"{name} {rate:.3g}", (low, high), (rate, rate * (1 + 1e-6))))
         panel = Panel(
-            "loss while the rate grows", tuple(curves), "loss", "learning rate", log_y=False, log_x=True, note=str(self)
+            "loss while the rate grows",
+            tuple(curves),
+            "loss",
+            "learning rate",
+            log_y=False,
+            log_x=True,
+            from_zero=False,
+            note=str(self),
         )
         write_plot([panel], path, title=f"suggested learning rate: {self.suggestion:.3g}")
         return Path(path)
@@ -172,7 +181,7 @@ def find_lr(
             as those of transformers do with 'labels'. A `DataLoader` will do.
         loss: A function of the output and the targets (default: the model's own loss, or cross-entropy).
         optimizer: 'sgd', 'adam' or 'adamw', or a function from parameter groups to an optimizer.
-        momentum: The momentum of 'sgd'.
+        momentum: The momentum of 'sgd', at least 0 and below 1.
         weight_decay: The weight decay of the groups.
         clip: The ratio of adaptive clipping (`clip_grad_agc_`) at every step (default: no clipping).
         method: The method of the groups (default: the one that the model remembers; else one rate for all parameters).
@@ -205,6 +214,8 @@ def find_lr(
             "expected 0 < low < high, at least 10 steps, and at least 1 run, check step and batch, got "
             f"low={low:g}, high={high:g}, steps={steps}, runs={runs}, check={check}, max_batches={max_batches}"
         )
+    if not 0 <= momentum < 1:
+        raise ValueError(f"expected a momentum of at least 0 and below 1, got {momentum:g}; 0.9 is usual")
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         raise ValueError(f"expected optimizer to be {', '.join(OPTIMIZERS)} or a function, got '{optimizer}'")
     learning = [p for p in model.parameters() if p.requires_grad]
@@ -247,14 +258,13 @@ def find_lr(
     ends = tuple(rates[len(run) - 1] if math.isinf(end) else math.inf for run, end in tests)
     grid = rates[1] / rates[0]
     interval = min(suggestion, *proposals) / grid, max(proposals) * grid
-    runs_found = tuple(map(tuple, tested))
     return RateSearch(
         suggestion,
         interval,
         ends,
         bounds,
         tuple(rates),
-        runs_found,
+        tuple(map(tuple, tested)),
         trial.before,
         after,
         check,

@@ -31,6 +31,21 @@ def percent(fraction: float | None, spread: float | None = None, *, digits: int 
     return f"{100 * fraction:.{digits}f}{error} %"
 
 
+def compact(number: float) -> str:
+    """Write a number with three significant digits, thousands separated; powers of ten below 1e-3 and above 1e6.
+
+    >>> [compact(n) for n in (180.4, 0.01234, 1234567 / 100, 2.0, 1e-5, 3.5e7, 0.0, float("inf"))]
+    ['180', '0.0123', '12,300', '2', '1e-5', '3.5e7', '0', 'inf']
+    """
+    if number != number or number in (float("inf"), float("-inf")) or number == 0:
+        return f"{number:.3g}"
+    rounded = float(f"{number:.3g}")
+    if not 1e-3 <= abs(rounded) <= 1e6:
+        digits, _, power = f"{rounded:.2e}".partition("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
+
+
 def shorten_names(names: Sequence[str], limit: int = 3) -> str:
     """List the first few names and count the rest.
 

@@ -103,6 +103,7 @@ class Panel:
         log_x: Use a logarithmic x axis, for positions above 0.
         levels: Horizontal lines to compare the curves with.
         names: Labels, such as methods, for the positions 1, 2, 3, … No line joins the values at names.
+        from_zero: Begin a linear y axis at 0 if the values are far apart, so that heights can be compared.
 
     Raises:
         ValueError: if there is no curve, a name is used twice, lengths differ, positions are not ascending, a value or
@@ -121,6 +122,7 @@ class Panel:
     log_x: bool = False
     levels: tuple[ReferenceLine, ...] = ()
     names: tuple[str, ...] = ()
+    from_zero: bool = True
 
     def __post_init__(self) -> None:
         where = f"panel {self.title!r}"

@@ -184,11 +184,13 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     values = _drawn_values(panel)
     scale = 1.0 if panel.log_y or max(map(abs, values), default=0.0) < _LARGE else _LARGE
     points = [_points(panel, place, scale) for place in range(len(panel.curves))]
+    covers = False
     if not panel.names:
         heights = [math.log10(v) if panel.log_y else v / scale for v in values] or [0.0]
         near = _NEAR * max(max(heights) - min(heights), 1.0 if panel.log_y else 0.0)
         covered = [list(_pieces(each, points[place + 1 :], near)) for place, each in enumerate(points)]
         most = max((over for pieces in covered for _, over in pieces), default=0)
+        covers = most > 0
         for curve, places, pieces in zip(panel.curves, points, covered, strict=True):
             look = _look(names.index(curve.name))
             axes.plot([x for x, _ in places], [y for _, y in places], **look, zorder=2)
@@ -222,12 +224,14 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
     else:
         low, high = min(values, default=0.0) / scale, max(values, default=0.0) / scale
         margin = (0.12 if panel.names else 0.05) * (high - low) or 0.1 * abs(high) or 1.0
-        axes.set_ylim(0 if 0 < low < high / 2 else low - margin, high + margin)  # from 0, so that heights compare
+        from_zero = panel.from_zero and 0 < low < high / 2  # so that heights compare
+        axes.set_ylim(0 if from_zero else low - margin, high + margin)
         separate_thousands(axes.yaxis, values)
     _draw_levels(axes, panel, scale)
     gaps = [(curve.name, describe_gaps(panel, curve, panel.log_y)) for curve in panel.curves]
     cut = {curve.name for curve in panel.curves if not panel.names and ends_early(curve, panel.log_y)}
-    notes = [panel.note, *(f"{'× ' if name in cut else ''}{name}: {text}" for name, text in gaps if text)]
+    band = "A wide pale line is a curve that another one covers." if covers else ""
+    notes = [panel.note, band, *(f"{'× ' if name in cut else ''}{name}: {text}" for name, text in gaps if text)]
     x_label = panel.x_label + (" · vertical lines: new stage" if panel.stages else "")
     # The layout makes room for a label of several lines, not for text below it.
     lines = [x_label, *(line for note in notes if note for line in textwrap.wrap(note, width - 4))]

@@ -26,7 +26,11 @@ def set_position_ticks(axes: Axes, positions: Sequence[float], log: bool) -> Non
         labelled = _spaced(sorted(set(places)), 0.06 * (high - low))
         if len(set(places)) > _MANY and high - low >= 2:  # a dense curve: powers of ten
             labelled = [float(power) for power in range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)]
-        axes.set_xticks(labelled, [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled])
+        if labelled[0] < -3 and all(tick == round(tick) for tick in labelled):
+            labels = log_labels(labelled, plain=False)
+        else:
+            labels = [f"{10**tick:.4g}" if tick < 3 else f"{10**tick:,.0f}" for tick in labelled]
+        axes.set_xticks(labelled, labels)
         margin = 0.04 * (high - low) or 0.5
         axes.set_xlim(low - margin, high + margin)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -155,6 +156,8 @@ class TrainConfig:
     checkpoint_epochs: int = setting(
         1, "epochs between checkpoints (large ones are written less often); 0 disables them", NOT_NEGATIVE
     )
+    keep_last: int = setting(2, "newest checkpoints to keep; with 2, a damaged one costs little", AT_LEAST_ONE)
+    keep_best: bool = setting(True, "keep the checkpoint with the best validation accuracy as well")
     workers: int = setting(4, "processes that read an image folder, at most one per core", NOT_NEGATIVE)
     tensorboard: bool = setting(False, "write a TensorBoard log beside the metrics")
 
@@ -247,15 +250,25 @@ class TrainConfig:
             ValueError: If the text is not TOML, a setting is unknown, or a value is bad.
             OSError: If the file cannot be read.
         """
-        values = read_toml(path)
+        return cls._from_values(read_toml(path), str(path), base, unnamed)
+
+    @classmethod
+    def _from_values(
+        cls, values: dict[str, Any], where: str, base: TrainConfig | None = None, unnamed: str = RELEASE
+    ) -> TrainConfig:
         release = str(values.pop("normfree", unnamed))
         for name in values:
-            require_known(name, field_types(cls), where=f" in '{path}'")
+            require_known(name, field_types(cls), where=f" in '{where}'")
         try:
             config = replace(base or cls(), **values)
             return config if release == RELEASE or "method" not in values else _as_of(config, release)
         except ValueError as error:
-            raise ValueError(f"{error}; correct it in '{path}'") from None
+            raise ValueError(f"{error}; correct it in '{where}'") from None
+
+    @classmethod
+    def from_toml_text(cls, text: str, where: str) -> TrainConfig:
+        """Read a configuration that `to_toml` wrote; `where` names its place in errors."""
+        return cls._from_values(tomllib.loads(text), where)
 
     def __repr__(self) -> str:
         """Return the settings that differ from their defaults."""
@@ -359,16 +372,20 @@ def _as_of(config: TrainConfig, release: str) -> TrainConfig:
 
 
 DEEP = 400  # residual branches
-# Settings that change no number of a run, and so may differ when it is resumed; `fingerprint` gives the reasons.
+# Settings that change no number of a run; `fingerprint` gives the reasons.
 NOT_IN_FINGERPRINT = {
     "data_dir",
     "device",
     "kernels",
     "checkpoint_minutes",
     "checkpoint_epochs",
+    "keep_last",
+    "keep_best",
     "workers",
     "tensorboard",
 }
+# Settings that may differ when a run is resumed. Another number of epochs changes the schedule from there on.
+MAY_CHANGE = NOT_IN_FINGERPRINT | {"epochs"}
 _DEFAULTS = asdict(TrainConfig())
 
 

@@ -261,7 +261,7 @@ class MemoryImages(ImageData):
         self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
 
     def require_usable(self) -> None:
-        """Raise `ValueError` if the training or the test split is empty, or a label has no class."""
+        """Raise `ValueError` if a split is empty, a label has no class, or the splits have different sizes."""
         count = len(self.classes)
         for part, split in (("training", self.train), ("test", self.test)):
             if not len(split):
@@ -272,6 +272,12 @@ class MemoryImages(ImageData):
                     f"expected {part} labels of 0 to {count - 1} for the {count} classes of '{self.name}', got {low} "
                     f"to {high}; name every class"
                 )
+        sizes = [tuple(split.images.shape[1:]) for split in (self.train, self.test)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"expected training and test images of one size in '{self.name}', got {sizes[0]} and {sizes[1]}; "
+                "resize one of them"
+            )
 
     def _batches(self, part: Split, **settings: Any) -> ImageBatches:
         return ImageBatches(part, mean=self.images.mean, std=self.images.std, **settings)

@@ -13,7 +13,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -92,7 +92,7 @@ def _checks() -> tuple[Check, ...]:
     )
 
 
-@claim(
+@training_claim(
     id="beyond/equal_budget",
     where="Our question D",
     statement="At equal budget and with tuned rates NF with biases and adaptive clipping is as good as batch norm at "
@@ -105,7 +105,6 @@ def _checks() -> tuple[Check, ...]:
     checks=_checks(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    needs_training=True,
     departures=("rates are in proportion to the batch",),
 )
 def equal_budget(settings: Settings) -> Measurement:

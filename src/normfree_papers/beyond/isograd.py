@@ -11,7 +11,7 @@ from typing import Any
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -66,7 +66,7 @@ def _checks() -> tuple[Check, ...]:
     )
 
 
-@claim(
+@training_claim(
     id="beyond/isograd",
     where="Our question B",
     statement="A ResNet-50 whose gradient is flat over the whole network trains better than with fan-out or fan-in "
@@ -78,7 +78,6 @@ def _checks() -> tuple[Check, ...]:
     checks=_checks(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def isograd(settings: Settings) -> Measurement:
     """Test accuracy of isograd beside fan-out, fan-in and batch norm, at the rate of robust's recipe."""

@@ -6,7 +6,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
 from normfree_papers.claims.readings import GAP, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
@@ -33,7 +33,7 @@ def _networks(scale: Scale) -> dict[str, TrainConfig]:
     }
 
 
-@claim(
+@training_claim(
     id="beyond/precision",
     where="Our control of precision",
     statement="Training in float32 gives the test errors of bf16 and mixed precision, in which runs on a GPU are made.",
@@ -53,7 +53,6 @@ def _networks(scale: Scale) -> dict[str, TrainConfig]:
         ),
     ),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def precision(settings: Settings) -> Measurement:
     """Test errors in float32 and in the fast precision. Reference: none; a control of our own runs."""

@@ -17,7 +17,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.fits import exponent, geometric_means
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
@@ -56,7 +56,7 @@ def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
     }
 
 
-@claim(
+@training_claim(
     id="beyond/scalar_rate",
     where="Our question A, at 1,000 layers",
     statement="At 1,000 layers it is the rate of the scalar biases, not the precision, that decides whether Fixup "
@@ -99,7 +99,6 @@ def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
         ),
     ),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def scalar_rate(settings: Settings) -> Measurement:
     """Accuracy of a deep network for five rates of its scalars. Reference: none; fixup, equation 5, without biases."""
@@ -167,7 +166,7 @@ def _row(multiple: float, depth: int) -> str:
     return f"{multiple:g}/L, {depth:,} layers"
 
 
-@claim(
+@training_claim(
     id="beyond/scalar_rate_law",
     where="Our question A, over depth",
     statement="The largest rate of the scalars at which Fixup trains falls as 1/L from 30 to 3,000 layers, and so "
@@ -206,7 +205,6 @@ def _row(multiple: float, depth: int) -> str:
     ),
     departures=("mixed precision", "batches of 64 at 10,000 layers"),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def scalar_rate_law(settings: Settings) -> Measurement:
     """The largest stable rate of the scalars over depth. Reference: none; fixup, equation 5, without biases."""

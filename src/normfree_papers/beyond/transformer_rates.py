@@ -18,7 +18,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
 from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import Numbers, combined, minus, values_of
 from normfree_papers.claims.translation_runs import bleu, made_up_language
 
@@ -127,7 +127,7 @@ _STAYS = (
 )
 
 
-@claim(
+@training_claim(
     id="beyond/transformer_rates",
     where="Item C: the best rate over depth",
     statement="The best learning rate of a fixup_bounded Transformer is the same at 6, 24 and 96 layers.",
@@ -164,7 +164,6 @@ _STAYS = (
     ),
     seeds=3,
     needs_data="Multi30k",
-    needs_training=True,
     departures=(
         "Adam with a warm-up, where the theory is of one step of SGD",
         "rates a factor of 3 apart: a smaller change of the best rate is not seen",

@@ -181,6 +181,11 @@ expect = Expectation
 aside = partial(Expectation, main=False)  # a side remark of the paper
 
 
+def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **options: Any) -> Expectation:
+    """Expect a number within an error, or a share, of a value; `options` are those of `expect`."""
+    return expect(name, low=(1 - share) * value - error, high=(1 + share) * value + error, **options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show."""

@@ -90,13 +90,8 @@ def run(options: Options) -> int:
             _message("stopped; the runs so far are kept; run the same command to continue")
             return 128 + stopped.signal
     if options.as_json and judged:
-        print(
-            json.dumps(
-                [_record(entry_of(options.out, claim, result)) for claim, result, _ in judged],
-                indent=1,
-                ensure_ascii=False,
-            )
-        )
+        records = [_record(entry_of(options.out, claim, result)) for claim, result, _ in judged]
+        print(json.dumps(records, indent=1, ensure_ascii=False))
     for path in options.files:
         write_ledger(path, options.out, claims or None)
         _message(f"wrote {path}")
@@ -226,19 +221,10 @@ def _line(entry: Entry) -> tuple[str, ...]:
 
 def _record(entry: Entry) -> Any:
     """A claim with its judgement as data for JSON."""
+    said = ("name", "statement", "paper", "low", "high", "why", "source", "exact", "binary", "main", "lacks")
     checks = [
         {
-            "name": row.check.name,
-            "statement": row.check.statement,
-            "paper": row.check.paper,
-            "low": row.check.low,
-            "high": row.check.high,
-            "why": row.check.why,
-            "source": row.check.source,
-            "exact": row.check.exact,
-            "binary": row.check.binary,
-            "main": row.check.main,
-            "lacks": row.check.lacks,
+            **{name: getattr(row.check, name) for name in said},
             "measured": row.measured,
             "interval": None if row.interval is None else [row.interval.low, row.interval.high],
             "values": list(row.values),

@@ -1,12 +1,15 @@
-"""Numbers that describe a curve over depth: the factor per block, the best straight line, the exponent."""
+"""Curves over depth: the numbers that describe them (factor per block, straight line, exponent), and their chart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+
+from normfree.report.panels import Curve, Panel
 
 
 def factor_per_block(values: Sequence[float], stages: Sequence[int], *, backward: bool = False) -> float:
@@ -63,6 +66,20 @@ def means(curves: Iterable[Sequence[float]]) -> tuple[float, ...]:
 def stage_starts(stages: Sequence[int]) -> tuple[int, ...]:
     """The positions, counted from 1, at which a stage other than the first begins."""
     return tuple(i + 1 for i, (a, b) in enumerate(pairwise(stages), start=1) if a != b)
+
+
+def chart(
+    title: str,
+    curves: Mapping[str, Iterable[float]],
+    y_label: str = "",
+    x_label: str = "residual block",
+    *,
+    x: Iterable[float] = (),
+    **options: Any,
+) -> Panel:
+    """The panel of curves by name; `options` are further ones of `Panel`."""
+    drawn = tuple(Curve(name, tuple(values)) for name, values in curves.items())
+    return Panel(title, drawn, y_label, x_label, x=tuple(map(float, x)), **options)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ To add a claim, decorate its measurement with `@claim(...)` in a module of its p
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Concatenate, ParamSpec
 
@@ -105,6 +106,8 @@ def _decorator(make: Callable[Concatenate[Measure, Fields], Claim]) -> Callable[
 
 claim = _decorator(Claim)
 """`@claim(id=…, checks=…)` registers the function as that claim's measurement."""
+training_claim = _decorator(partial(Claim, needs_training=True))
+"""The same for a claim on training runs."""
 
 
 def all_claims() -> tuple[Claim, ...]:

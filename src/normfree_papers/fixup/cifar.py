@@ -9,7 +9,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.readings import does_not_train, printed_error, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
@@ -44,7 +44,7 @@ def _quick_check(model: str) -> Check:
     )
 
 
-@claim(
+@training_claim(
     id="fixup/table1",
     where="Table 1",
     statement="ResNet-110 with Fixup trains at batch norm's rate to a lower error than Xavier's at a small rate, and a "
@@ -81,7 +81,6 @@ def _quick_check(model: str) -> Check:
     ),
     departures=("bf16 on a GPU", "Xavier's rate is chosen"),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def table1(settings: Settings) -> Measurement:
     """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
@@ -119,7 +118,7 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     return {"Fixup": recipe("fixup_wrn", **small), "batch norm": recipe("batchnorm_wrn", **small)}
 
 
-@claim(
+@training_claim(
     id="fixup/table4",
     where="Table 4",
     statement="With mixup and Cutout, a WRN-40-10 with Fixup is as good as one with batch norm.",
@@ -144,7 +143,6 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
     ),
     departures=("bf16 on a GPU", "schedule and weight decay are those of Zagoruyko & Komodakis 2016"),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def table4(settings: Settings) -> Measurement:
     """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""

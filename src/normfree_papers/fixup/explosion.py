@@ -6,17 +6,17 @@ Reference: Zhang, Dauphin, Ma 2019, section 2, appendix A.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normfree.diagnostics.bounds import Bounds, SetBound, gradient_bounds
+from normfree.diagnostics.bounds import BlockBound, Bounds, SetBound, gradient_bounds
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import decades, factor_per_block, geometric_means, straight_line
+from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, straight_line
 from normfree_papers.claims.registry import claim
 
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
@@ -97,28 +97,28 @@ def sec2(settings: Settings) -> Measurement:
         ],
     }
     mlp_means, deep, normed = (geometric_means(c) for c in curves.values())
-    doubling = tuple(mlp_means[0] * 2.0**b for b in range(blocks))
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 f"residual MLP of {blocks} blocks, width {width}",
-                (Curve("He fan-in", mlp_means), Curve("doubling", doubling)),
+                {"He fan-in": mlp_means, "doubling": _doubling(mlp_means)},
                 "second moment",
             ),
-            Panel(
+            chart(
                 "pre-activation ResNet-50",
-                (
-                    Curve("He fan-in", deep),
-                    Curve("doubling", tuple(deep[0] * 2.0**b for b in range(len(deep)))),
-                    Curve("batch norm", normed),
-                ),
+                {"He fan-in": deep, "doubling": _doubling(deep), "batch norm": normed},
                 "second moment",
                 stages=(4, 8, 14),
             ),
         ),
         notes=(f"geometric means over {len(settings.seeds)} draws of weights and inputs",),
     )
+
+
+def _doubling(curve: Sequence[float]) -> list[float]:
+    """A curve that starts where this one does and doubles at every block."""
+    return [curve[0] * 2.0**b for b in range(len(curve))]
 
 
 def padded_factors(size: int, blocks: int) -> list[float]:
@@ -204,11 +204,10 @@ def _bounds_by_seed(settings: Settings) -> dict[int, dict[int, Bounds]]:
 def thm1(settings: Settings) -> Measurement:
     """Gradients at block inputs and their bounds. Reference: fixup, Theorem 1, equation 2; appendix A.1."""
     smallest, deviation, growth, control = [], [], [], []
-    shown: dict[int, tuple[list[float], list[float]]] = {}
+    shown: dict[int, tuple[BlockBound, ...]] = {}
     for seed, bounds in _bounds_by_seed(settings).items():
         found = {depth: both.blocks for depth, both in bounds.items()}
-        for depth, of in found.items():
-            shown.setdefault(depth, ([b.measured for b in of], [b.bound for b in of]))
+        shown = shown or found
         blocks = [b for of in found.values() for b in of]
         smallest.append(min(b.ratio for b in blocks))
         deviation.append(max(b.deviation for b in blocks))
@@ -223,13 +222,13 @@ def thm1(settings: Settings) -> Measurement:
             "deviation with batch norm": control,
         },
         panels=tuple(
-            Panel(
+            chart(
                 f"WRN-{depth}-1, {(depth - 4) // 2} blocks",
-                (Curve("measured", tuple(measured)), Curve("bound of Theorem 1", tuple(bound))),
+                {"measured": (b.measured for b in of), "bound of Theorem 1": (b.bound for b in of)},
                 "‖∂ℓ/∂x‖, mean over samples",
-                x_label="input of stem, blocks and classifier",
+                "input of stem, blocks and classifier",
             )
-            for depth, (measured, bound) in shown.items()
+            for depth, of in shown.items()
         ),
         notes=(f"curves are those of seed {settings.seeds[0]}; 16 images of 16×16 a network",),
     )
@@ -287,14 +286,11 @@ def thm2(settings: Settings) -> Measurement:
             "decades that the bound grows from 16 to 40 layers": growth,
         },
         panels=tuple(
-            Panel(
+            chart(
                 f"WRN-{depth}-1",
-                (
-                    Curve("measured", tuple(s.measured for s in sets)),
-                    Curve("bound of Theorem 2", tuple(s.bound for s in sets)),
-                ),
+                {"measured": (s.measured for s in sets), "bound of Theorem 2": (s.bound for s in sets)},
                 "‖∂ℓ/∂θ‖",
-                x_label="",
+                "",
                 names=tuple(s.name for s in sets),
             )
             for depth, sets in shown.items()

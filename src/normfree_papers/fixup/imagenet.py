@@ -9,7 +9,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.readings import printed_error, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -64,7 +64,7 @@ def _printed(row: str) -> Check:
     return printed_error(row, _TABLE2[row], main=main, images=50_000)
 
 
-@claim(
+@training_claim(
     id="fixup/table2",
     where="Table 2, Figures 5 and 6",
     statement="On ImageNet Fixup alone overfits, and with mixup it is on par with group norm.",
@@ -105,7 +105,6 @@ def _printed(row: str) -> Check:
         "batch norm is trained here, where the table quotes others",
         "Xavier's rate is chosen",
     ),
-    needs_training=True,
 )
 def table2(settings: Settings) -> Measurement:
     """Test error with and without mixup. Reference: fixup, section 4.2, Table 2."""

@@ -9,7 +9,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     SMALL,
@@ -49,7 +49,7 @@ def _rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
     }
 
 
-@claim(
+@training_claim(
     id="fixup/sec3",
     where="Section 3, below the three rules",
     statement="Rule 2 alone, the scaling by L^(-1/(2m-2)), is sufficient and necessary to train extremely deep "
@@ -82,7 +82,6 @@ def _rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
     ),
     departures=("bf16 or mixed precision on a GPU", "'extremely deep' is 1,000 layers here"),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def sec3(settings: Settings) -> Measurement:
     """Rule 2 alone, and Fixup without other rules. Reference: fixup, section 3, text below the rules; equation 5."""

@@ -10,7 +10,7 @@ from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -98,7 +98,7 @@ def _depth_checks(scale: Scale) -> list[Check]:
     return checks
 
 
-@claim(
+@training_claim(
     id="fixup/fig3",
     where="Figure 3",
     statement="After one epoch Fixup is as accurate as batch norm from 10 to 10,000 layers, where LSUV and √½ scaling "
@@ -114,7 +114,6 @@ def _depth_checks(scale: Scale) -> list[Check]:
         "scalars at a tenth of the rate, as in the authors' code: the paper gives no rate for them here",
     ),
     needs_data="CIFAR-10",
-    needs_training=True,
     version=2,
 )
 def fig3(settings: Settings) -> Measurement:
@@ -170,7 +169,7 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     return {row: recipe("fixup_ablation", method=method, **small) for row, method in _ABLATIONS.items()}
 
 
-@claim(
+@training_claim(
     id="fixup/fig4",
     where="Figure 4",
     statement="Without biases, with a smaller scale or without branches ResNet-110 learns more slowly in its first 3 "
@@ -200,7 +199,6 @@ def _ablation_rows(scale: Scale) -> dict[str, TrainConfig]:
     ),
     departures=("bf16 on a GPU", "the mean over the third epoch in place of a moving one over 10 steps"),
     needs_data="CIFAR-10",
-    needs_training=True,
     version=2,
 )
 def fig4(settings: Settings) -> Measurement:

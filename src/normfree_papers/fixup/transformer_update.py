@@ -11,9 +11,8 @@ from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.models.base import BaseModel
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.fits import chart, exponent, means
 from normfree_papers.claims.registry import claim
 
 _FIXUP, _BOUNDED, _UNSCALED = "Fixup", "Fixup, bounded", "Fixup without L-scaling"
@@ -102,19 +101,13 @@ def sec4_3(settings: Settings) -> Measurement:
                 largest.append(max(n for model in models for n in propagate(model, inputs).series("branch", "norm")))
     spread = {row: [max(c) / min(c) for c in found] for row, found in curves.items()}
     slopes = {row: [exponent(depths, c) for c in found] for row, found in curves.items()}
-    panel = Panel(
-        "encoder-decoder Transformers",
-        tuple(Curve(row, means(found)) for row, found in curves.items()),
-        "‖Δf‖/η, root mean square over sentences",
-        "layers",
-        x=tuple(map(float, depths)),
-        log_x=True,
-    )
+    averages = {row: means(found) for row, found in curves.items()}
+    label = "‖Δf‖/η, root mean square over sentences"
     return Measurement(
         values={
             "largest output of a branch at the start": largest,
             **{f"spread over depth, {row}": numbers for row, numbers in spread.items()},
             **{f"exponent, {row}": numbers for row, numbers in slopes.items()},
         },
-        panels=(panel,),
+        panels=(chart("encoder-decoder Transformers", averages, label, "layers", x=depths, log_x=True),),
     )

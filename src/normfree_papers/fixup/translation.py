@@ -15,7 +15,7 @@ from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     Numbers,
     Runs,
@@ -117,7 +117,7 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
 }
 
 
-@claim(
+@training_claim(
     id="fixup/table3",
     where="Table 3",
     statement="Transformers translate with Fixup at least as well as with layer norm.",
@@ -135,10 +135,8 @@ _DATA = {  # 200,000 updates of 4,000 tokens, as epochs; the network for WMT is 
         ),
         *_checks(-10.0, _SMALL_WHY, "quick"),
     ),
-    seeds=3,
     needs_data="IWSLT and WMT",
     lacks="IWSLT and WMT",
-    needs_training=True,
     version=2,
     departures=(_WORDS_DEPART, _MEMORY_DEPART, _NO_AVERAGE, "dropout is not tuned again"),
 )
@@ -162,7 +160,7 @@ def table3(settings: Settings) -> Measurement:
     )
 
 
-@claim(
+@training_claim(
     id="fixup/table3_multi30k",
     where="Table 3, on Multi30k",
     statement="A small Transformer translates Multi30k with Fixup as well as with layer norm.",
@@ -175,10 +173,8 @@ def table3(settings: Settings) -> Measurement:
         *_checks(-0.3, _LIMIT, "full"),
         *_checks(-10.0, _SMALL_WHY, "quick"),
     ),
-    seeds=3,
     needs_data="Multi30k",
     proxy="Multi30k in place of IWSLT",
-    needs_training=True,
     version=2,
     departures=(
         "4 + 4 layers, 256 wide, 60 epochs, a dropout of 0.3",
@@ -197,7 +193,7 @@ def multi30k(settings: Settings) -> Measurement:
     return _measured(settings, rows, "a stand-in for IWSLT, which is not at hand")
 
 
-@claim(
+@training_claim(
     id="fixup/table3_europarl",
     where="Table 3, on Europarl",
     statement="A Transformer of the paper's size translates Europarl with Fixup as well as with layer norm.",
@@ -211,10 +207,8 @@ def multi30k(settings: Settings) -> Measurement:
         *_checks(-0.3, _LIMIT, "full"),
         *_checks(-10.0, _SMALL_WHY, "quick"),
     ),
-    seeds=3,
     needs_data="Europarl-200k",
     proxy="Europarl in place of IWSLT",
-    needs_training=True,
     version=2,
     departures=("20 epochs, where the paper has 200,000 updates", _WORDS_DEPART, _MEMORY_DEPART, _NO_AVERAGE),
 )

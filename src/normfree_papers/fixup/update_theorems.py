@@ -16,9 +16,8 @@ from normfree import theory
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.plan import Layer
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import exponent
+from normfree_papers.claims.fits import chart, exponent, means
 from normfree_papers.claims.registry import claim
 
 # Theorem 3: the update of a network
@@ -198,15 +197,12 @@ def thm3(settings: Settings) -> Measurement:
             "deviation without the ReLUs' masks": control,
         },
         panels=(
-            Panel(
+            chart(
                 "distance of Δf/η from the formula",
-                tuple(
-                    Curve(f"{L} branches of {m} layers", tuple(sum(c) / len(c) for c in zip(*curves, strict=True)))
-                    for (L, m), curves in deviations.items()
-                ),
+                {f"{L} branches of {m} layers": means(curves) for (L, m), curves in deviations.items()},
                 "relative to ‖Δf‖/η",
-                x_label="-log10 η",
-                x=tuple(-math.log10(rate) for rate in rates),
+                "-log10 η",
+                x=(-math.log10(rate) for rate in rates),
             ),
         ),
     )
@@ -345,15 +341,7 @@ def thm4(settings: Settings) -> Measurement:
                 values.setdefault(name, []).append(value)  # type: ignore[union-attr]
     return Measurement(
         values={**values, "√L times the other factors, ResNet-50": widths},
-        panels=(
-            Panel(
-                "how far a scalar branch moves",
-                tuple(Curve(name, tuple(curve)) for name, curve in curves.items()),
-                "L · |ΔF|/η",
-                x_label="log10 of L",
-                x=tuple(math.log10(L) for L in depths),
-            ),
-        ),
+        panels=(chart("how far a scalar branch moves", curves, "L · |ΔF|/η", "log10 of L", x=map(math.log10, depths)),),
     )
 
 

@@ -12,9 +12,9 @@ import torch
 
 from normfree.diagnostics.updates import Updates, measure_updates
 from normfree.models import build
-from normfree.report.panels import Curve, Panel
+from normfree.report.panels import Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import exponent, means
+from normfree_papers.claims.fits import chart, exponent, means
 from normfree_papers.claims.registry import claim
 
 # Equation 5: the size of an update
@@ -129,13 +129,9 @@ def _over_depth(settings: Settings, measured: Callable[[int, int, int], dict[str
 
 
 def _panel(m: int, depths: Sequence[int], curves: Curves) -> Panel:
-    return Panel(
-        f"{m} layers a branch",
-        tuple(Curve(name, means(of)) for name, of in curves.items()),
-        "‖Δf‖/η, root mean square over inputs",
-        x_label="log10 of the number of branches",
-        x=tuple(math.log10(L) for L in depths),
-    )
+    averages = {name: means(of) for name, of in curves.items()}
+    labels = ("‖Δf‖/η, root mean square over inputs", "log10 of the number of branches")
+    return chart(f"{m} layers a branch", averages, *labels, x=map(math.log10, depths))
 
 
 def _of_scalars(settings: Settings, L: int, m: int, seed: int) -> float:

@@ -6,15 +6,14 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, section 2.2, equations 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normfree.nn.normalizers import normalizer
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect, near
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
@@ -113,9 +112,7 @@ def _through(
                 ),
             )
         ),
-        expect(
-            "weight of x̂ over cov(g, x̂), listing's variance", paper=1.0, low=576 / 575 - 1e-9, high=576 / 575 + 1e-9
-        ).derived(
+        near("weight of x̂ over cov(g, x̂), listing's variance", 576 / 575, 1e-9, paper=1.0).derived(
             "with torch.var, as in the listing, the part along x̂ is n/(n - 1) times that of equation 3",
             why="the unbiased variance, n = 16·6·6; rounding",
             erratum="torch.var divides by n - 1, so that x̂ has variance (n - 1)/n and equation 3 is off by 1/n",
@@ -146,7 +143,7 @@ def eq3(settings: Settings) -> Measurement:
         module: Any = normalizer("batch", _IMAGES[1]).double()
         its_hat, _, its_arriving, its_gradient = _through(module, x, gamma, beta, target)
         its_sigma = (sigma.square() + module.eps).sqrt()
-        means = {"before": at_hat, "batch norm": at_x, "statistics held fixed": held, "layer norm": layer}
+        arriving = {"before": at_hat, "batch norm": at_x, "statistics held fixed": held, "layer norm": layer}
         one = {
             "gradient against equation 3": apart(at_x, equation3(at_hat, x_hat, sigma)),
             "the library's batch norm against equation 3": apart(
@@ -157,20 +154,19 @@ def eq3(settings: Settings) -> Measurement:
             "gradient along x̂, batch norm": float(remaining_mean(at_x * x_hat).max()),
             "weight of x̂ over cov(g, x̂), listing's variance": _weight_along(x, gamma, beta, target),
             "channel mean after the listing": float(listing(x).mean(_OVER).abs().max()),
-            **{f"mean of the gradient, {name}": float(remaining_mean(means[name]).max()) for name in means},
+            **{f"mean of the gradient, {name}": float(remaining_mean(g).max()) for name, g in arriving.items()},
         }
         numbers.append(one)
         for name in _SHOWN:
-            shown[name].append(remaining_mean(means[name]).tolist())
+            shown[name].append(remaining_mean(arriving[name]).tolist())
         refused = refused and _raises(lambda x=x: listing(x[..., :-1]))  # type: ignore[misc]
-    columns = {name: [fmean(column) for column in zip(*shown[name], strict=True)] for name in _SHOWN}
     words = "raises an error" if refused else "runs"
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "what is left of the gradient's mean over the batch",
-                tuple(Curve(name, tuple(max(v, 1e-18) for v in columns[name])) for name in _SHOWN),
+                {name: [max(v, 1e-18) for v in means(shown[name])] for name in _SHOWN},
                 "|mean| over root mean square",
                 "channel",
                 note="before is at x̂, the others at x; with statistics held fixed it is the same as before",

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import means
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
 from normfree_papers.normdead.single_layer import layer_values
@@ -281,15 +280,15 @@ def sec5_2(settings: Settings) -> Measurement:
             "share of convolutions with a bias, NF-ResNet": fmean([m.bias is not None for m in convolutions]),
         },
         panels=(
-            Panel(
+            chart(
                 "input of the blocks of an NF-ResNet-50",
-                tuple(Curve(f"Var[{name}]", means(curves)) for name, curves in variances.items()),
+                {f"Var[{name}]": means(curves) for name, curves in variances.items()},
                 "mean over channels",
                 log_y=False,
             ),
-            Panel(
+            chart(
                 f"what is left of the gradient's mean, {_MODEL}",
-                tuple(Curve(name, means(curves)) for name, curves in centring.items()),
+                {name: means(curves) for name, curves in centring.items()},
                 "mean over root mean square",
                 note="at the output of the first layer of every branch, which batch norm follows where there is one",
             ),

@@ -14,9 +14,8 @@ from normfree import theory
 from normfree.models import build
 from normfree.nn.normalizers import SELU, NormPropReLU
 from normfree.nn.weight_layers import SpectralNormLinear, WeightNormLinear
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import means
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect, near
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import generator, normal, rounding, undisturbed
 
@@ -64,10 +63,6 @@ def fixed_point(square: float, layers: int = 100) -> float:
     return square
 
 
-def _near(name: str, statement: str, value: float, error: float, why: str, paper: float | str | None = None) -> Check:
-    return expect(name, paper=paper, low=value - error, high=value + error).derived(statement, why=why)
-
-
 @claim(
     id="normdead/sec2_3_moments",
     where="Section 2.3 (without statistics)",
@@ -82,29 +77,16 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
     seeds=10,
     checks=(
         rounding("row norm less 1, weight norm", "weight vectors have unit norm, largest difference"),
-        _near(
-            "mean, normalization propagation",
+        near("mean, normalization propagation", 0.0, 0.004, paper=0.0).derived(
             "normalization propagation: after a unit row and its ReLU the mean is 0",
-            0.0,
-            0.004,
-            "a million draws of deviation 1: four standard errors",
-            0.0,
+            why="a million draws of deviation 1: four standard errors",
         ),
-        _near(
-            "variance, normalization propagation",
+        near("variance, normalization propagation", 1.0, 0.01, paper=1.0).derived(
             "normalization propagation: after a unit row and its ReLU the variance is 1",
-            1.0,
-            0.01,
-            "a million draws of kurtosis below 6: four standard errors",
-            1.0,
+            why="a million draws of kurtosis below 6: four standard errors",
         ),
-        _near(
-            "variance behind ReLU, weight norm",
-            "weight norm alone does not account for ReLU (the control)",
-            0.5 * (1 - 1 / math.pi),
-            0.004,
-            "½(1 - 1/π); four standard errors",
-            "in contrast to WN",
+        near("variance behind ReLU, weight norm", 0.5 * (1 - 1 / math.pi), 0.004, paper="in contrast to WN").derived(
+            "weight norm alone does not account for ReLU (the control)", why="½(1 - 1/π); four standard errors"
         ),
         expect(
             "estimate over largest singular value, 100 iterations", paper="an approximation", low=0.98, high=1.02
@@ -125,14 +107,10 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             exact=True,
         ),
         *(
-            _near(
-                f"variance after 32 SELU layers, {start}",
+            near(f"variance after 32 SELU layers, {start}", 1.0, 0.3, paper=1.0).derived(
                 f"the variance goes to 1 in a network of width 512, from {start}",
-                1.0,
-                0.3,
-                "√(2/512) = 6 % per layer, of which a contraction of 0.78 leaves 10 %, and 2 seeds 7 %: four standard "
-                "errors",
-                1.0,
+                why="√(2/512) = 6 % per layer, of which a contraction of 0.78 leaves 10 %, and 2 seeds 7 %: four "
+                "standard errors",
             )
             for start in _STARTS
         ),
@@ -140,27 +118,15 @@ def _near(name: str, statement: str, value: float, error: float, why: str, paper
             "the mean of SELU layers goes to 0 in a network of width 512",
             why="1/√512 = 4 % per layer; the largest of three starts stays below three of them with room",
         ),
-        _near(
-            "mean square from variance 4 over that from 0.1, ReLU",
+        near("mean square from variance 4 over that from 0.1, ReLU", 40.0, 1e-6).derived(
             "ReLU without biases hands a scale on: no fixed point attracts (the control)",
-            40.0,
-            1e-6,
-            "exact, since the layers are homogeneous and the draws the same; rounding",
+            why="exact, since the layers are homogeneous and the draws the same; rounding",
         ),
-        _near(
-            "variance behind alpha dropout",
-            "dropout made for SELU keeps variance 1",
-            1.0,
-            0.01,
-            "a million draws: four standard errors",
-            "does not interfere",
+        near("variance behind alpha dropout", 1.0, 0.01, paper="does not interfere").derived(
+            "dropout made for SELU keeps variance 1", why="a million draws: four standard errors"
         ),
-        _near(
-            "variance behind plain dropout",
-            "plain dropout of 10 % does not (the control)",
-            1 / 0.9,
-            0.01,
-            "1/(1 - p); four standard errors",
+        near("variance behind plain dropout", 1 / 0.9, 0.01).derived(
+            "plain dropout of 10 % does not (the control)", why="1/(1 - p); four standard errors"
         ),
     ),
 )
@@ -212,19 +178,19 @@ def sec2_3_moments(settings: Settings) -> Measurement:
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "variance over an MLP",
-                tuple(Curve(name, means(ones)) for name, ones in curves.items()),
+                {name: means(ones) for name, ones in curves.items()},
                 "of all numbers",
                 "layer",
-                x=tuple(map(float, range(_DEPTH + 1))),
+                x=range(_DEPTH + 1),
             ),
-            Panel(
+            chart(
                 "spectral norm's estimate",
-                (Curve("estimate", means(estimates)),),
+                {"estimate": means(estimates)},
                 "over the largest singular value",
                 "power iterations",
-                x=tuple(map(float, _ITERATIONS)),
+                x=_ITERATIONS,
                 log_x=True,
                 log_y=False,
             ),

@@ -18,9 +18,8 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
-from normfree_papers.claims.fits import means
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import generator, normal, undisturbed
 from normfree_papers.normdead.nf_signal import centred, variance
@@ -155,12 +154,9 @@ def sec5_1(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 "variance of the branch under NF's scaling",
-                (
-                    *(Curve(kind, means(found[kind])) for kind in _KINDS),
-                    Curve("concatenation, closed form", tuple(exact)),
-                ),
+                {kind: means(found[kind]) for kind in _KINDS} | {"concatenation, closed form": tuple(exact)},
                 "mean over channels",
                 "block",
                 note="the concatenation lies on its closed form",

@@ -18,9 +18,8 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import StandardizedConv2d, StandardizedLinear, WeightNormLinear
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
-from normfree_papers.claims.fits import means, straight_line
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect, near
+from normfree_papers.claims.fits import chart, means, straight_line
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import batch_norm, generator, he, normal, rounding, undisturbed
 
@@ -154,7 +153,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             why="a third of the 72 weights of norm 1 is missing there, and the rest sum to about √(⅓·⅔) = 0.47",
         ),
         *(
-            expect(f"variance factor a layer, {name}", paper=paper, low=0.95 * value, high=1.05 * value).derived(
+            near(f"variance factor a layer, {name}", value, share=0.05, paper=paper).derived(
                 statement, why="the variance of 512 neurons after 1,024 inputs is known to 2 % per layer"
             )
             for name, statement, paper, value in (
@@ -173,12 +172,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
                 ),
             )
         ),
-        expect(
-            "variance after over before a transition",
-            paper="reduced after every sub-net",
-            low=0.95 * _DROP,
-            high=1.05 * _DROP,
-        ).derived(
+        near("variance after over before a transition", _DROP, share=0.05, paper="reduced after every sub-net").derived(
             "the pre-activation between sub-nets lowers the variance",
             why="from 1 + 2(1 - 1/π), and twice 3(1 - 1/π), to 2(1 - 1/π): 0.635 in the geometric mean; 5 % for widths "
             "of 64 to 512",
@@ -188,7 +182,7 @@ def transition_drop(settings: Settings, seed: int, *, raw: bool) -> float:
             why="a branch is added and nothing divided",
         ),
         *(
-            expect(f"variance a block, {order}", paper=paper, low=0.92 * value, high=1.08 * value).derived(
+            near(f"variance a block, {order}", value, share=0.08, paper=paper).derived(
                 statement,
                 why=f"{value:.2f}; product of branch and shortcut adds 2·√(v/512) per block, 3 % of the slope over 8: "
                 "more than two standard errors",
@@ -239,16 +233,13 @@ def sec4_2(settings: Settings) -> Measurement:
             **{f"variance a block, {order}": _slope(orders[order][-1]) for order in _ORDERS},
         }
         numbers.append(one)
-    blocks = tuple(map(float, range(_BLOCKS + 1)))
+    blocks = range(_BLOCKS + 1)
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "variance of the sum by the order in the branch",
-                (
-                    *(Curve(order, means(orders[order])) for order in _ORDERS),
-                    Curve("1 + b", tuple(1 + b for b in blocks)),
-                ),
+                {order: means(orders[order]) for order in _ORDERS} | {"1 + b": tuple(1.0 + b for b in blocks)},
                 "mean over channels",
                 "block",
                 log_y=False,

@@ -7,13 +7,14 @@ Reference: Hoedt, Hochreiter, Klambauer 2022, sections 4.3 and 5.2; Brock 2021a 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from normfree.report.panels import ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -59,23 +60,21 @@ def _rows(scale: Scale) -> dict[str, TrainConfig]:
 
 
 def _on_par() -> tuple[Check, ...]:
-    par = {"paper": "on par", "low": -1.0, "high": 1.0, "scale": "full"}
+    par = partial(expect, paper="on par", low=-1.0, high=1.0, scale="full")
     why = "our reading of the word 'on par': within one point of test accuracy; a larger gap refutes it"
-    better = {"paper": "outperform", "low": 0.0, "scale": "full"}
+    better = partial(expect, paper="outperform", low=0.0, scale="full")
     why_better = "our reading of the word 'outperform': above batch norm; a negative lead refutes it"
     regular, normed = _regularized(_NF), _regularized(_BATCH_NORM)
     return (
-        expect(lead(regular, normed), **par).reading(  # type: ignore[arg-type]
+        par(lead(regular, normed)).reading(
             "test accuracy of NF less that of batch norm, both with mixup, in points", why=why
         ),
-        expect(lead(_regularized(_CLIPPED), normed), **better).reading(  # type: ignore[arg-type]
+        better(lead(_regularized(_CLIPPED), normed)).reading(
             "test accuracy of NF with adaptive clipping less that of batch norm, both with mixup, in points",
             why=why_better,
         ),
-        aside(lead(_NF, _BATCH_NORM), **par).reading(  # type: ignore[arg-type]
-            "the same without mixup", why=why
-        ),
-        aside(lead(_CLIPPED, _BATCH_NORM), **better).reading(  # type: ignore[arg-type]
+        par(lead(_NF, _BATCH_NORM), main=False).reading("the same without mixup", why=why),
+        better(lead(_CLIPPED, _BATCH_NORM), main=False).reading(
             "the same with adaptive clipping and without mixup", why=why_better
         ),
         aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").reading(
@@ -93,7 +92,7 @@ def _on_par() -> tuple[Check, ...]:
     )
 
 
-@claim(
+@training_claim(
     id="normdead/sec4_3",
     where="Section 4.3",
     statement="NF-ResNets with standard regularization perform on par with ResNets that use batch norm, and outperform "
@@ -105,7 +104,6 @@ def _on_par() -> tuple[Check, ...]:
     checks=_on_par(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    needs_training=True,
     proxy=_PROXY,
     departures=(
         "mixup of 0.2 stands for standard regularization",
@@ -169,7 +167,7 @@ def _clipping_checks() -> tuple[Check, ...]:
     return tuple(checks)
 
 
-@claim(
+@training_claim(
     id="normdead/sec5_2_clipping",
     where="Section 5.2 (backward pass)",
     statement="Adaptive gradient clipping is an effective alternative to what batch norm does in the backward pass: NF "
@@ -181,7 +179,6 @@ def _clipping_checks() -> tuple[Check, ...]:
     checks=_clipping_checks(),
     quick_seeds=3,
     needs_data="CIFAR-10",
-    needs_training=True,
     proxy=_PROXY,
     departures=("a rate trains if the test accuracy is at least 50 % (quick: 20 %)",),
 )

@@ -13,7 +13,7 @@ from normfree.models.third_party import create_model
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -44,7 +44,7 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
     return {row: base.with_changes(model=model, clip="agc" if row == _NF else "none") for row, model in _MODELS.items()}
 
 
-@claim(
+@training_claim(
     id="normdead/sec4_3_regnet",
     where="Section 4.3 (RegNets)",
     statement="Introducing the NF-ResNet scheme into naive RegNets reduces their performance gap to EfficientNets.",
@@ -66,7 +66,6 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
     ),
     quick_seeds=3,
     needs_data="ImageNet",
-    needs_training=True,
     lacks="ImageNet",
     departures=("the recipe, with mixup of 0.2 and without stronger augmentation, is ours",),
 )

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import Hessian
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
@@ -168,25 +168,22 @@ def eq1(settings: Settings) -> Measurement:
         for form in _FORMS:
             curves[form].append(losses[form])
             spectra[form].append(torch.linalg.eigvalsh(hessians[form]).flip(0).tolist())
-    found = {form: [fmean(column) for column in zip(*spectra[form], strict=True)] for form in _FORMS}
     return Measurement(
         values=by_name(numbers),
         panels=(
-            Panel(
+            chart(
                 "eigenvalues of the Hessian",
-                tuple(Curve(form, tuple(found[form])) for form in _FORMS),
+                {form: means(spectra[form]) for form in _FORMS},
                 "mean over seeds",
                 "number of the eigenvalue",
                 note="the flatter, the easier",
             ),
-            Panel(
+            chart(
                 "gradient descent at rate 1/λ_max",
-                tuple(
-                    Curve(form, tuple(max(fmean(c), 1e-16) for c in zip(*curves[form], strict=True))) for form in _FORMS
-                ),
+                {form: [max(loss, 1e-16) for loss in means(curves[form])] for form in _FORMS},
                 "excess loss over that of w = 0",
                 "step",
-                x=tuple(map(float, _STEPS)),
+                x=_STEPS,
                 log_x=True,
                 note="whitened data are done after one step, and losses below 1e-16 are drawn there",
             ),

@@ -18,9 +18,8 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import means
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal
 
@@ -220,34 +219,25 @@ def sec4_1(settings: Settings) -> Measurement:
             (q[1] / q[0] - 1) * depth for _, q, _ in found["weight norm"]
         ],
     }
-    positions = tuple(map(float, range(depth + 1)))
+    positions = range(depth + 1)
     growth = {name: means([[v / q[0] for v in q] for _, q, _ in ones]) for name, ones in found.items()}
     shares = {name: means([share for _, _, share in ones]) for name, ones in found.items()}
-    bounded = [name for name in RULES if name != "plain sum"]
     return Measurement(
         values=values,
         panels=(
-            Panel(
-                "growth of the mean square",
-                (*(Curve(name, growth[name]) for name in RULES),),
-                "over that of the input",
-                "block",
-                x=positions,
-            ),
-            Panel(
+            chart("growth of the mean square", growth, "over that of the input", "block", x=positions),
+            chart(
                 "without the plain sum, beside Hanin's closed form",
-                (
-                    *(Curve(name, growth[name]) for name in bounded),
-                    Curve("Π(1 + 0.81^l)", tuple(RULES["β = 0.9^l"].growth(depth))),
-                ),
+                {name: growth[name] for name in RULES if name != "plain sum"}
+                | {"Π(1 + 0.81^l)": RULES["β = 0.9^l"].growth(depth)},
                 "over that of the input",
                 "block",
                 x=positions,
                 log_y=False,
             ),
-            Panel(
+            chart(
                 "squared mean of channels",
-                tuple(Curve(name, shares[name]) for name in RULES),
+                shares,
                 "share of the mean square",
                 "block",
                 x=positions,

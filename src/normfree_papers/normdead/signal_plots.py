@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from normfree import theory
-from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import propagate
 from normfree.models import build
 from normfree.models.base import Padding
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import factor_per_block, means, stage_starts, straight_line
+from normfree.report.panels import Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, near
+from normfree_papers.claims.fits import chart, factor_per_block, means, stage_starts, straight_line
 from normfree_papers.claims.registry import claim
 
 _STAGES = (3, 4, 6, 3)
@@ -98,7 +99,7 @@ def _setting(settings: Settings) -> str:
             why="x + f(x) with Var[f(x)] = Var[x], less the taps that are missing at the border of each map; 10 %: "
             "a layer of 64 channels varies by √(5/64) = 28 % in one place, and 12 factors are averaged",
         ),
-        expect("slope with batch norm", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
+        near("slope with batch norm", _SLOPE, share=0.05).derived(
             "variance that a block adds inside a stage",
             why="2·Var[ReLU] of a normalized signal is 1 - 1/π; 64 × 256 weights leave √(2/64/256) = 1 %, so 5 % are "
             "five standard errors",
@@ -108,16 +109,11 @@ def _setting(settings: Settings) -> str:
             why="our reading of the word 'linear': 99 % of the growth; less refutes it, as doubling would, with 0.96 "
             "in a stage of three blocks and 0.82 in one of six",
         ),
-        expect(
-            "restart with batch norm",
-            paper="reduced after every sub-net",
-            low=0.95 * 2 * _SLOPE,
-            high=1.05 * 2 * _SLOPE,
-        ).derived(
+        near("restart with batch norm", 2 * _SLOPE, share=0.05, paper="reduced after every sub-net").derived(
             "variance after the first block of stages 2 to 4",
             why="2·(1 - 1/π): a projection and a branch of the pre-activated signal; 5 %, as for the slope",
         ),
-        expect("branch variance with batch norm", paper="steady", low=0.95 * _SLOPE, high=1.05 * _SLOPE).derived(
+        near("branch variance with batch norm", _SLOPE, share=0.05, paper="steady").derived(
             "mean variance of the branches, which batch norm inside them keeps steady",
             why="2·Var[ReLU] of a normalized signal; 5 %, as for the slope",
         ),
@@ -147,24 +143,24 @@ def fig4(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 "with and without batch norm",
-                tuple(
-                    Curve(f"{symbol}, {name}", means(found[name][key]))
+                {
+                    f"{symbol}, {name}": means(found[name][key])
                     for name in runs
                     for symbol, key in (("σ²", "variance"), ("μ²", "mean"))
-                ),
+                },
                 "of the sum, mean over channels",
                 stages=stage_starts(stages),
             ),
-            Panel(
+            chart(
                 "batch norm alone",
-                (
-                    Curve("σ², batch norm", means(normed["variance"])),
-                    Curve("μ², batch norm", means(normed["mean"])),
-                    Curve("σ² of the branch, batch norm", means(normed["branch"])),
-                    Curve("(b + 1)·(1 - 1/π)", expected),
-                ),
+                {
+                    "σ², batch norm": means(normed["variance"]),
+                    "μ², batch norm": means(normed["mean"]),
+                    "σ² of the branch, batch norm": means(normed["branch"]),
+                    "(b + 1)·(1 - 1/π)": expected,
+                },
                 "mean over channels",
                 log_y=False,
                 stages=stage_starts(stages),
@@ -264,24 +260,22 @@ def fig5(settings: Settings) -> Measurement:
         ],
     }
 
-    def panel(title: str, names: Sequence[str], key: str, extra: tuple[Curve, ...] = (), note: str = "") -> Panel:
-        curves = tuple(Curve(name, means(found[name][key])) for name in names)
-        return Panel(
-            title, (*curves, *extra), "mean over channels", log_y=False, stages=stage_starts(stages), note=note
-        )
+    def panel(title: str, names: Sequence[str], key: str, exact: Sequence[float] = (), note: str = "") -> Panel:
+        curves = {name: means(found[name][key]) for name in names} | ({"1 + b": tuple(exact)} if exact else {})
+        return chart(title, curves, "mean over channels", log_y=False, stages=stage_starts(stages), note=note)
 
     names = ("batch norm", "NF, He", "NF, standardized")
     return Measurement(
         values=values,
         panels=(
-            panel("variance of the sum", names, "variance", (Curve("1 + b", tuple(expected)),)),
+            panel("variance of the sum", names, "variance", expected),
             panel("squared mean of the sum", names, "mean"),
             panel("variance of the branch", (*names, "NF, standardized, no border"), "branch"),
             panel(
                 "variance of the sum without the border",
                 ("NF, standardized, no border",),
                 "variance",
-                (Curve("1 + b", tuple(expected)),),
+                expected,
                 "circular padding in place of zeros",
             ),
         ),

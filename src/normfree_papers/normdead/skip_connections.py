@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
-from normfree_papers.claims.fits import means
+from normfree.report.panels import Panel
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect, near
+from normfree_papers.claims.fits import chart, means
 from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import generator, he, normal, undisturbed
 
@@ -149,12 +149,7 @@ def dense_stage(settings: Settings, seed: int) -> list[float]:
             "at the start branch and shortcut are uncorrelated, so that variances add",
             why="1/√(512·12·3) = 0.7 %: four standard errors",
         ),
-        expect(
-            "variance of x - ReLU(x)",
-            paper="greater than 1",
-            low=0.99 * 0.5 * (1 - 1 / math.pi),
-            high=1.01 * 0.5 * (1 - 1 / math.pi),
-        ).derived(
+        near("variance of x - ReLU(x)", 0.5 * (1 - 1 / math.pi), share=0.01, paper="greater than 1").derived(
             "a branch that is not zero can lower the variance: f(x) = -ReLU(x) on N(0, 1)",
             why="exactly ½(1 - 1/π); a million draws leave 0.2 %",
             erratum="Var[x + f] = Var[x] + Var[f] + 2·Cov[x, f]: the output's variance must be greater only where "
@@ -199,25 +194,24 @@ def sec3_2(settings: Settings) -> Measurement:
         }
         numbers.append(one)
 
-    positions = tuple(map(float, range(_BLOCKS + 1)))
+    positions = range(_BLOCKS + 1)
 
-    def drawn(which: int, title: str, *extra: Curve) -> Panel:
-        measured = (Curve(kind, means([moments[which] for moments in curves[kind]])) for kind in _KINDS)
-        return Panel(title, (*measured, *extra), "of all numbers", "block", x=positions)
+    def drawn(which: int, title: str, extra: Mapping[str, Sequence[float]]) -> Panel:
+        measured = {kind: means([moments[which] for moments in curves[kind]]) for kind in _KINDS}
+        return chart(title, {**measured, **extra}, "of all numbers", "block", x=positions)
 
     def held(which: int, title: str) -> Panel:
         shares = {
             kind: means([[a / b for a, b in zip(one[which], theory[kind][which], strict=True)] for one in curves[kind]])
             for kind in _KINDS
         }
-        curve = tuple(Curve(kind, shares[kind]) for kind in _KINDS)
-        return Panel(title, curve, "measured over closed form", "block", log_y=False, x=positions)
+        return chart(title, shares, "measured over closed form", "block", log_y=False, x=positions)
 
     return Measurement(
         values=by_name(numbers),
         panels=(
-            drawn(0, "mean"),
-            drawn(1, "mean square", Curve("DenseNet, first stage", means(stages))),
+            drawn(0, "mean", {}),
+            drawn(1, "mean square", {"DenseNet, first stage": means(stages)}),
             held(0, "mean over its closed form"),
             held(1, "mean square over its closed form"),
         ),
@@ -330,20 +324,16 @@ def sec3_2_gradients(settings: Settings) -> Measurement:
     values["cosine at 0.3, no skip connections"] = [curve[_AT] for curve in found["no skip connections"]]
     return Measurement(
         values=values,
-        panels=(
-            _cosines("measured", average),
-            _cosines("closed form", exact),
+        panels=tuple(
+            chart(
+                title,
+                named,
+                "cosine of the gradients at two inputs",
+                "angle between the inputs",
+                x=_ANGLES,
+                log_y=False,
+            )
+            for title, named in (("measured", average), ("closed form", exact))
         ),
         notes=("inputs lie on a circle around 0, since without biases a scaled input has the same gradient",),
-    )
-
-
-def _cosines(title: str, curves: Mapping[str, Sequence[float]]) -> Panel:
-    return Panel(
-        title,
-        tuple(Curve(name, tuple(values)) for name, values in curves.items()),
-        "cosine of the gradients at two inputs",
-        "angle between the inputs",
-        log_y=False,
-        x=_ANGLES,
     )

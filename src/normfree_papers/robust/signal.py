@@ -15,13 +15,13 @@ from functools import partial
 
 import torch
 
-from normfree.diagnostics.propagation import Signal, propagate
+from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.propagation import propagate
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import gain, standardized
 from normfree.models import build
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.fits import decades, factor_per_block, geometric_means, stage_starts
+from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, stage_starts
 from normfree_papers.claims.registry import register
 from normfree_papers.robust.gradient_theory import Weights, expected_curve
 
@@ -211,12 +211,7 @@ def _figure(depth: int, settings: Settings) -> Measurement:
     fixed = found["idshort"][0].series("sum_gradient")
     values["LearnScalar against IdShort"] = max(abs(a / b - 1) for a, b in zip(learnable, fixed, strict=True))
     panels = tuple(
-        Panel(
-            f"ResNet-{depth}: {title}",
-            tuple(Curve(label, curve) for label, curve in curves.items()),
-            "variance",
-            stages=stage_starts(stages),
-        )
+        chart(f"ResNet-{depth}: {title}", curves, "variance", stages=stage_starts(stages))
         for title, curves in (("forward, the signal", forward), ("backward, its gradient", backward))
     )
     return Measurement(

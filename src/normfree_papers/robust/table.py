@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, near
+from normfree_papers.claims.fits import chart
 from normfree_papers.claims.registry import claim
 
 _SHORTCUTS = {
@@ -37,12 +37,7 @@ def _table1_checks() -> tuple[Check, ...]:
     for depth, row in _PRINTED.items():
         for kind, (parameters, flops) in row.items():
             checks.append(
-                expect(
-                    f"parameters, ResNet-{depth} {kind}",
-                    paper=parameters,
-                    low=parameters - 0.005,
-                    high=parameters + 0.005,
-                ).printed(
+                near(f"parameters, ResNet-{depth} {kind}", parameters, 0.005, paper=parameters).printed(
                     f"millions of parameters of ResNet-{depth} with {kind}",
                     why="half of the last printed digit",
                     exact=True,
@@ -51,7 +46,7 @@ def _table1_checks() -> tuple[Check, ...]:
             wrong = (depth, kind) in _MACS
             right = 2 * flops if wrong else flops
             checks.append(
-                expect(f"GFLOPs, ResNet-{depth} {kind}", paper=flops, low=right - 0.01, high=right + 0.01).printed(
+                near(f"GFLOPs, ResNet-{depth} {kind}", right, 0.01, paper=flops).printed(
                     f"billions of FLOPs of ResNet-{depth} with {kind} on one 32×32 image",
                     why="the printed numbers are even in the last digit: multiply-accumulates were rounded to two "
                     "decimals and then doubled, so half a digit counts twice",
@@ -93,21 +88,19 @@ def table1(settings: Settings) -> Measurement:
             rows.append((f"ResNet-{depth} {kind}", f"{parameters:.2f}", measured[0], f"{flops:g}", measured[1]))
     # BatchNorm has the counts of ConvShort, and LearnScalar those of IdShort: one curve each.
     alike = {"ConvShort and BatchNorm": "ConvShort", "IdShort and LearnScalar": "IdShort"}
+    printed = {kind: [row[kind] for row in _PRINTED.values()] for kind in _SHORTCUTS}
     panels = tuple(
-        Panel(
+        chart(
             title,
-            tuple(
-                curve
+            {
+                f"{name}, {source}": [counts[i] for counts in of[kind]]
                 for name, kind in alike.items()
-                for curve in (
-                    Curve(f"{name}, counted", tuple(c[i] for c in counted[kind])),
-                    Curve(f"{name}, printed", tuple(row[kind][i] for row in _PRINTED.values())),
-                )
-            ),
+                for source, of in (("counted", counted), ("printed", printed))
+            },
             label,
-            x_label="layers",
+            "layers",
+            x=_PRINTED,
             log_y=False,
-            x=tuple(map(float, _PRINTED)),
             note=note,
         )
         for i, (title, label, note) in enumerate(

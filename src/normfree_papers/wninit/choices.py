@@ -10,7 +10,7 @@ from typing import Any
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
 from normfree_papers.claims.readings import reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -30,7 +30,7 @@ _SMALL: dict[str, Any] = {**EMBEDDED, "flip": False, "cutout": 0, "model": "wrn-
 _DEPTH = {"quick": 22, "full": 40}
 
 
-@claim(
+@training_claim(
     id="wninit/sec3",
     where="Section 3, implementation details and footnote 2",
     statement="The lengths for the forward pass train better than those for the backward pass and than a combination "
@@ -54,7 +54,6 @@ _DEPTH = {"quick": 22, "full": 40}
     ),
     departures=("bf16 on a GPU", "network, epochs and rates are chosen: the paper calls the experiments preliminary"),
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def sec3(settings: Settings) -> Measurement:
     """Accuracy with other lengths and directions. Reference: wninit, section 3, implementation details, footnote 2."""

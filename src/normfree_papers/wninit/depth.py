@@ -12,7 +12,7 @@ from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
@@ -63,7 +63,7 @@ _HALF = reading("train", "half of the test images, five times chance", "below 50
 _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error on MNIST (LeCun 1998)", "below 88 %")
 
 
-@claim(
+@training_claim(
     id="wninit/fig2_left",
     where="Figure 2, left",
     statement="With the proposed initialization MLPs of up to 200 layers train on MNIST; with the data-dependent one "
@@ -90,7 +90,6 @@ _LINEAR = reading("successfully", "no worse than a linear classifier, 12 % error
     departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
     version=2,
     needs_data="MNIST",
-    needs_training=True,
 )
 def fig2_left(settings: Settings) -> Measurement:
     """Accuracy of MLPs over depth. Reference: wninit, section 5.1, Figure 2 left."""
@@ -124,7 +123,7 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     return ("best rates of the first seed: " + "; ".join(best),) if best else ()
 
 
-@claim(
+@training_claim(
     id="wninit/fig2_right",
     where="Figure 2, right",
     statement="More settings of the sweep train with the proposed initialization, which allows learning rates up to "
@@ -152,7 +151,6 @@ def _notes(sweep: Sweep) -> tuple[str, ...]:
     departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
     version=2,
     needs_data="MNIST",
-    needs_training=True,
 )
 def fig2_right(settings: Settings) -> Measurement:
     """The accuracy of every job of the sweep. Reference: wninit, section 5.1, Figure 2 right."""
@@ -181,7 +179,7 @@ def fig2_right(settings: Settings) -> Measurement:
 _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
 
 
-@claim(
+@training_claim(
     id="wninit/fig3_left",
     where="Figure 3, left",
     statement="The proposed initialization trains very deep plain CNNs on CIFAR-10, where the data-dependent one "
@@ -204,7 +202,6 @@ _CNN_DEPTHS, _CNN_QUICK = (10, 50, 100), (10, 20)
     departures=("the supplement with the settings was not available: width, epochs and rates are chosen",),
     version=2,
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def fig3_left(settings: Settings) -> Measurement:
     """Accuracy of plain CNNs over depth. Reference: wninit, section 5.1, Figure 3 left."""
@@ -233,7 +230,7 @@ _SIMILAR = reading(
 )
 
 
-@claim(
+@training_claim(
     id="wninit/fig3_right",
     where="Figure 3, right",
     statement="After one epoch WRN-d-1 with the proposed initialization is as accurate at 10,000 layers as at 100; "
@@ -286,7 +283,6 @@ _SIMILAR = reading(
     departures=("bf16 or mixed precision on a GPU", "three seeds and five rates; the paper has five seeds"),
     version=2,
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def fig3_right(settings: Settings) -> Measurement:
     """Accuracy of WRN-d-1 after one epoch. Reference: wninit, section 5.1, Figure 3 right."""

@@ -13,9 +13,8 @@ from torch import nn
 
 from normfree import theory
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.fits import decades, geometric_means
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, near
+from normfree_papers.claims.fits import chart, decades, geometric_means
 from normfree_papers.claims.registry import claim
 from normfree_papers.wninit.networks import (
     Norms,
@@ -29,6 +28,7 @@ from normfree_papers.wninit.networks import (
 
 _INPUTS = 64
 _SEEDS = 10
+_OVER = {"activations": "over the input's", "gradients": "over the last one's"}
 
 
 # Figure 1
@@ -62,46 +62,28 @@ def _fig1_checks() -> tuple[Check, ...]:
             grown = math.log10(1.5) * (_BLOCKS - passed) / 2
             ideal = "" if what == "activations" else ", but for √(n_1/n_20), which g = √(2n/m) adds"
             checks += [
-                expect(
+                near(
                     f"{what}, feed-forward, {name}, proposed",
+                    1.0,
+                    _slack(width),
                     paper="neither explodes nor vanishes",
-                    low=1 - _slack(width),
-                    high=1 + _slack(width),
                     scale=scale,
                 ).derived(
                     f"the norm of {what} over 20 layers of width {name} is kept by the proposed lengths{ideal}",
                     why=f"3/m in the relative variance of a square, m = {width}, over 20 layers: the bias of its root "
                     "and three standard errors of 10 seeds, if all inputs were alike",
                 ),
-                expect(
-                    f"log10 {what}, feed-forward, {name}, g = 1",
-                    paper="vanishing",
-                    low=halved - 0.2,
-                    high=halved + 0.2,
-                    scale=scale,
-                ).derived(
+                near(f"log10 {what}, feed-forward, {name}, g = 1", halved, 0.2, paper="vanishing", scale=scale).derived(
                     f"g = 1 lets the {what} vanish",
                     why=f"½ per layer in the square over {_LAYERS - passed} layers is {halved:.2f}; 0.2 for the bias, "
                     "three standard errors and √(n_20/n_0)",
                 ),
-                expect(
-                    f"{what}, residual, {name}, proposed",
-                    paper="√2 to √e",
-                    low=edge * 0.97,
-                    high=edge * 1.03,
-                    scale=scale,
-                ).derived(
+                near(f"{what}, residual, {name}, proposed", edge, share=0.03, paper="√2 to √e", scale=scale).derived(
                     f"over 40 blocks the {what} change by a factor between √2 and √e",
                     why=f"1 + 1/B per block in the square, B = 40, {_BLOCKS - passed} blocks: {edge:.3f}; ⟨h, F⟩ adds "
                     "4/n to the variance of a square, which leaves 0.3 % (inputs independent) to 2.2 % (all alike)",
                 ),
-                expect(
-                    f"log10 {what}, residual, {name}, g = 1",
-                    paper="exploding",
-                    low=grown - 0.15,
-                    high=grown + 0.15,
-                    scale=scale,
-                ).derived(
+                near(f"log10 {what}, residual, {name}, g = 1", grown, 0.15, paper="exploding", scale=scale).derived(
                     f"g = 1 lets the {what} explode",
                     why=f"1 + ½ per block in the square over {_BLOCKS - passed} blocks is {grown:.2f}; ⟨h, F⟩ leaves "
                     "0.03 with 10 seeds if all inputs were alike, and a bias of 0.02",
@@ -109,7 +91,7 @@ def _fig1_checks() -> tuple[Check, ...]:
             ]
     for what, slope in (("activations", 0.0), ("gradients", 0.5)):
         checks.append(
-            expect(f"slope in the width, {what}", paper="of any width", low=slope - 0.15, high=slope + 0.15).derived(
+            near(f"slope in the width, {what}", slope, 0.15, paper="of any width").derived(
                 f"the factor of a layer for {what}, as a power of its ratio of widths",
                 why=f"g = √(2n/m) makes it {slope:g}; a layer's 6 % over ratios that vary by 20 % leave 0.07 a seed; g "
                 "with n and m swapped gives 1 and -0.5, g = √2 gives 0.5 and 0",
@@ -166,11 +148,8 @@ def fig1(settings: Settings) -> Measurement:
     for what, column in zip(("activations", "gradients"), zip(*slopes, strict=True), strict=True):
         values[f"slope in the width, {what}"] = list(column)
     panels = tuple(
-        Panel(
-            f"{kind}: norm of the {what}",
-            tuple(Curve(name, curve) for name, curve in named.items()),
-            "over the input's" if what == "activations" else "over the last one's",
-            x_label="layer" if kind == "feed-forward" else "residual block",
+        chart(
+            f"{kind}: norm of the {what}", named, _OVER[what], "layer" if kind == "feed-forward" else "residual block"
         )
         for (kind, what), named in curves.items()
     )
@@ -196,7 +175,7 @@ _LENGTHS = {"forward": (0.0, 0.5), "mean": (0.25, 0.25), "backward": (0.5, 0.0)}
     seeds=_SEEDS,
     quick_seeds=_SEEDS,
     checks=tuple(
-        expect(f"exponent of {what}, {lengths}", paper=exponent, low=exponent - 0.12, high=exponent + 0.12).derived(
+        near(f"exponent of {what}, {lengths}", exponent, 0.12, paper=exponent).derived(
             f"with lengths for the {lengths} pass, {what} change as this power of the ratio of widths"
             if lengths != "mean"
             else f"with the geometric mean of both lengths, {what} change as this power of the ratio of widths",
@@ -229,13 +208,13 @@ def sec3_lengths(settings: Settings) -> Measurement:
     return Measurement(
         values=values,
         panels=tuple(
-            Panel(
+            chart(
                 f"norm of the {what}",
-                tuple(Curve(n, geometric_means(getattr(s, what) for s in seeds)) for n, seeds in found.items()),
-                "over the input's" if what == "activations" else "over the last one's",
-                x_label="layer",
+                {name: geometric_means(getattr(s, what) for s in seeds) for name, seeds in found.items()},
+                over,
+                "layer",
             )
-            for what in ("activations", "gradients")
+            for what, over in _OVER.items()
         ),
         tables=(Table("Exponents in the ratio of widths", (Column("number"), Column("measured")), rows),),
     )

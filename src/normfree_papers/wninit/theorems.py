@@ -20,8 +20,8 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.weight_layers import WeightNormLinear
 from normfree.report import Column, Table
-from normfree.report.panels import Curve, Panel
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, expect
+from normfree_papers.claims.fits import chart
 from normfree_papers.claims.registry import claim, register
 from normfree_papers.wninit.networks import feed_forward
 
@@ -84,7 +84,7 @@ def _layer_measurement(found: dict[str, list[list[float]]]) -> Measurement:
     return Measurement(
         values=values,
         panels=tuple(
-            Panel(title, tuple(Curve(k, v) for k, v in curves.items()), label, "shape", log, note=note, names=shapes)
+            chart(title, curves, label, "shape", log_y=log, note=note, names=shapes)
             for title, curves, label, log, note in (
                 # A logarithmic axis spans at least a decade: noise in the fourth digit does not look large.
                 ("mean over draws", centres, "‖v‖²/‖u‖²", True, "1 means that the norm is kept"),
@@ -233,26 +233,25 @@ def _stage_theorem(direction: Direction, settings: Settings) -> Measurement:
             (str(blocks), f"{_root_mean_square(flat):.4f}", f"{expected:.4f}", f"{flat[0]:.3f} to {flat[-1]:.3f}")
         )
     columns = ("blocks", "measured", "(1 + 1/B)^(B/2)", "single inputs")
-    depths = tuple(math.log10(blocks) for blocks, _ in _STAGES)
-    curves = (
-        Curve("measured", tuple(fmean(values[f"norm ratio, {blocks} blocks"]) for blocks, _ in _STAGES)),
-        Curve("(1 + 1/B)^(B/2)", tuple(theory.weightnorm_norm_ratio(blocks) for blocks, _ in _STAGES)),
-        Curve("√2", (math.sqrt(2),) * len(_STAGES)),
-        Curve("√e", (math.sqrt(math.e),) * len(_STAGES)),
-        Curve("smallest single input", tuple(low for low, _ in singles)),
-        Curve("largest single input", tuple(high for _, high in singles)),
-    )
+    curves = {
+        "measured": [fmean(values[f"norm ratio, {blocks} blocks"]) for blocks, _ in _STAGES],
+        "(1 + 1/B)^(B/2)": [theory.weightnorm_norm_ratio(blocks) for blocks, _ in _STAGES],
+        "√2": [math.sqrt(2)] * len(_STAGES),
+        "√e": [math.sqrt(math.e)] * len(_STAGES),
+        "smallest single input": [low for low, _ in singles],
+        "largest single input": [high for _, high in singles],
+    }
     what = "activations" if direction == "forward" else "gradients"
     return Measurement(
         values=values,
         panels=(
-            Panel(
+            chart(
                 f"norm of the {what} over a stage",
                 curves,
                 "last over first" if direction == "forward" else "first over last",
-                x_label="log10 of the number of blocks",
+                "log10 of the number of blocks",
+                x=(math.log10(blocks) for blocks, _ in _STAGES),
                 log_y=False,
-                x=depths,
             ),
         ),
         tables=(Table(f"Norm ratio of {what}", tuple(map(Column, columns)), tuple(rows)),),

@@ -15,7 +15,7 @@ from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
 from normfree_papers.claims.kept_runs import Trained
 from normfree_papers.claims.readings import counted_error, reading, trains
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
@@ -50,7 +50,7 @@ def _lead(rate: float, warm: str) -> str:
     return f"proposed - best other, lr {rate:g}, {warm}"
 
 
-@claim(
+@training_claim(
     id="wninit/fig4",
     where="Figure 4",
     statement="Of 20 seeds of WRN-40-10 the most reach epoch 3 without diverging with the proposed initialization, and "
@@ -87,7 +87,6 @@ def _lead(rate: float, warm: str) -> str:
     seeds=20,
     quick_seeds=2,
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def fig4(settings: Settings) -> Measurement:
     """The share of seeds that reach the last epoch without diverging. Reference: wninit, section 5.1, Figure 4."""
@@ -235,7 +234,7 @@ def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]
     return {rate: recipe(name, lr=rate, **changes) for rate in rates}
 
 
-@claim(
+@training_claim(
     id="wninit/table1",
     where="Table 1",
     statement="With the proposed initialization and warm-up, weight-normalized ResNets come to the error of batch "
@@ -254,7 +253,6 @@ def _configs(network: str, row: str, *, quick: bool) -> dict[float, TrainConfig]
     ),
     version=2,
     needs_data="CIFAR-10",
-    needs_training=True,
 )
 def table1(settings: Settings) -> Measurement:
     """Test errors beside the printed ones. Reference: wninit, section 5.2, Table 1.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Row, Settings, judge
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Row, Settings, judge, near
 
 MAIN = Check(name="main", statement="between 1 and 2", paper=1.5, low=1.0, high=2.0, why="the text")
 ASIDE = Check(name="aside", statement="at least 3", low=3.0, why="the plot", main=False)
@@ -188,3 +188,12 @@ def test_settings_refuse_what_cannot_work():
     for seeds in ((), (1, 1)):
         with pytest.raises(ValueError, match="expected one or more different seeds"):
             Settings(seeds=seeds)
+
+
+def test_near_expects_an_error_or_a_share_around_a_value():
+    absolute, relative = near("x", 2.0, 0.5, paper="two"), near("x", 2.0, share=0.5)
+    assert (absolute.low, absolute.high, absolute.paper, absolute.main) == (1.5, 2.5, "two", True)
+    assert (relative.low, relative.high) == (1.0, 3.0)
+    check = absolute.derived("x is about two", why="the text")
+    assert check.admits(2.5)
+    assert not check.admits(2.6)

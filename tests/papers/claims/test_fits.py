@@ -3,6 +3,7 @@ import math
 import pytest
 
 from normfree_papers.claims.fits import (
+    chart,
     decades,
     exponent,
     factor_per_block,
@@ -41,3 +42,13 @@ def test_curves_are_averaged_position_by_position():
 
 def test_stages_start_after_the_first():
     assert stage_starts([1, 1, 2, 2, 2, 3]) == (3, 6)
+
+
+def test_chart_names_its_curves_and_passes_options_on():
+    panel = chart("signal", {"a": range(1, 4), "b": (4.0, 5.0, 6.0)}, "variance", "layer", x=(1, 10, 100), log_x=True)
+    assert [(curve.name, curve.values) for curve in panel.curves] == [("a", (1, 2, 3)), ("b", (4, 5, 6))]
+    assert (panel.title, panel.y_label, panel.x_label, panel.x) == ("signal", "variance", "layer", (1.0, 10.0, 100.0))
+    assert panel.log_x
+    assert panel.log_y
+    with pytest.raises(ValueError, match="expected 2 values as in x, got 3"):
+        chart("signal", {"a": range(1, 4)}, x=(1, 2))

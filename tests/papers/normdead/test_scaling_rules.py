@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import depth_rules
 from made_up_runs import judge_means
-from normfree import theory
 from normfree.models import build
 from normfree_papers.claims.claim import Settings
 from normfree_papers.claims.registry import get
@@ -16,19 +16,19 @@ from normfree_papers.normdead import scaling_rules
 
 CLAIM = get("normdead/sec4_1")
 THEORY = {
-    "plain sum": theory.plain_rule,
-    "√½": theory.sqrt_half_rule,
-    "β = 0.3": theory.small_branch_rule(0.3),
-    "β = 0.9^l": theory.hanin_rule(0.9),
-    "weight norm": theory.weightnorm_rule,
-    "Shao": theory.shao_rule,
-    "SkipInit": theory.skipinit_rule,
+    "plain sum": depth_rules.plain_rule,
+    "√½": depth_rules.sqrt_half_rule,
+    "β = 0.3": depth_rules.small_branch_rule(0.3),
+    "β = 0.9^l": depth_rules.hanin_rule(0.9),
+    "weight norm": depth_rules.weightnorm_rule,
+    "Shao": depth_rules.shao_rule,
+    "SkipInit": depth_rules.skipinit_rule,
 }
 
 
 @pytest.mark.parametrize("name", THEORY)
 def test_growth_agrees_with_the_theory_room(name):
-    assert scaling_rules.RULES[name].growth(7) == pytest.approx(theory.variance_by_depth(THEORY[name], 7).tolist())
+    assert scaling_rules.RULES[name].growth(7) == pytest.approx(depth_rules.variance_by_depth(THEORY[name], 7).tolist())
 
 
 @pytest.mark.parametrize("name", scaling_rules.RULES)

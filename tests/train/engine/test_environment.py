@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import normfree
-from normfree.train.engine.environment import Stop, objects_frozen, seeded_generators
+from normfree.train.engine.environment import Stop, objects_frozen, searches_algorithms, seeded_generators
 
 WAITS = """
 import sys, time
@@ -162,3 +162,24 @@ def test_frozen_objects_are_unfrozen_at_the_end() -> None:
             pass
         assert gc.get_freeze_count() > 0, "the inner one does not own them"
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_search_for_algorithms_depends_on_the_path_that_runs(compiled: bool) -> None:
+    # The search takes algorithms by their time, so that two processes may round differently.
+    base = normfree.TrainConfig(compile=compiled)
+    assert not searches_algorithms(base.with_changes(kernels="stage"))
+    assert searches_algorithms(base.with_changes(kernels="compiled"))
+    with pytest.raises(ValueError, match="expected kernels 'stage' or 'compiled', got 'auto'"):
+        searches_algorithms(base)
+
+
+def test_interrupt_ends_at_once_while_nothing_is_to_be_saved() -> None:
+    with Stop() as stop:
+        stop.at_once = True
+        signal.raise_signal(signal.SIGTERM)  # waits
+        assert stop.requested == signal.SIGTERM
+    with Stop() as stop:
+        stop.at_once = True
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -528,10 +528,10 @@ def test_large_checkpoints_come_rarely(tmp_path: Path, monkeypatch: pytest.Monke
     saved: list[int] = []
     save, takes = checkpoint.save, 0.0
 
-    def slow(run: Path, tensors: Any, state: Any) -> None:
+    def slow(run: Path, tensors: Any, state: Any, **options: Any) -> None:
         time.sleep(takes)
         saved.append(state["step"])
-        save(run, tensors, state)
+        save(run, tensors, state, **options)
 
     monkeypatch.setattr(checkpoint, "save", slow)
     fit(out=tmp_path / "small", epochs=20)

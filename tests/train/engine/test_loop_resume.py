@@ -234,7 +234,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     ("changes", "says"),
     [
         ({"seed": 1}, r"it has seed 0, not 1; resume it without changes"),
-        ({"epochs": 9, "lr": 0.2}, r"it has epochs 4, not 9; lr 0.1, not 0.2"),
+        ({"flip": False, "lr": 0.2}, r"it has flip True, not False; lr 0.1, not 0.2; resume it without changes"),
     ],
 )
 def test_resume_with_another_configuration_names_the_field(whole: Path, changes: dict[str, Any], says: str) -> None:
@@ -269,6 +269,9 @@ def test_damaged_checkpoint_is_refused_by_name(whole: Path, tmp_path: Path, file
     shutil.copytree(whole, again)
     latest = checkpoint.latest(again)
     assert latest
+    for earlier in again.glob("checkpoint-*"):
+        if earlier != latest:
+            shutil.rmtree(earlier)
     raw = bytearray((latest / file).read_bytes())
     raw[len(raw) // 2] ^= 1
     (latest / file).write_bytes(raw)
@@ -318,7 +321,7 @@ def fail(code: int) -> Any:
     ("where", "says"),
     [
         ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
-        ("normfree.train.run.run_folder.FileLock.acquire", "could not write the lock"),
+        ("normfree.train.run.lock.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
@@ -547,7 +550,8 @@ def test_divergence_leaves_the_checkpoint_of_a_good_epoch_alone(
     assert same_models(result.model, good.model)
     assert same_models(nf.load(tmp_path / "run"), good.model)
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 2 * STEPS
-    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == [f"checkpoint-{2 * STEPS}"]
+    kept = {path.name for path in tmp_path.glob("run/checkpoint-*")}
+    assert kept == {f"checkpoint-{STEPS}", f"checkpoint-{2 * STEPS}"}
 
 
 @pytest.mark.parametrize("folder", [True, False])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 import normfree
 from normfree.train.run import checkpoint
-from normfree.train.run.checkpoint import STATE, WEIGHTS, latest, load, read, save
+from normfree.train.run.checkpoint import STATE, WEIGHTS, Writer, latest, load, load_intact, read, save
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
@@ -102,6 +103,126 @@ def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
     assert load(tmp_path)[1]["step"] == 103
 
 
+def test_best_one_is_kept_and_found(tmp_path: Path) -> None:
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.9), (6, 0.1), (7, float("nan"))):
+        save(tmp_path, {"w": torch.tensor(step)}, {"step": step, "score": score}, keep=2, keep_best=True)
+        if step == 4:  # a step without a score of its own cannot be the best
+            assert names(tmp_path) == {"checkpoint-2", "checkpoint-3", "checkpoint-4"}
+    assert names(tmp_path) == {"checkpoint-5", "checkpoint-6", "checkpoint-7"}
+    assert load(tmp_path, best=True)[0]["w"] == 5
+    assert load(tmp_path)[0]["w"] == 7
+    (tmp_path / "checkpoint-5" / STATE).write_text("{}")  # a damaged one has no score
+    assert load(tmp_path, best=True)[0]["w"] == 6
+
+
+def test_best_without_any_score_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, *some(1), keep_best=True)
+    with pytest.raises(ValueError, match="expected a checkpoint with a validation score in"):
+        load(tmp_path, best=True)
+
+
+@pytest.mark.parametrize("file", [STATE, WEIGHTS])
+def test_damaged_ones_are_passed_over_and_named(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, *some(step), keep=3)
+    assert load_intact(tmp_path)[1]["step"] == 3
+    assert not caplog.records
+    for step in (3, 2):
+        (tmp_path / f"checkpoint-{step}" / file).write_bytes(b"{}")
+    assert load_intact(tmp_path)[1]["step"] == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    for step, text in zip((3, 2), said, strict=True):
+        assert f"checkpoint-{step}/{file}' is damaged" in text
+        assert text.endswith("; the run continues from 'checkpoint-1'")
+    (tmp_path / "checkpoint-1" / file).write_bytes(b"{}")
+    with pytest.raises(ValueError, match=f"checkpoint-3/{file}' is damaged"):
+        load_intact(tmp_path)
+
+
+def test_changed_metrics_are_refused_up_to_the_step(tmp_path: Path) -> None:
+    metrics = tmp_path / checkpoint.METRICS
+    lines = [b'{"step": 1, "loss": 2}\n', b'{"step": 2, "loss": 1}\n', b'{"step": 3, "loss": 0}\n', b'{"ste']
+    metrics.write_bytes(b"".join(lines))
+    save(tmp_path, *some(2))
+    for end in (b"", b'{"step": 3, "loss": 9}\n', b"torn"):  # later lines are cut on resuming
+        metrics.write_bytes(b"".join(lines[:2]) + end)
+        load_intact(tmp_path)
+    whole = b"".join(lines[:2])
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        metrics.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"expected the metrics in .* as the run wrote them"):
+            load_intact(tmp_path)
+    metrics.write_bytes(lines[0])
+    with pytest.raises(ValueError, match="delete it to continue without them"):
+        load_intact(tmp_path)
+    metrics.unlink()
+    load_intact(tmp_path)
+
+
+def test_reader_follows_a_run_that_replaces_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, *some(1))
+    original, left = checkpoint._read_bytes, 3
+
+    def slow(path: Path) -> bytes:
+        nonlocal left
+        if left and path.name == WEIGHTS:  # the run is faster
+            left -= 1
+            save(tmp_path, *some(10 - left))
+        return original(path)
+
+    monkeypatch.setattr(checkpoint, "_read_bytes", slow)
+    assert load(tmp_path)[1]["step"] == 10
+    assert left == 0
+
+
+# Writing in a thread
+
+
+def test_writer_writes_what_it_was_given_and_calls_first(tmp_path: Path) -> None:
+    called: list[str] = []
+    writer = Writer(tmp_path, lambda: called.append("asked"), keep=2)
+    for step in (1, 2, 3):
+        writer.start(*some(step))
+    writer.wait()
+    assert names(tmp_path) == {"checkpoint-2", "checkpoint-3"}
+    assert called == ["asked"] * 3
+    assert writer.seconds > 0
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    gate = threading.Event()
+    writer = Writer(tmp_path, lambda: assert_soon(gate))
+    writer.start(*some(1))  # returns before it is written
+    assert latest(tmp_path) is None
+    gate.set()
+    writer.wait()
+    assert latest(tmp_path) == tmp_path / "checkpoint-1"
+
+
+def assert_soon(gate: threading.Event) -> None:
+    assert gate.wait(20)
+
+
+def test_error_of_the_writer_surfaces_once_and_leaves_the_earlier_one(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, lambda: None)
+    writer.start(*some(1))
+    writer.start({"w": torch.zeros(1, device="meta")}, {"step": 2})
+    with pytest.raises(ValueError, match="got a meta one under 'w'"):
+        writer.start(*some(3))
+    writer.wait()
+    assert load(tmp_path)[1]["step"] == 1
+    refusing = Writer(tmp_path, lambda: read(tmp_path / "none"))
+    refusing.start(*some(4))
+    with pytest.raises(ValueError, match="is damaged"):
+        refusing.wait()
+    refusing.start(*some(4))
+    refusing.close()  # another error is on its way
+    assert load(tmp_path)[1]["step"] == 1
+
+
 def test_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
     for value in range(12):  # past 9, so that order by text would be caught
         save(tmp_path, {"w": torch.tensor(value)}, {"step": 5})
@@ -121,11 +242,12 @@ def test_later_checkpoints_are_given_up_by_going_back(tmp_path: Path) -> None:
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-notes.txt").write_text("mine")
     (tmp_path / "checkpoint-9").write_text("a file")
-    (tmp_path / ".tmp-checkpoint-old").mkdir()
-    (tmp_path / ".tmp-checkpoint-old" / WEIGHTS).write_text("half")
+    (tmp_path / ".tmp-checkpoint-12345678").mkdir()
+    (tmp_path / ".tmp-checkpoint-12345678" / WEIGHTS).write_text("half")
+    (tmp_path / ".tmp-checkpoint-mine").mkdir()
     save(tmp_path, *some(1))
     save(tmp_path, *some(2))
-    assert names(tmp_path) == {"checkpoint-notes.txt", "checkpoint-9", "checkpoint-2"}
+    assert names(tmp_path) == {"checkpoint-notes.txt", "checkpoint-9", "checkpoint-2", ".tmp-checkpoint-mine"}
     assert latest(tmp_path) == tmp_path / "checkpoint-2"
 
 
@@ -295,14 +417,15 @@ def test_old_checkpoint_that_cannot_be_removed_is_no_obstacle(tmp_path: Path, mo
 
 SAVES = """
 import sys, torch
-from normfree.train.run.checkpoint import latest, load, save
+from normfree.train.run.checkpoint import Writer, latest, load
 run = sys.argv[1]
+writer = Writer(run, lambda: None, keep=2, keep_best=True)
 step = load(run)[1]["step"] if latest(run) else 0
 print("ready", flush=True)
 while True:
     step += 1
     tensors = {f"t{i}": torch.full((20_000,), step, dtype=torch.int32) for i in range(4)}
-    save(run, tensors, {"step": step, "double": 2 * step}, keep=1 + step % 2)
+    writer.start(tensors, {"step": step, "double": 2 * step, "score": (7 * step % 5) / 5})
 """
 
 

@@ -166,19 +166,23 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(runs.FileLock, "acquire", refuse)
+    monkeypatch.setattr("normfree.train.run.lock.FileLock.acquire", refuse)
     with pytest.raises(OSError, match="Read-only file system; choose a folder"), RunFolder(tmp_path).hold():
         pass
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     run = begin(tmp_path)
-    (tmp_path / ".tmp-abc.json").write_text("half")
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / ".tmp-ab_cde12.json").write_text("half")
+    (tmp_path / ".tmp-checkpoint-ab_cde12").mkdir()  # of the last save, after which no other comes
+    own = [tmp_path / name for name in ("notes.txt", ".tmp-notes", ".tmp-abc.json", ".tmp-notes123.csv")]
+    for path in own:
+        path.write_text("mine")
     with run.hold(resume=True):
         pass
-    assert not (tmp_path / ".tmp-abc.json").exists()
-    assert (tmp_path / "notes.txt").exists()
+    assert not (tmp_path / ".tmp-ab_cde12.json").exists()
+    assert not (tmp_path / ".tmp-checkpoint-ab_cde12").exists()
+    assert all(path.exists() for path in own)
 
 
 # Going on
@@ -380,7 +384,11 @@ def test_same_configuration_is_accepted(tmp_path: Path) -> None:
         ({"flip": False}, "it has flip True, not False;"),
         ({"form": "pre"}, "it has form None, not 'pre';"),
         ({"betas": (0.9, 0.98)}, r"it has betas \(0.9, 0.999\), not \(0.9, 0.98\);"),
-        (dict.fromkeys(("crop", "cutout", "epochs", "block", "beam", "region", "seed", "workers"), 7), "and 3 more"),
+        (
+            dict.fromkeys(("crop", "cutout", "epochs", "block", "beam", "region", "seed", "workers"), 7),
+            "crop 4, not 7; cutout 0, not 7; epochs 10, not 7; block 128, not 7; beam 5, not 7; region 1, not 7; "
+            "seed 0, not 7; workers 4, not 7;",
+        ),
     ],
 )
 def test_other_configuration_is_refused_by_setting(tmp_path: Path, change: dict[str, Any], says: str) -> None:

@@ -1,4 +1,4 @@
-// Sizes and index maps of one stage. The host sets the NF_ constants; normfree/kernels/packing.py mirrors the maps.
+// Sizes and index maps of one stage. The host sets the NF_ constants; tests/support/stage_layouts.py mirrors the maps.
 //
 // An image lies in shared memory as rows of pixels, each pixel with C channels, inside a border one pixel wide.
 // A chunk is 8 channels (16 bytes). Chunks are swizzled so that 8 neighbouring pixels hit 8 different bank groups.

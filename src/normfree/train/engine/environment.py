@@ -35,13 +35,17 @@ _RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluati
 
 @contextmanager
 def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
-    """Apply the settings of torch that make a run fast, and restore them at the end of the `with` block."""
+    """Apply the settings of torch that make a run fast, and restore them at the end of the `with` block.
+
+    `config` names the path that runs: `kernels` is 'stage' or 'compiled', not 'auto'.
+    """
     with ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-            # Trying all algorithms takes seconds, which the few layers beside the stage kernels do not win back.
-            search = bool(config.compile) or config.kernels != "stage"
-            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=True))
+            search = searches_algorithms(config)
+            stack.enter_context(
+                torch.backends.cudnn.flags(enabled=True, benchmark=search, deterministic=not search, allow_tf32=True)
+            )
             torch.cuda.reset_peak_memory_stats(device)
         if config.compile:
             from torch._dynamo import config as dynamo  # imported here because they take seconds to load
@@ -52,6 +56,21 @@ def torch_settings(device: torch.device, config: TrainConfig) -> Iterator[None]:
             keep = config.precision != "mixed"
             stack.enter_context(functorch.patch(ban_recompute_materialized_backward=keep))
         yield
+
+
+def searches_algorithms(config: TrainConfig) -> bool:
+    """Return whether cuDNN times its algorithms and takes the fastest.
+
+    The stage kernels leave few layers to cuDNN, which do not win back the seconds of the search. Without it, a run has
+    the same bits in every process. On the compiled path the search pays, but two processes may choose different
+    algorithms, so that their numbers differ in rounding.
+
+    Raises:
+        ValueError: If the configuration leaves the path open.
+    """
+    if config.kernels == "auto":
+        raise ValueError("expected kernels 'stage' or 'compiled', got 'auto'; choose the stages first")
+    return config.kernels == "compiled"
 
 
 @contextmanager
@@ -168,13 +187,15 @@ class Stop:
             while not stop.requested:
                 step()
 
-    A SIGINT after the first signal raises `KeyboardInterrupt` at once. If one `Stop` is open inside another, the inner
-    one hands the signal to the outer one on exit, because its own work may have been finished by then. A signal that
+    A SIGINT after the first signal raises `KeyboardInterrupt` at once. So does the first one while `at_once` is set,
+    because there is nothing to save yet. If one `Stop` is open inside another, the inner one hands the signal to the
+    outer one on exit, because its own work may have been finished by then. A signal that
     is ignored stays ignored. Outside the main thread, where Python delivers no signals, `Stop` does nothing.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
+        self.at_once = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -203,6 +224,8 @@ class Stop:
         if self.requested is None:
             self.requested = number
         elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.at_once and number == signal.SIGINT:
             raise KeyboardInterrupt
 
 

@@ -1,44 +1,39 @@
-"""`fit`: the training loop with validation, logging, checkpoints, and the result at the end.
+"""`Trainer`: the training loop with validation, logging, checkpoints, and the result at the end.
 
 `Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep` is one step.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_text
-from normfree.nn.devices import device_of
-from normfree.plan import ResidualPlan
-from normfree.train.config import NOT_IN_FINGERPRINT, TrainConfig
+from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import require_same_data
 from normfree.train.engine.environment import (
     LaunchQueue,
     Stop,
     StopRequestedError,
     Throughput,
-    join_processes,
-    seeded_generators,
 )
 from normfree.train.engine.inputs import EvalBatches, Score, UntilSignal
-from normfree.train.engine.setup import TrainSetup, prepare_training
+from normfree.train.engine.setup import TrainSetup
 from normfree.train.run import checkpoint
 from normfree.train.run.result import EventLog, RunResult, Snapshot, write_curves
-from normfree.train.run.run_folder import RunFolder, RunStatus
+from normfree.train.run.run_folder import RunFolder, RunStatus, require_same_settings
 
 if TYPE_CHECKING:
-    from normfree.data.text.prepared_folder import Prepared
     from normfree.train.text.generation import Bleu
+
+_log = logging.getLogger("normfree.train")
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
@@ -48,65 +43,6 @@ _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epo
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """The tensors and the plain data of a checkpoint."""
-
-
-def fit(
-    config: TrainConfig,
-    *,
-    model: nn.Module | None = None,
-    data: ImageSet | Prepared | None = None,
-    plan: ResidualPlan | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Callable[[Snapshot], None] | None = None,
-    command: str | None = None,
-    picture: bool = True,
-) -> RunResult:
-    """Train a model, and test it at the end.
-
-    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
-    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted by its
-    method, or stays as it is with the method 'as built'.
-
-        result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
-        print(result.test.accuracy)
-
-    Args:
-        config: All settings of the run.
-        model: A model to train, instead of the configured model.
-        data: Data to train on, instead of the configured data.
-        plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
-        out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
-            power failure. None keeps nothing.
-        resume: Whether to resume the run in `out`.
-        progress: Called about twice a second with the state of the run.
-        command: The command line to store in the result.
-        picture: Whether to draw curves.png at the end.
-
-    Returns:
-        The scores, the trained model, and how the run ended.
-
-    Raises:
-        ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
-        OSError: If the folder cannot be written.
-    """
-    started = time.perf_counter()
-    device = device_of(config.device)
-    with ExitStack() as stack:
-        processes = stack.enter_context(join_processes(device))
-        folder = RunFolder(out) if out is not None else None
-        stop = stack.enter_context(Stop())
-        seed_generators = stack.enter_context(seeded_generators(device))
-        with processes.shared_errors():
-            if folder is not None and processes.first:
-                stack.enter_context(folder.hold(resume=resume))
-            seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
-            prepared = prepare_training(
-                config, model=model, data=data, plan=plan, resume=resume, device=device, processes=processes
-            )
-            setup = stack.enter_context(prepared)
-            trainer = Trainer(setup, folder if processes.first else None, stop, seed_generators, started)
-        return trainer.run(resume=resume, progress=progress, command=command, picture=picture)
 
 
 class Trainer:
@@ -138,7 +74,12 @@ class Trainer:
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
         self._saved_at = started
-        self._save_seconds = 0.0  # duration of the last save
+        self._scored_at = -1  # the step of the last validation
+        self._writer: checkpoint.Writer | None = None
+        if folder is not None:
+            options = {"keep": self.config.keep_last, "keep_best": self.config.keep_best}
+            self._writer = checkpoint.Writer(folder.path, folder.require_held, **options)
+            setup.cleanup.callback(self._writer.close)
         self._fingerprint = self.data.fingerprint(self.config) if folder is not None else {}
 
     def run(
@@ -151,6 +92,7 @@ class Trainer:
         throughput = self._throughput.rate(self.done)
         if status == "interrupted" or not self.config.epochs:
             self._save()
+        self._wait_for_checkpoint()
         device, test, bleu = self.setup.device, None, None
         if status == "finished":
             test = self._score(self.inputs.test)
@@ -206,6 +148,7 @@ class Trainer:
                 self._seed_generators(config.seed, self.done, self.processes.rank)
                 self.step()
                 self.done += 1
+                self._stop.at_once = False
                 queue.push()
                 now, alive = time.perf_counter(), True
                 save = bool(config.checkpoint_minutes) and now - self._saved_at >= 60 * config.checkpoint_minutes
@@ -239,7 +182,7 @@ class Trainer:
                 found = self._score(self.inputs.validation)
                 if self.signal is not None:
                     return "interrupted"  # the epoch is not logged: the next process validates it
-                self.validation = found
+                self.validation, self._scored_at = found, self.done
             record: dict[str, Any] = {
                 "step": self.done,
                 "epoch": epoch + 1,
@@ -281,6 +224,7 @@ class Trainer:
                 signal = self._stop.requested or 0
             else:
                 if self.folder is not None:
+                    self.folder.require_held()
                     path = self.folder.path / TRANSLATIONS
                     with explain_os_errors("the translations", path):
                         write_text(path, "".join(f"{line}\n" for line in lines))
@@ -292,42 +236,71 @@ class Trainer:
     def _state(self) -> State:
         """Copy all tensors of the run, and the counters beside them."""
         tensors, validation = self.step.copy_of_state(), self.validation and list(self.validation)
-        return tensors, {"step": self.done, "seconds": self._seconds, "validation": validation, **self._fingerprint}
+        # The score of this very state, by which the best checkpoint is found.
+        score = self.validation.accuracy if self.validation and self._scored_at == self.done else None
+        plain = {"step": self.done, "seconds": self._seconds, "validation": validation, "score": score}
+        return tensors, {**plain, "config": self.config.to_toml(), **self._fingerprint}
 
     def _save(self) -> None:
-        """Keep a copy of the state, and write it as a checkpoint if the run has a folder."""
-        began = time.perf_counter()
+        """Keep a copy of the state, and begin to write it as a checkpoint if the run has a folder."""
         if self._saved[-1][1]["step"] == self.done:
             self._saved.pop()  # the same state again
         self._saved.append(self._state())
-        if self.folder is not None:
-            checkpoint.save(self.folder.path, *self._saved[-1])
+        if self._writer is not None:
+            self._writer.start(*self._saved[-1])
         self._saved_at = time.perf_counter()
-        self._save_seconds = self._saved_at - began
+
+    def _wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is on the disk; raise its error if it could not be written."""
+        if self._writer is not None:
+            self._writer.wait()
 
     def _save_is_due(self, epoch: int) -> bool:
         """Return whether to save after this epoch; large checkpoints take at most a small share of the time."""
         every = self.config.checkpoint_epochs
         small = sum(tensor.nbytes for tensor in self._saved[-1][0].values()) <= _SMALL_BYTES
-        worth = small or time.perf_counter() - self._saved_at >= self._save_seconds / _SAVE_SHARE
+        writer, passed = self._writer, time.perf_counter() - self._saved_at
+        worth = small or writer is None or (not writer.busy and passed >= writer.seconds / _SAVE_SHARE)
         return bool(every) and (epoch + 1) % every == 0 and self.processes.broadcast(worth)
 
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-        folder.require_resumable(self.config, NOT_IN_FINGERPRINT | begun_alone)
+        folder.require_resumable(self.config, MAY_CHANGE | begun_alone)
         found = folder.resume()
         if found is None:
             return
         tensors, state = found
+        if "config" in state:  # config.toml may have been edited since
+            before = TrainConfig.from_toml_text(state["config"], str(folder.path))
+            require_same_settings(before, self.config, MAY_CHANGE | begun_alone, f"the checkpoint in '{folder.path}'")
+            self._require_epochs(before, state["step"])
         require_same_data(self.data, self._fingerprint, state, folder.path)
         self.step.restore_(tensors)
         self.done, self._earlier_seconds = state["step"], state["seconds"]
+        if self.done < self.total and folder.status == "finished":
+            folder.remove_result()  # more epochs, or an earlier checkpoint in place of a damaged one
+        if state.get("score") is not None:
+            self._scored_at = self.done
         self.validation = Score(*state["validation"]) if state["validation"] else None
         logged = next((record for record in folder.read_metrics() if record["step"] == self.done), None)
         self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
         if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
             self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
+
+    def _require_epochs(self, before: TrainConfig, step: int) -> None:
+        """Raise `ValueError` for fewer epochs than the run has trained; the log says that a schedule has changed."""
+        done, asked = -(-step // self.setup.epoch_steps), self.config.epochs
+        if asked < done:
+            raise ValueError(f"expected at least the {done} epochs that the run has trained, got {asked}; ask for more")
+        if asked != before.epochs:
+            _log.warning(
+                "epochs: the run began with epochs=%d and continues with epochs=%d; its rates follow the "
+                "new schedule from step %d on",
+                before.epochs,
+                asked,
+                step,
+            )
 
     def _share_state(self) -> None:
         """Give every process the state of the first: its weights, or the checkpoint that it read."""
@@ -352,8 +325,9 @@ class Trainer:
         self.step.restore_(tensors)
         self.validation = Score(*state["validation"]) if state["validation"] else None
         self._share_state()
-        if self.folder is not None and self.folder.saved_step != state["step"]:
-            checkpoint.save(self.folder.path, tensors, state)
+        if self._writer is not None and self.folder is not None and self.folder.saved_step != state["step"]:
+            self._writer.start(tensors, state)
+            self._writer.wait()
 
     # Start and end
 
@@ -366,6 +340,8 @@ class Trainer:
             if self.folder is not None:
                 if resume:
                     self._resume(self.folder)
+                else:
+                    self.folder.clear()  # of a run that never took a step, or that is to be overwritten
                 if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
                     self._log = EventLog(self.folder.path, done=self.done)
                     self.setup.cleanup.callback(self._log.close)
@@ -381,12 +357,15 @@ class Trainer:
         if self.folder is not None and self.folder.status != "finished":
             self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
+                self.folder.require_held()
                 write_curves(self.folder, f"{self.config.model}, {self.config.method}")
         self.processes.barrier()
 
     def _poll(self) -> tuple[float, float, bool]:
         """Wait for the device; return the mean loss and accuracy of this epoch, and whether the run is alive."""
         self._polled_at = time.perf_counter()
+        if self._writer is not None:
+            self._writer.raise_error()
         steps = self.done % self.setup.epoch_steps or self.setup.epoch_steps
         return float(self.step.loss_sum) / steps, float(self.step.correct) / steps, bool(self.step.alive)
 

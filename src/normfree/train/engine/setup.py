@@ -14,6 +14,7 @@ from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_json, write_text
 from normfree.models import BaseModel
 from normfree.models.third_party import is_foreign
+from normfree.nn.devices import require_memory
 from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
@@ -136,6 +137,7 @@ class TrainSetup:
 
     def write_files(self, folder: RunFolder) -> None:
         """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
+        folder.require_held()
         with explain_os_errors("the configuration", folder.config_path):
             write_text(folder.config_path, self.config.to_toml())
         if self.plan is not None and self.plan.changes is not None:
@@ -186,6 +188,7 @@ def prepare_training(
             remedy = "resume the run on a machine with a GPU" if resume else "use graph=false"
             raise ValueError(f"expected a GPU for graph=true, got device '{device}'; {remedy}")
         images = config.batch_size // config.accumulate // processes.world
+        _require_room(trained, config, opened, device, processes.world)
         choice = choose_stages(trained, config, device, images)
         for stage in choice.stages:
             stage.prepare(device, images)
@@ -214,6 +217,18 @@ def model_settings(config: TrainConfig, model: nn.Module, plan: ResidualPlan | N
     if plan is not None:
         method = config.method if plan.changes is None else getattr(plan.changes, "method", AS_BUILT)
     return {"model": f"{type(model).__module__}:{type(model).__qualname__}", "method": method}
+
+
+def _require_room(model: nn.Module, config: TrainConfig, data: Data, device: torch.device, world: int) -> None:
+    """Raise `ValueError` if the weights with their optimizer, or the images of a batch, do not fit into the memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    vectors = 2 + (1 if config.optimizer == "sgd" else 2) + bool(config.ema)  # weights, gradient, optimizer, average
+    remedy = "choose a smaller model, or another machine"
+    require_memory(f"the weights of '{config.model}' and their optimizer", 4 * count * vectors, remedy, device)
+    if data.kind == "images":
+        each = sum(x[0].nbytes for x in data.example(config, 1))
+        batch = f"a batch of {config.batch_size:,} images"
+        require_memory(batch, config.batch_size // world * each, "use a smaller batch_size", device)
 
 
 def _require_effect(config: TrainConfig, data: Data, *, given: bool) -> None:

@@ -3,8 +3,9 @@
     <run>/checkpoint-<step>/weights.safetensors    every tensor, bit for bit
     <run>/checkpoint-<step>/state.json             the plain state, with the sha256 of the tensors and of itself
 
-A checkpoint is written under a temporary name, synced to the disk and renamed; only then are earlier ones removed.
-Reading a checkpoint cannot run code. One process at a time may write into a run (see `RunFolder.hold`).
+A checkpoint is written under a temporary name, synced to the disk and renamed; only then are earlier ones removed. The
+state also has the length and sha256 of the metrics up to its step. Reading a checkpoint cannot run code. One process at
+a time may write into a run (see `RunFolder.hold`); any process may read it meanwhile.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load as parse_tensors
@@ -27,15 +31,21 @@ from torch import Tensor
 
 from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync
 
+T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 METRICS = "metrics.jsonl"  # in the folder of the run
+_log = logging.getLogger("normfree.train")
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
+_UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|\d+(?:-\d+)?)")  # after the prefix of temporary names
+_TRIES = 5  # to read a checkpoint while another process replaces it
 _FORMAT = 1
 _EARLIER = "the earlier checkpoint is intact"
 
 
-def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1) -> Path:
-    """Write a checkpoint into the folder of a run, and remove all but the last `keep`.
+def save(
+    run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 1, keep_best: bool = False
+) -> Path:
+    """Write a checkpoint into the folder of a run, and remove all but the last `keep` and the best.
 
     Syncs the metrics first: when a checkpoint is on the disk, so are the metrics up to it.
 
@@ -44,6 +54,7 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
         tensors: The tensors by name, on any device. Views and shared storages are stored as tensors of their own.
         state: Plain data for JSON, with the step under 'step'. Floats are read back exactly, tuples as lists.
         keep: The number of checkpoints to keep. Checkpoints of later steps are removed in any case.
+        keep_best: Whether to keep also the one with the highest 'score' in its state; of equal ones, the latest.
 
     Returns:
         The folder of the checkpoint.
@@ -58,21 +69,23 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
     if keep < 1:
         raise ValueError(f"expected keep >= 1, got {keep}; at least the last checkpoint is kept")
     _check_plain(dict(state), "state")
+    metrics = None
     if (run / METRICS).exists():
         with explain_os_errors("the metrics", run / METRICS):
+            metrics = _digest_of_metrics((run / METRICS).read_bytes(), step)
             sync(run / METRICS)
     with explain_os_errors("the checkpoint in", run, _EARLIER):
         if not run.is_dir():  # the folder of the run was moved away: do not begin another one silently
             code = errno.ENOTDIR if run.exists() else errno.ENOENT
             raise OSError(code, os.strerror(code))
-        _remove_unfinished(run)
+        remove_unfinished(run)
         weights = render_weights(tensors)
         temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}checkpoint-", dir=run))
         try:
             temporary.chmod(0o755)
             for name, content in (
                 (WEIGHTS, weights),
-                (STATE, _render_state(hashlib.sha256(weights).hexdigest(), dict(state))),
+                (STATE, _render_state(hashlib.sha256(weights).hexdigest(), dict(state), metrics)),
             ):
                 (temporary / name).write_bytes(content)
                 sync(temporary / name)
@@ -86,11 +99,72 @@ def save(run: str | Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync(run)
-        earlier = [path for path in _all(run) if _place(path) < _place(target)]
+        upto = [path for path in _all(run) if _place(path) <= _place(target)]
+        kept = {*upto[:keep], best_of(upto) if keep_best else None}
         for path in _all(run):
-            if path != target and path not in earlier[: keep - 1]:
+            if path not in kept:
                 _remove(path)
     return target
+
+
+class Writer:
+    """Writes checkpoints in a thread, so that training continues meanwhile; one at a time.
+
+    A kill at any moment leaves the checkpoint before, as with `save`. An error is raised by the next call.
+
+    Args:
+        run: The folder of the run.
+        before: Called before each write; it raises if the folder may not be written.
+        **options: Those of `save`.
+    """
+
+    def __init__(self, run: Path, before: Callable[[], None], **options: Any) -> None:
+        self._run, self._before, self._options = run, before, options
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.seconds = 0.0  # how long the last write took
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint, after the one before is written; the tensors must not change meanwhile."""
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(tensors, state), name="normfree checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is on the disk.
+
+        Raises:
+            ValueError, OSError: If it could not be written; earlier ones stay intact.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error of a write that has failed, if any; a write in progress goes on."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Wait for the thread; an error is dropped, because another one is on its way."""
+        with suppress(ValueError, OSError):
+            self.wait()
+
+    def _write(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        began = time.perf_counter()
+        try:
+            self._before()
+            save(self._run, tensors, state, **self._options)
+        except BaseException as error:  # the main thread raises it
+            self._error = error
+        self.seconds = time.perf_counter() - began
 
 
 def latest(run: str | Path) -> Path | None:
@@ -103,13 +177,21 @@ def step_of(checkpoint: Path) -> int:
     return _place(checkpoint)[0]
 
 
-def load(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the state of the newest checkpoint of a run.
+def best_of(checkpoints: Iterable[Path]) -> Path | None:
+    """Return the checkpoint with the highest score, the latest of equal ones; None if no state has a score."""
+    scored = [(score, _place(path), path) for path in checkpoints if (score := _score(path)) is not None]
+    return max(scored)[2] if scored else None
+
+
+def load(
+    run: str | Path, device: str | torch.device = "cpu", *, best: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the state of the newest checkpoint of a run, or of the best.
 
     Raises:
         ValueError: If there is no checkpoint, or a file is damaged; the message names it.
     """
-    return read(_newest(run), device)
+    return _read_while_training(lambda: _best(run) if best else _newest(run), lambda path: read(path, device))
 
 
 def load_state(run: str | Path) -> dict[str, Any]:
@@ -118,7 +200,39 @@ def load_state(run: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: If there is no checkpoint, or its state is damaged.
     """
-    return _read_state(_newest(run))[1]
+    return _read_while_training(lambda: _newest(run), lambda path: _read_state(path)[1])
+
+
+def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the newest checkpoint that is intact; the log names the damaged ones that it passes over.
+
+    Raises:
+        ValueError: If there is no checkpoint, if all are damaged, or if the metrics up to its step were changed.
+    """
+    errors: list[ValueError] = []
+    for path in [_newest(run), *_all(Path(run))[1:]]:
+        try:
+            found = read(path, device)
+        except ValueError as error:
+            errors.append(error)
+            continue
+        for damage in errors:
+            _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], path.name)
+        _require_metrics(Path(run), path)
+        return found
+    raise errors[0]
+
+
+def _read_while_training(choose: Callable[[], Path], read: Callable[[Path], T]) -> T:
+    """Read a checkpoint; if another process has replaced it meanwhile, read the next."""
+    for left in reversed(range(_TRIES)):
+        path = choose()
+        try:
+            return read(path)
+        except ValueError:
+            if not left or path.exists():
+                raise
+    raise AssertionError
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -138,9 +252,11 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
 # Content
 
 
-def _render_state(weights: str, state: dict[str, Any]) -> bytes:
+def _render_state(weights: str, state: dict[str, Any], metrics: dict[str, Any] | None) -> bytes:
     """Return the bytes of state.json; NaN and infinity are written as Python does, so that they are read back."""
     body = {"format": _FORMAT, "weights": weights, "state": state}
+    if metrics is not None:  # earlier releases have none
+        body["metrics"] = metrics
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
 
@@ -151,12 +267,47 @@ def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
     try:
         found = json.loads(raw)
         digest, state = found["weights"], found["state"]
-        whole = raw == _render_state(digest, state)  # any other byte, even a space, is damage
-    except (ValueError, KeyError, TypeError):
+        whole = raw == _render_state(digest, state, found.get("metrics"))  # any other byte, even a space, is damage
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise ValueError(_damaged(folder / STATE, "it was changed after it was written"))
     return digest, state
+
+
+def _digest_of_metrics(content: bytes, step: int) -> dict[str, Any]:
+    """Return the length and the sha256 of all lines up to a step."""
+    end = 0
+    for line in content.splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError, RecursionError):
+            break
+        end += len(line)
+    return {"bytes": end, "sha256": hashlib.sha256(content[:end]).hexdigest()}
+
+
+def _require_metrics(run: Path, folder: Path) -> None:
+    """Raise `ValueError` if the metrics up to a checkpoint are not those that the run wrote; none at all are fine."""
+    known, path = json.loads((folder / STATE).read_bytes()).get("metrics"), run / METRICS
+    if known is None or not path.exists():
+        return
+    with path.open("rb") as file:
+        if hashlib.sha256(file.read(known["bytes"])).hexdigest() != known["sha256"]:
+            raise ValueError(
+                f"expected the metrics in '{path}' as the run wrote them, but they were changed; restore the file, or "
+                "delete it to continue without them"
+            )
+
+
+def _score(folder: Path) -> float | None:
+    """Return the score in the state of a checkpoint; None if there is none, or the state is damaged."""
+    try:
+        score = _read_state(folder)[1].get("score")
+    except (ValueError, OSError):
+        return None
+    return score if isinstance(score, float) and score == score else None
 
 
 def _check_plain(value: Any, where: str) -> None:
@@ -205,6 +356,16 @@ def _all(run: Path) -> list[Path]:
     return sorted(found, key=_place, reverse=True)
 
 
+def _best(run: str | Path) -> Path:
+    found = best_of(_all(Path(run)))
+    if found is None:
+        raise ValueError(
+            f"expected a checkpoint with a validation score in '{run}', found none; load the last one, or train with a "
+            "validation part"
+        )
+    return found
+
+
 def _newest(run: str | Path) -> Path:
     found = latest(run)
     if found is None:
@@ -220,6 +381,14 @@ def _remove(path: Path) -> None:
         shutil.rmtree(hidden)
 
 
-def _remove_unfinished(run: Path) -> None:
+def remove_unfinished(run: Path) -> None:
+    """Remove what a killed process left of a checkpoint; files of other names stay."""
     for path in run.glob(f"{TEMPORARY}checkpoint-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if _UNFINISHED.fullmatch(path.name.removeprefix(TEMPORARY)) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_all(run: Path) -> None:
+    """Remove all checkpoints of a run."""
+    for path in _all(run):
+        _remove(path)

@@ -27,13 +27,13 @@ from normfree.models.third_party import is_foreign
 from normfree.nn.devices import device_of
 from normfree.nn.embedding import random_words
 from normfree.nn.scalars import with_dimension
-from normfree.train.config import TrainConfig
+from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
-from normfree.train.run.run_folder import RunFolder
+from normfree.train.run.run_folder import RunFolder, require_same_settings
 from normfree.train.text.generation import Bleu
 
 
@@ -59,7 +59,12 @@ def read_config(run: str | Path) -> TrainConfig:
 
 
 def load(
-    folder: str | Path, factory: Factory | None = None, *, model: nn.Module | None = None, device: str = "cpu"
+    folder: str | Path,
+    factory: Factory | None = None,
+    *,
+    model: nn.Module | None = None,
+    device: str = "cpu",
+    best: bool = False,
 ) -> nn.Module:
     """Load the model of a run or of a conversion from its folder.
 
@@ -72,6 +77,8 @@ def load(
         model: A model to fill with the weights of a run. It is needed if the run was trained on a model that was
             passed to `fit` and cannot be made from its name.
         device: The torch device of the model.
+        best: Whether to load the checkpoint with the best validation accuracy among those that a run keeps, instead of
+            the last.
 
     Returns:
         The model in evaluation mode. The model of a run is in float32, with the weights of the last checkpoint or their
@@ -94,7 +101,10 @@ def load(
             "give the folder that --out named"
         )
     config = read_config(folder)
-    tensors, state = checkpoint.load(folder)
+    tensors, state = checkpoint.load(folder, best=best)
+    if "config" in state:  # config.toml may have been edited since
+        before = TrainConfig.from_toml_text(state["config"], str(folder))
+        require_same_settings(before, config, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:

@@ -7,11 +7,10 @@ lock             held while a process trains here
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -20,7 +19,6 @@ from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any, Literal, cast, get_args
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
@@ -28,14 +26,15 @@ from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
+from normfree.train.run.lock import FolderLock
 
 _log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
 _NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
-_SHOWN = 5  # settings that differ and are named
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+# Names that `atomic_path` gives to files that are not finished.
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"\w{8}\.(?:toml|jsonl?|png|txt|model)")
 
 
 class RunFolder:
@@ -55,6 +54,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._metrics: FileIO | None = None
+        self._lock = FolderLock(self.path)
 
     @property
     def config_path(self) -> Path:
@@ -78,6 +78,12 @@ class RunFolder:
         return any(file.exists() for file in files) or checkpoint.latest(self.path) is not None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the run in the folder has a checkpoint, a result or metrics; otherwise nothing is lost without it."""
+        files = (self.metrics_path, self.result_path)
+        return any(file.exists() and file.stat().st_size for file in files) or self.saved_step is not None
+
+    @property
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint, by its name; None if there is none."""
         newest = checkpoint.latest(self.path)
@@ -99,37 +105,60 @@ class RunFolder:
     # Writing
 
     @contextmanager
-    def hold(self, *, resume: bool = False) -> Iterator[RunFolder]:
+    def hold(self, *, resume: bool = False, overwrite: bool = False) -> Iterator[RunFolder]:
         """Create or open the folder, and lock it until the `with` block or the process ends.
 
         Args:
-            resume: Whether the folder has to hold a run already; otherwise it must not.
+            resume: Whether the folder has to hold a run already; otherwise it must not, unless that never took a step.
+            overwrite: Whether it may hold a run, which `clear` removes.
 
         Yields:
             This folder.
 
         Raises:
-            ValueError: If another process holds the folder, if there is a run and `resume` is false, or if there is no
-                run and `resume` is true.
+            ValueError: If another process holds the folder, if there is a run and neither `resume` nor `overwrite`, if
+                there is no run and `resume` is true, or if a file of the user has the name of the lock.
             OSError: If the folder cannot be made or written.
         """
         if resume and not self.exists:
             raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
         with explain_os_errors("the run's folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with _locked(self.path):
-            if self.exists and not resume:
+        with self._lock.hold():
+            if self.has_begun and not resume and not overwrite:
                 raise ValueError(
                     f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
-                    "with --resume, or choose another folder"
+                    "with --resume, replace it with --overwrite, or choose another folder"
                 )
-            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process; `checkpoint.save` removes its own
-                if path.is_file():
+            checkpoint.remove_unfinished(self.path)
+            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process
+                if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                     path.unlink(missing_ok=True)
             try:
                 yield self
             finally:
                 self._close()
+
+    def require_held(self) -> None:
+        """Raise `ValueError` if the folder was moved, removed or replaced since `hold`; every write asks first."""
+        self._lock.require_held()
+
+    def clear(self) -> None:
+        """Remove the files of a run, its configuration last; files of other names stay."""
+        self.require_held()
+        self._close()
+        with explain_os_errors("the run's folder", self.path):
+            self.result_path.unlink(missing_ok=True)
+            checkpoint.remove_all(self.path)
+            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+            for name in (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model"):
+                (self.path / name).unlink(missing_ok=True)
+            self.config_path.unlink(missing_ok=True)
+
+    def remove_result(self) -> None:
+        """Remove the result of a run that is trained further."""
+        self.require_held()
+        self.result_path.unlink(missing_ok=True)
 
     def read_config(self) -> TrainConfig:
         """Read the configuration; one that names no release is of the first."""
@@ -139,14 +168,7 @@ class RunFolder:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
             before = self.read_config()
-            values = ((name, value, getattr(config, name)) for name, value in asdict(before).items())
-            differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
-            if differing:
-                more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
-                raise ValueError(
-                    f"expected the configuration of the run in '{self.path}', got a different one: it has "
-                    f"{'; '.join(differing[:_SHOWN] + more)}; resume it without changes, or choose another folder"
-                )
+            require_same_settings(before, config, free, f"the run in '{self.path}'")
             if before.kernels not in ("auto", config.kernels):
                 _log.warning(
                     "kernels: the run in '%s' began with kernels=%s and goes on with kernels=%s, so it does not "
@@ -162,7 +184,7 @@ class RunFolder:
             )
 
     def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Read the newest checkpoint, and remove the metrics of later steps.
+        """Read the newest checkpoint that is intact, and remove the metrics of later steps.
 
         Args:
             device: The device of the tensors.
@@ -171,11 +193,12 @@ class RunFolder:
             The tensors and the plain state; None if there is no checkpoint yet.
 
         Raises:
-            ValueError: If a file is damaged.
+            ValueError: If all checkpoints, or the metrics up to this one, are damaged.
         """
+        self.require_held()
         found = None
         if checkpoint.latest(self.path) is not None:
-            found = checkpoint.load(self.path, device)
+            found = checkpoint.load_intact(self.path, device)
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
@@ -191,6 +214,7 @@ class RunFolder:
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"expected the number of the step under 'step', got {record.get('step')!r}; pass an int")
+        self.require_held()
         line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
@@ -227,6 +251,7 @@ class RunFolder:
         if result.get("status") not in get_args(RunStatus):
             known = ", ".join(get_args(RunStatus))
             raise ValueError(f"expected a status, one of {known}, got {result.get('status')!r}; set it")
+        self.require_held()
         origin = {
             "commit": commit(),
             "versions": versions(),
@@ -270,45 +295,15 @@ class RunFolder:
         return result
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the file 'lock' of a folder, with the number of this process in it; the lock ends with the process.
-
-    The file is never removed: otherwise two processes could each lock a file of that name.
-    """
-
-    def write_process(handle: int) -> None:
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-
-    path = folder / "lock"
-    lock = FileLock(path, timeout=0, fallback_to_soft=False, on_acquired=write_process)
-    try:
-        lock.acquire()
-    except Timeout:
+def require_same_settings(before: TrainConfig, config: TrainConfig, free: Collection[str], whose: str) -> None:
+    """Raise `ValueError` with the names of all settings that differ, other than those in `free`."""
+    values = ((name, value, getattr(config, name)) for name, value in asdict(before).items())
+    differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
+    if differing:
         raise ValueError(
-            f"expected a folder that no other process trains in, but '{folder}' is held{_holder(path)}; wait for it, "
-            "or choose another folder"
-        ) from None
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            raise ValueError(
-                f"expected a file system with locks, but '{folder}' cannot be locked ({error.strerror}); choose "
-                "another folder"
-            ) from error
-        with explain_os_errors("the lock of", folder):
-            raise
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _holder(path: Path) -> str:
-    try:
-        return f" by process {int(path.read_bytes())}"
-    except (OSError, ValueError):
-        return ""
+            f"expected the configuration of {whose}, got a different one: it has {'; '.join(differing)}; resume it "
+            f"without changes (only {', '.join(sorted(free))} may change), or choose another folder"
+        )
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """The layouts of the stage kernels as plain functions: swizzle, order of packed weights, shares of the work.
 
-The kernels have the same maps in CUDA (`cuda/layout.cuh`, `cuda/pack.cuh`, `cuda/gradients.cuh`). These are the
-references that the tests hold them against; training does not call them.
+The kernels have the same maps in CUDA (`cuda/layout.cuh`, `cuda/pack.cuh`, `cuda/gradients.cuh` in
+`src/normfree/kernels`). The tests compare them with these.
 """
 
 from __future__ import annotations
@@ -26,17 +26,6 @@ def swizzled(column: int, chunk: int, channels: int) -> int:
 def byte_offset(row: int, column: int, chunk: int, channels: int, pitch: int) -> int:
     """The place of a chunk in an image buffer; row and column count from the border."""
     return ((row * pitch + column) * (channels // 8) + swizzled(column, chunk, channels)) * 16
-
-
-def column_channel(tile: int, column: int) -> int:
-    """The output channel, of 16, that stands in a column of one of two neighbouring tiles.
-
-    A thread holds columns 2t and 2t + 1 of both tiles; in this order they are four neighbouring channels.
-
-    >>> [column_channel(tile, column) for tile in (0, 1) for column in (0, 1)]
-    [0, 1, 2, 3]
-    """
-    return 4 * (column // 2) + 2 * tile + column % 2
 
 
 def fragment_index(channels: int, *, matrices: bool = False) -> Tensor:
@@ -104,19 +93,35 @@ def partial_numbers(convolutions: int, per_convolution: int, workers: int) -> di
     return pairs
 
 
+def tile_width(tiling: Tiling) -> int:
+    """Pixels of a tile side by side; a tile has 16 pixels."""
+    return 8 if tiling.wgmma else min(tiling.size, 16)
+
+
+def warp_place(tiling: Tiling, warp: int) -> tuple[int, int, int]:
+    """First row, column segment and group of output channels of a warp."""
+    groups = tiling.channels // 8 // tiling.tiles[1]
+    if tiling.wgmma:
+        place, group = divmod(warp // 4, groups)
+        return place // (tiling.size // 8) * 8 + warp % 4 * 2, place % (tiling.size // 8), group
+    segments, tile_rows = tiling.size // tile_width(tiling), 16 // tile_width(tiling)
+    place, group = divmod(warp, groups)
+    return place // segments * tiling.tiles[0] * tile_rows, place % segments, group
+
+
 def owned_elements(tiling: Tiling, rank: int = 0) -> Tensor:
     """The elements of an image, channels last, that each thread of a thread block owns: (threads, elements)."""
     tiles_m, tiles_n = tiling.tiles
-    tile_rows = 16 // tiling.tile_width
+    tile_rows = 16 // tile_width(tiling)
     rows = []
     for thread in range(tiling.threads):
         warp, lane = divmod(thread, 32)
-        row, segment, wn = tiling.warp_place(warp)
+        row, segment, wn = warp_place(tiling, warp)
         for m in range(tiles_m):
             for q in range(tiles_n // 2):
                 for h in (0, 1):
                     y = rank * tiling.rows + row + m * tile_rows + (h if tile_rows == 2 else 0)
-                    x = segment * tiling.tile_width + lane // 4 + (0 if tile_rows == 2 else 8 * h)
+                    x = segment * tile_width(tiling) + lane // 4 + (0 if tile_rows == 2 else 8 * h)
                     channel = wn * tiles_n * 8 + q * 16 + lane % 4 * 4
                     rows.append([(y * tiling.size + x) * tiling.channels + channel + i for i in range(4)])
     return torch.tensor(rows).view(tiling.threads, -1)

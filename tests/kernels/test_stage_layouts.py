@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from normfree.kernels import NEUTRAL, SCALARS, SHAPES
-from normfree.kernels.packing import (
+from normfree.kernels.tiling import Tiling, choose_tiling
+from stage_layouts import (
     byte_offset,
     fragment_index,
     owned_elements,
@@ -20,7 +21,6 @@ from normfree.kernels.packing import (
     shifts_of,
     swizzled,
 )
-from normfree.kernels.tiling import Tiling, choose_tiling
 
 WIDTHS = sorted({channels for channels, _ in SHAPES})
 TILINGS = [

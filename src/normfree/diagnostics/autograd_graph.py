@@ -1,0 +1,287 @@
+"""Facts from the autograd graph of a forward pass: saturated activations, softmaxes, normalizers and the loss.
+
+A node of the graph keeps the tensors that its derivative needs, so that reading them costs no pass of the model. A
+place is the weight layer, or normalizer, that the node reads from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from normfree.diagnostics.limits import SWAMPED
+from normfree.diagnostics.moments import concatenate
+from normfree.nn.model_state import ModelParts
+from normfree.nn.sharding import is_sharded
+
+MOST_NODES = 50_000  # that are walked through
+MOST_SAMPLES = 4096  # numbers of a tensor that are looked at
+NEAR = 64  # nodes in which the layer before a function is searched
+VIEWS = (
+    "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "Select", "Slice", "T",
+    "ToCopy", "Alias", "AsStrided", "Flatten",
+)  # fmt: skip
+NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
+PRODUCTS = ("Bmm", "BAddBmm")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A function at a place, a number about it, and the mean of its output."""
+
+    function: str
+    place: str
+    value: float = math.nan
+    mean: float = math.nan
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """Facts about the functions of a forward pass.
+
+    Attributes:
+        openness: For each tanh, sigmoid and attention, the mean square of its derivative relative to the largest
+            possible one.
+        single_softmax: The layers whose output goes through a softmax over one value.
+        batch_softmax: The layers behind which a softmax runs over the samples of the batch.
+        doubled: The sigmoids and softmaxes that read the output of the same function.
+        swamped: The normalizers whose epsilon is far above the variance; `function` is the epsilon.
+        unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
+        output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
+        output_place: The layer before it.
+        loss: The functions between the loss and the output.
+    """
+
+    openness: tuple[Spot, ...] = ()
+    single_softmax: tuple[str, ...] = ()
+    batch_softmax: tuple[str, ...] = ()
+    doubled: tuple[Spot, ...] = ()
+    swamped: tuple[Spot, ...] = ()
+    unregistered: tuple[str, ...] = ()
+    output: str = ""
+    output_place: str = ""
+    loss: tuple[str, ...] = ()
+
+
+def graph_facts(
+    parts: ModelParts, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor]
+) -> GraphFacts:
+    """Read the graph behind the outputs of a model; `result` is the loss, if there is one."""
+    names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
+    end = None if output is None else output.grad_fn
+    batch = 0 if output is None or output.dim() < 2 else len(output)
+    reader = _Reader(parts.modules, names, batch)
+    sharded = any(map(is_sharded, parts.parameters.values()))  # the graph then holds gathered copies
+    with torch.no_grad():
+        for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
+            reader.read(node)
+        found = reader.facts()
+    if sharded:
+        found = replace(found, unregistered=())
+    maker = _first_function(end)
+    return replace(
+        found,
+        output=_kind(maker) if maker is not None else "",
+        output_place=_place(maker, names),
+        loss=_loss_functions(None if result is None else result.grad_fn, end),
+    )
+
+
+class _Reader:
+    """Collects facts node by node; numbers stay on their device until the end, where one transfer fetches all."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], names: Mapping[int, str], batch: int) -> None:
+        self.modules, self.names, self.batch = modules, names, batch
+        self.open: list[tuple[str, str, Tensor]] = []
+        self.means: list[Tensor] = []
+        self.rates: list[tuple[str, Any, float, Tensor]] = []
+        self.single: dict[str, None] = {}
+        self.over_batch: dict[str, None] = {}
+        self.doubled: list[Spot] = []
+        self.unknown: set[int] = set()  # parameters that the model does not have
+
+    def read(self, node: Any) -> None:
+        kind = _kind(node)
+        if kind == "AccumulateGrad":
+            if isinstance(node.variable, nn.Parameter) and id(node.variable) not in self.names:
+                self.unknown.add(id(node.variable))
+        elif kind in ("Tanh", "Sigmoid", "Softmax"):
+            result = _saved(node, "result")
+            if result is None or not result.numel():
+                return
+            before = _first_function(node.next_functions[0][0])
+            if kind != "Tanh" and before is not None and _kind(before) == kind:
+                self.doubled.append(Spot(kind.lower(), _place(before, self.names)))
+            if kind == "Softmax":
+                self._read_softmax(node, before, result)
+            else:
+                y = _sample(result)
+                slope = 1 - y.square() if kind == "Tanh" else 4 * y * (1 - y)
+                self.open.append((kind.lower(), _place(node, self.names), slope.square().mean()))
+                self.means.append(y.mean())
+        elif kind.startswith("ScaledDotProduct"):
+            q, k = _saved(node, "query"), _saved(node, "key")
+            if q is not None and k is not None and q.dim() == 4 and k.shape[-2] >= 4 and q.shape[1] == k.shape[1]:
+                scale = getattr(node, "_saved_scale", None) or q.shape[-1] ** -0.5
+                logits = q[:1, :, :16].float() @ k[:1].float().transpose(-1, -2) * scale
+                self._add_attention(logits.softmax(-1), _place(node, self.names))
+        elif kind in NORMALIZERS:
+            rate = _saved(node, "result2")
+            place = _place(node, self.names, near=8)
+            eps = getattr(node, "_saved_eps", None) or getattr(self.modules.get(place), "eps", None)
+            if rate is not None and rate.numel() and eps:
+                self.rates.append((place, node, float(eps), _sample(rate).square().mean() * eps))
+
+    def _read_softmax(self, node: Any, before: Any, result: Tensor) -> None:
+        dim = getattr(node, "_saved_dim", -1)
+        dim = dim - 2**64 if dim >= 2**63 else dim
+        size = result.shape[dim] if result.dim() else 1
+        place = _place(node, self.names)
+        from_layer = before is not None and _kind(before) not in PRODUCTS and _reads_parameter(before)
+        if size == 1 and from_layer and place:
+            self.single[place] = None
+        if dim % max(result.dim(), 1) == 0 and result.dim() > 2 and len(result) == self.batch > 1:
+            if result.shape[1] != self.batch:  # else it may be a sequence with the positions first
+                self.over_batch[place] = None
+        elif size >= 4 and _kind(before) in (*PRODUCTS, "Div", "Mul", "Add", "MaskedFill", "Where"):
+            last = result.movedim(dim, -1)
+            self._add_attention(last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float(), place)
+
+    def _add_attention(self, weights: Tensor, place: str) -> None:
+        """A softmax passes 1 - Σp² of the gradient, which is largest if all weights are equal."""
+        spread = (1 - weights.square().sum(-1)) / (1 - 1 / weights.shape[-1])
+        self.open.append(("attention", place, spread.mean().square()))
+        self.means.append(weights.new_zeros(()))
+
+    def facts(self) -> GraphFacts:
+        """Fetch the numbers."""
+        tensors = [*(t for *_, t in self.open), *self.means, *(t for *_, t in self.rates)]
+        values = concatenate([t.float().reshape(1) for t in tensors]).tolist() if tensors else []
+        count = len(self.open)
+        means = values[count : 2 * count]
+        openness = tuple(Spot(f, p, v, m) for (f, p, _), v, m in zip(self.open, values, means, strict=False))
+        swamped = []
+        for (place, node, eps, _), share in zip(self.rates, values[2 * count :], strict=True):
+            if share > 1 - SWAMPED:  # the exact variance, because 1 - share is rounded
+                variance = _variance(node)
+                if 0 < variance < SWAMPED * eps and place:
+                    swamped.append(Spot(f"{eps:g}", place, variance))
+        return GraphFacts(
+            openness,
+            tuple(self.single),
+            tuple(self.over_batch),
+            tuple(self.doubled),
+            tuple(swamped),
+            tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
+        )
+
+
+def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The plain attributes of modules that hold these parameters; the model itself if none does."""
+    found = []
+    for prefix, module in modules.items():
+        for name, value in vars(module).items():
+            inner = tree_leaves(value) if isinstance(value, list | tuple | dict) and not name.startswith("_") else ()
+            held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
+            if any(id(p) in parameters for p in (*held, *inner)):
+                found.append(f"{prefix}.{name}" if prefix else name)
+    return found or ["(model)"]
+
+
+def _walk(roots: Iterable[Any]) -> Iterable[Any]:
+    """The nodes behind some nodes, from the output to the input, at most `MOST_NODES`."""
+    seen: dict[Any, None] = dict.fromkeys(r for r in roots if r is not None)
+    waiting = list(seen)
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen[following] = None
+                waiting.append(following)
+
+
+def _kind(node: Any) -> str:
+    """The function of a node: 'Tanh' for 'TanhBackward0'."""
+    return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
+
+
+def _first_function(node: Any) -> Any:
+    """The first node on the way to the input that is more than a view."""
+    while node is not None and _kind(node) in VIEWS and node.next_functions:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _reads_parameter(node: Any) -> bool:
+    """Whether a node multiplies by a parameter, as a weight layer does."""
+    inputs = [_first_function(f) for f, _ in node.next_functions]
+    return any(_kind(f) == "AccumulateGrad" for f in inputs)
+
+
+def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
+    """The module of the nearest parameter before a node, '' if there is none nearby."""
+    waiting, seen = deque([node]), 0
+    while waiting and seen < near:
+        current = waiting.popleft()
+        seen += 1
+        variable = getattr(current, "variable", None)
+        if variable is not None and id(variable) in names:
+            return names[id(variable)]
+        waiting.extend(f for f, _ in getattr(current, "next_functions", ()) if f is not None)
+    return ""
+
+
+def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:
+    """The functions from the loss to the output, the loss first."""
+    found: list[str] = []
+    waiting, seen = deque([start]), {end}
+    while waiting and len(found) < NEAR and end is not None:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.append(_kind(node))
+        waiting.extend(f for f, _ in node.next_functions)
+    return tuple(found) if start is not end else ()
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    """A tensor that a node keeps; None if it keeps none, or it was changed in place since."""
+    try:
+        value = getattr(node, f"_saved_{name}", None)
+    except RuntimeError:
+        return None
+    return value.detach() if isinstance(value, Tensor) and not is_sharded(value) else None
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Some evenly spaced numbers of a tensor, as float32, without a copy of all of it."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda i: -strides[i])
+    values = tensor.permute(order)
+    if not values.is_contiguous():
+        values = values[: max(1, MOST_SAMPLES // max(1, values[0].numel()))] if values.dim() else values
+    return values.reshape(-1)[:: max(1, values.numel() // MOST_SAMPLES)].float()
+
+
+def _variance(node: Any) -> float:
+    """The variance that a normalizer divides by, in float64."""
+    x = _saved(node, "input")
+    if x is None or x.dim() < 2:
+        return math.nan
+    kind = _kind(node)
+    values = x[:64].double()
+    if kind == "NativeBatchNorm":
+        return float(x.double().movedim(1, 0).flatten(1).var(1, correction=0).median())
+    if kind == "NativeGroupNorm":
+        return float(values.reshape(len(values), node._saved_group, -1).var(-1, correction=0).median())
+    dims = len(tuple(getattr(node, "_saved_normalized_shape", (1,))))
+    return float(values.flatten(values.dim() - dims).var(-1, correction=0).median())

@@ -1,0 +1,306 @@
+"""Further passes through a model whose signal is faulty: they find the module behind the fault."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
+from normfree.diagnostics.model_signal import Gain, Signal
+from normfree.diagnostics.places import name_pattern
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
+from normfree.nn.normalizers import is_norm
+from normfree.nn.sharding import whole
+from normfree.nn.weight_layers import WEIGHT_LAYERS
+
+MOST_CANDIDATES = 4  # modules for which a forward pass is made
+
+
+def with_origin(
+    signal: Signal, model: nn.Module, parts: ModelParts, inputs: Any, learning: set[str], *, silent: bool
+) -> Signal:
+    """Name the weights and modules behind a signal that ends, by further forward passes; sound signals need none.
+
+    Args:
+        learning: The names of the parameters that got a gradient.
+        silent: Whether a signal of zeros is a fault.
+    """
+    silent = (
+        silent and not signal.unmeasured and (signal.head.mean_square == 0 or any(s.level == 0 for s in signal.sums))
+    )
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
+    still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
+    still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
+    idle = [] if signal.unmeasured else _idle_modules(signal, parts, learning)
+    if not silent and not signal.unmeasured and not still and not idle:
+        return signal
+    broken = broken_parameters(parts) if signal.unmeasured else ()
+    origin: list[str] = []
+    args, kwargs = _copied(inputs)
+    if not broken and signal.inputs.finite and (silent or signal.unmeasured):
+        with (
+            torch.no_grad(),
+            preserve_model_state(model, parts),
+            find_origin(parts.modules, is_not_zero if silent else is_finite) as origin,
+        ):
+            model(*args, **kwargs)
+    cut = [name for name in still if influences(model, parts, name, args, kwargs, first=True)]
+    unused = [name for name in idle if not influences(model, parts, name, args, kwargs)]
+    kind = type(parts.modules[origin[0]]).__name__ if origin else ""
+    first = origin[0] if origin else ""
+    return replace(signal, broken=broken, origin=first, origin_kind=kind, cut=tuple(cut), unused=tuple(unused))
+
+
+def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = None, loss: Any = None) -> Signal:
+    """Measure the innermost modules of a model with a fault, and find a derivative that is not finite."""
+    parts = parts_of(model)
+    args, kwargs = _copied(inputs)
+    if signal.unmeasured:
+        return signal
+    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs))
+    if all(math.isfinite(s.gradient_level) for s in signal.sums):
+        return found
+
+    def start(output: Any) -> Tensor:
+        own = own_loss(output) if targets is None and loss is None else None
+        if own is not None:
+            return own
+        if targets is None and loss is None:
+            return random_start(output)
+        result: Tensor = (loss or cross_entropy)(output, targets)
+        return result
+
+    module, function = gradient_origin(model, parts, *_copied(inputs), start)
+    return replace(found, gradient_origin=module, gradient_function=function)
+
+
+def _copied(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a model, of which tensors are copied, because the model may write into them."""
+    args, kwargs = tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, call_arguments(inputs))
+    return args, kwargs
+
+
+def leaf_gains(model: nn.Module, parts: ModelParts, args: Any, kwargs: Any) -> tuple[Gain, ...]:
+    """Measure the innermost modules in one forward pass, in the order of their calls."""
+    found: list[Gain] = []
+    leaves = {
+        name: m
+        for name, m in parts.modules.items()
+        if name and (isinstance(m, WEIGHT_LAYERS) or is_norm(m) or not any(True for _ in m.children()))
+    }
+
+    def hook(name: str) -> Any:
+        def measure(module: nn.Module, args: Any, out: Any) -> None:
+            out = out[0] if isinstance(out, tuple) and out else out
+            if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
+                return
+            if found and is_norm(module):
+                found[-1] = replace(found[-1], normalized=True)
+            x = args[0] if args and isinstance(args[0], Tensor) and args[0].is_floating_point() else None
+            before = 1.0 if x is None or is_norm(module) else _moment(x)
+            factor = _moment(out) / before if before > 0 else math.nan
+            found.append(Gain(name, type(module).__name__, factor, _bias(module, out)))
+
+        return measure
+
+    handles = [m.register_forward_hook(hook(name)) for name, m in leaves.items()]
+    try:
+        with torch.no_grad(), preserve_model_state(model, parts):
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(found)
+
+
+def _moment(tensor: Tensor) -> float:
+    return float(tensor.detach().double().square().mean())
+
+
+def _bias(module: nn.Module, out: Tensor) -> float:
+    """The second moment of a bias over that of the output without it."""
+    bias = module._parameters.get("bias")
+    if bias is None or not isinstance(module, WEIGHT_LAYERS) or bias.dim() != 1:
+        return math.nan
+    b = whole(bias.detach()).double()
+    dim = 1 if isinstance(module, nn.modules.conv._ConvNd) else -1
+    if out.shape[dim] != len(b):
+        return math.nan
+    shape = [1] * out.dim()
+    shape[dim] = len(b)
+    rest = _moment(out.double() - b.reshape(shape))
+    return float(b.square().mean()) / rest if rest > 0 else math.nan
+
+
+def _idle_modules(signal: Signal, parts: ModelParts, learning: set[str]) -> list[str]:
+    """The outermost modules without any gradient, although modules like them have one.
+
+    A module is like another one if it has its class and its name but for numbers. A module that stands beside others
+    in the code of a block is a candidate, too. An auxiliary head of the model is none.
+    """
+    used = {prefix for name in learning for prefix in _above(name)}
+    filled = {prefix for name in parts.parameters for prefix in _above(name)} - {
+        layer.name for layer in signal.plan.classifier
+    }
+    idle = [name for name in parts.modules if name in filled - used and name.rpartition(".")[0] in used]
+    kinds = Counter((name_pattern(name), type(parts.modules[name])) for name in used)
+    lists = nn.ModuleList | nn.ModuleDict
+    found = [
+        name
+        for name in idle
+        if kinds[(name_pattern(name), type(parts.modules[name]))]
+        or ("." in name and not isinstance(parts.modules[name.rpartition(".")[0]], lists))
+    ]
+    return found if len(found) <= MOST_CANDIDATES else []
+
+
+def _above(name: str) -> list[str]:
+    """The names of the modules around a parameter, and '' for the model."""
+    pieces = name.split(".")[:-1]
+    return [".".join(pieces[:i]) for i in range(len(pieces) + 1)]
+
+
+def influences(model: nn.Module, parts: ModelParts, name: str, args: Any, kwargs: Any, *, first: bool = False) -> bool:
+    """Whether the output of a module changes an output of the model, or the `first` one."""
+    outputs = []
+    for factor in (1.0, 1.5):
+        handle = parts.modules[name].register_forward_hook(
+            lambda _m, _a, out, factor=factor: out * factor if isinstance(out, Tensor) else None
+        )
+        try:
+            with torch.no_grad(), preserve_model_state(model, parts):
+                found = model(*args, **kwargs)
+            outputs.append([t for t in tree_leaves(first_tensor(found) if first else found) if isinstance(t, Tensor)])
+        finally:
+            handle.remove()
+    return not all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+def broken_parameters(parts: ModelParts) -> tuple[str, ...]:
+    """The names of parameters and buffers that hold NaN or infinity."""
+    named: dict[str, Tensor] = dict(parts.parameters)
+    for prefix, module in parts.modules.items():
+        named |= {f"{prefix}.{n}" if prefix else n: b for n, b in module._buffers.items() if b is not None}
+    with torch.no_grad():
+        return tuple(
+            name
+            for name, t in ((name, whole(t)) for name, t in named.items() if t.is_floating_point())
+            if not bool(torch.isfinite(t).all()) and not is_mask(t)
+        )
+
+
+@contextmanager
+def find_origin(modules: Mapping[str, nn.Module], good: Callable[[Tensor], bool]) -> Iterator[list[str]]:
+    """Collect the innermost modules that get good tensors and return one that is not, while a model runs."""
+    found: list[str] = []
+
+    def all_good(tree: Any) -> bool:
+        return all(good(t) for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point())
+
+    def hook(name: str) -> Any:
+        def look(_m: nn.Module, args: Any, out: Any) -> None:
+            if not all_good(out) and all_good(args) and not any(n.startswith(f"{name}.") for n in found):
+                found.append(name)
+
+        return look
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items() if name]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_not_zero(tensor: Tensor) -> bool:
+    """Whether a tensor has another value than zero."""
+    return bool(tensor.any())
+
+
+class _Owners(TorchFunctionMode):
+    """Remembers which module's forward pass made each node of the autograd graph."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.running = [""]
+        self.owner: dict[Any, str] = {}
+        self.handles = []
+        for name, module in modules.items():
+            self.handles.append(module.register_forward_pre_hook(lambda _m, _a, name=name: self.running.append(name)))
+            self.handles.append(module.register_forward_hook(self._leave))
+
+    def _leave(self, _m: nn.Module, _a: Any, _out: Any) -> None:
+        self.running.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(t, Tensor) and t.grad_fn is not None:
+                self.owner.setdefault(t.grad_fn, self.running[-1])
+        return out
+
+
+def gradient_origin(
+    model: nn.Module, parts: ModelParts, args: Any, kwargs: Any, start: Callable[[Any], Tensor]
+) -> tuple[str, str]:
+    """The module and the function whose derivative is not finite although the gradient that it gets is.
+
+    Args:
+        start: Returns the number at which the backward pass starts, from the model's output.
+
+    Returns:
+        Two empty strings if there is none.
+    """
+    found: list[Any] = []
+
+    def hook(node: Any) -> Any:
+        def look(inputs: Any, outputs: Any) -> None:
+            if not found and all(map(_finite, outputs)) and not all(map(_finite, inputs)):
+                found.append(node)
+
+        return look
+
+    owners = _Owners(parts.modules)
+    try:
+        with torch.enable_grad(), preserve_model_state(model, parts):
+            with owners:
+                value = start(model(*args, **kwargs))
+            waiting: list[Any] = [value.grad_fn]
+            seen: set[Any] = {None}
+            while waiting:
+                node = waiting.pop()
+                if node in seen:
+                    continue
+                seen.add(node)
+                if node.next_functions:
+                    node.register_hook(hook(node))
+                waiting += [f for f, _ in node.next_functions]
+            value.backward()
+    finally:
+        for handle in owners.handles:
+            handle.remove()
+    if not found:
+        return "", ""
+    return owners.owner.get(found[0], ""), str(found[0].name()).partition("Backward")[0].lower()
+
+
+def _finite(tensor: Any) -> bool:
+    return not isinstance(tensor, Tensor) or is_finite(tensor)
+
+
+def random_start(output: Any) -> Tensor:
+    """A number whose gradient at the output is random."""
+    tensor = first_tensor(output)
+    source = torch.Generator().manual_seed(0)
+    return (tensor * torch.randn(tensor.shape, generator=source).to(tensor)).sum()

@@ -1,0 +1,87 @@
+"""A folder is written by the process that locked it, and by no other; files of the user are left alone."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from normfree.train.run import checkpoint
+from normfree.train.run.run_folder import RunFolder
+
+MOVED = "but it was moved, removed or replaced; this process writes nothing more"
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def move(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def replace(folder: Path) -> None:
+    move(folder)
+    with RunFolder(folder).hold():  # the run of another process
+        RunFolder(folder).append({"step": 7})
+
+
+def unlock(folder: Path) -> None:
+    (folder / "lock").unlink()
+
+
+def relock(folder: Path) -> None:
+    unlock(folder)
+    (folder / "lock").write_text(str(os.getpid()))
+
+
+@pytest.mark.parametrize("change", [remove, move, replace, unlock, relock])
+def test_nothing_is_written_into_a_folder_that_is_another(tmp_path: Path, change: object) -> None:
+    run = RunFolder(tmp_path / "run")
+    with run.hold():
+        run.append({"step": 1})
+        run.require_held()
+        assert callable(change)
+        change(run.path)
+        before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+        writer = checkpoint.Writer(run.path, run.require_held)
+        writer.start({"w": torch.zeros(2)}, {"step": 2})
+        for write in (
+            writer.wait,
+            lambda: run.append({"step": 2}),
+            lambda: run.write_result({"status": "finished"}),
+            run.clear,
+            run.resume,
+            run.remove_result,
+        ):
+            with pytest.raises(ValueError, match=MOVED):
+                write()
+        assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    with RunFolder(tmp_path / "new").hold():
+        pass
+
+
+@pytest.mark.parametrize("content", ["my notes", "12 34", "-3", "1" * 40])
+def test_file_of_the_user_is_no_lock(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lock").write_text(content)
+    with pytest.raises(ValueError, match="to be the lock of a run, got another file"), RunFolder(tmp_path).hold():
+        pass
+    assert (tmp_path / "lock").read_text() == content
+
+
+def test_target_of_a_link_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "diary").write_text("7")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "lock").symlink_to(tmp_path / "diary")
+    with pytest.raises(ValueError, match="to be the lock of a run, got another file"), RunFolder(folder).hold():
+        pass
+    assert (tmp_path / "diary").read_text() == "7"
+
+
+@pytest.mark.parametrize("content", [b"", b"123", b"\0\0\0"])
+def test_lock_of_an_earlier_process_is_taken(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lock").write_bytes(content)  # zeros after a power failure
+    with RunFolder(tmp_path).hold():
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
