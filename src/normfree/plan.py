@@ -100,6 +100,8 @@ class Branch:
         ends: The layers whose output is added to the shortcut; by default the last that is not a gate.
         around: The name of the branch that contains this sum, if a longer skip connection goes around it.
         scales: The names of its layer scales: learnable vectors or numbers that multiply the branch's output.
+        merges: Whether branch and shortcut both carry the signal, because the branch contains sums that contain sums:
+            the long skip of a U-Net that adds. Such a branch starts at the shortcut's scale, not at 0.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Branch:
     ends: tuple[Layer, ...] = ()
     around: str | None = None
     scales: tuple[str, ...] = ()
+    merges: bool = False
 
     def __post_init__(self) -> None:
         if not self.entries:

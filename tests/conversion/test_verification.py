@@ -6,6 +6,7 @@ In every converted model, all parameters that move in the original within 40 ste
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import normfree as nf
 from normed_blocks import X, network
+from normfree.conversion.verification import expected_growth
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import StandardizedConv2d
 
@@ -397,7 +399,10 @@ def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, m
 
 
 def test_activation_in_code_is_refused_where_a_multiplier_must_start_at_zero() -> None:
-    with pytest.raises(ValueError, match=r"'1.a': an activation in the model's own code.*use 'fixup'.*'wn'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'1.a': an activation in the model's own code.*module of its own; 'fixup' and 'nf' convert it$",
+    ):
         nf.convert(sequential(ActivatedByCode), "skipinit", X)
     for method in ("fixup", "nf", "wn"):  # a positive factor passes a ReLU; Fixup scales the layer
         converted, plan = nf.convert(sequential(ActivatedByCode), method, X)
@@ -496,21 +501,142 @@ class Nested(nn.Module):
         return x + self.up(F.relu(self.inner(self.norm(self.down(x)))))
 
 
-def test_zeros_behind_many_zeros_are_refused() -> None:
-    def model(levels: int) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(8, D), Nested(levels), nn.LayerNorm(D), nn.Linear(D, 5))
+def nested(levels: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, D), Nested(levels), nn.LayerNorm(D), nn.Linear(D, 5))
 
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit"])
+def test_sums_around_sums_of_sums_merge_two_signals(method: str) -> None:
+    model = nested(5)
+    converted, plan = nf.convert(model, method, X)
+    assert [branch.merges for branch in plan.branches] == [False, False, True, True, True]  # the innermost runs first
+    held = {n for n, p in converted.named_parameters() if p.requires_grad}
+    assert moving(model, X) & held <= moving(converted, X)
+    ups: list[float] = []
+    for module in converted.modules():
+        if isinstance(module, Nested):
+            module.up.register_forward_hook(lambda _m, _a, out: ups.append(out.var(unbiased=False).item()))
+    converted(X)
+    assert ups == pytest.approx([0, 0, 1, 1, 1], rel=1e-3)  # a merging branch starts at unit variance
+
+
+def test_zeros_behind_many_zeros_are_refused() -> None:
+    plan = nf.discover(nested(5), X)
+    scaled = replace(plan, branches=tuple(replace(branch, merges=False) for branch in plan.branches))
     with pytest.raises(ValueError, match="starts at zero, and so does every way from it to the output"):
-        nf.convert(model(5), "fixup", X)
-    nf.convert(model(2), "fixup", X)  # controls: a zero behind one zero learns a step later
-    nf.convert(model(5), "nf", X)
+        nf.convert(nested(5), "fixup", X, plan=scaled)
+    nf.convert(nested(2), "fixup", X)  # controls: a zero behind one zero learns a step later
+    nf.convert(nested(5), "nf", X, plan=scaled)
+
+
+class Perceiver(nn.Module):
+    """Adds to learned tokens what they read from the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(8, D), nn.LayerNorm(D), nn.Linear(D, 5)
+        self.tokens = nn.Parameter(0.02 * torch.randn(1, 3, D))
+        self.norms = nn.ModuleList([nn.LayerNorm(D) for _ in range(3)])
+        self.layers = nn.ModuleList([nn.ModuleList([nn.Linear(D, D) for _ in range(4)]) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).unsqueeze(1)
+        z = self.tokens.expand(len(x), -1, -1)
+        for norm, (q, k, v, out) in zip(self.norms, self.layers, strict=True):
+            z = z + out(F.scaled_dot_product_attention(q(norm(z)), k(x), v(x)))
+        return self.head(self.norm(z).mean(1))
+
+
+@pytest.mark.parametrize("method", ["fixup", "skipinit", "nf"])
+def test_sum_onto_learned_tokens_is_residual_and_the_tokens_have_unit_variance(method: str) -> None:
+    torch.manual_seed(0)
+    model = Perceiver()
+    converted, plan = nf.convert(model, method, X)
+    assert [len(branch.layers) for branch in plan.branches] == [4, 4, 4]
+    assert [layer.name for layer in plan.stem] == ["embed"]
+    assert converted.get_parameter("tokens").std().item() == pytest.approx(1, abs=0.3)
+    held = {n for n, p in converted.named_parameters() if p.requires_grad}
+    assert moving(model, X) & held <= moving(converted, X)
+
+
+class Towards(Block):
+    """x + a (f(x) - x): moves towards the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((D,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.alpha * (self.branch(x) - x)
+
+
+def test_factor_of_branch_and_shortcut_is_no_layer_scale() -> None:
+    for method in ("fixup", "nf"):
+        converted, plan = nf.convert(sequential(Towards), method, X)
+        assert not any(branch.scales for branch in plan.branches)
+        assert converted[1].alpha.mean().item() == pytest.approx(0.1)
+
+
+class WrittenNorm(Block):
+    how = "rms"
+
+    def branch(self, x: Tensor) -> Tensor:
+        if self.how == "rms":
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        elif self.how == "std":
+            x = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+        else:
+            x = x * torch.sigmoid(x.mean(-1, keepdim=True))  # control: a gate
+        return super().branch(x)
+
+
+@pytest.mark.parametrize("how", ["rms", "std", "gate"])
+def test_normalization_in_code_is_noted(how: str) -> None:
+    model = sequential(type("Written", (WrittenNorm,), {"how": how}))
+    notes = nf.convert(model, "nf", X)[1].changes.notes
+    assert any("divided by its own scale in the code of '1', '2', '3'" in note for note in notes) == (how != "gate")
+
+
+class Recurrent(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.GRU(D, D)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.memory(super().branch(x))[0]
+
+
+def test_branch_that_ends_in_a_recurrent_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'1' adds the output of a recurrent layer.*put a linear layer behind it"):
+        nf.convert(sequential(Recurrent), "nf", X)
+
+
+class Difference(nn.Module):
+    """Scores by the difference of two embeddings, in which the last bias cancels once the norm behind it is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.norm, self.head = sequential(), nn.LayerNorm(5), nn.Linear(5, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(self.net(x))
+        return self.head(z - z[:1])[1:2]
+
+
+def test_bias_that_cancels_is_noted() -> None:
+    _, plan = nf.convert(Difference(), "nf", X)
+    assert any("bias' does nothing any more" in note for note in plan.changes.notes)
+    assert not any("does nothing" in note for note in nf.convert(sequential(), "nf", X)[1].changes.notes)  # control
 
 
 class Louder(nn.Sequential):
     """Multiplies before a final norm, whose removal leaves the factor."""
 
+    factor = 1e4
+
     def forward(self, x: Tensor) -> Tensor:
-        return self[2](self[1](1e4 * self[0](x)))
+        return self[2](self[1](self.factor * self[0](x)))
 
 
 def test_output_and_first_loss_far_from_the_original_are_refused() -> None:
@@ -522,6 +648,31 @@ def test_output_and_first_loss_far_from_the_original_are_refused() -> None:
     ):
         nf.convert(model, "nf", X)
     assert nf.convert(sequential(), "nf", X)[1].changes.notes == ()  # control
+
+
+@pytest.mark.parametrize(("factor", "times"), [(1.0, 0), (3.0, 1), (15.0, 2)])
+def test_first_loss_is_noted_at_half_the_spread_at_which_a_softmax_freezes_and_refused_from_there(
+    factor: float, times: int
+) -> None:
+    torch.manual_seed(0)
+    model = Louder(nn.Sequential(nn.Linear(8, D), Block(), Block()), nn.LayerNorm(D), nn.Linear(D, 5))
+    model.factor = factor
+    if times == 2:
+        with pytest.raises(ValueError, match="the first loss at '2' is"):
+            nf.convert(model, "skipinit", X)
+        return
+    converted, plan = nf.convert(model, "skipinit", X, generator=torch.Generator().manual_seed(0))
+    scores = converted(X).double()
+    above = (scores.logsumexp(1) - scores.mean(1)).mean().item() - math.log(5)
+    assert (above > 0.5) == (times == 1)
+    assert any("first loss" in note for note in plan.changes.notes) == (times == 1)
+
+
+def test_method_that_lets_the_signal_grow_may_start_higher() -> None:
+    plan = nf.discover(sequential(), X)
+    assert expected_growth(plan, nf.methods.get("fixup")) == expected_growth(plan, nf.methods.get("wn")) == 1
+    assert expected_growth(plan, nf.methods.get("hanin:r=0.5")) == pytest.approx(1.25 * 1.0625 * 1.015625)
+    assert expected_growth(plan, nf.methods.get("shao")) == pytest.approx(1)
 
 
 def test_named_heads_are_output_layers() -> None:

@@ -15,8 +15,8 @@ from normfree.conversion.changes import Changes
 from normfree.conversion.inspection import inspect_model, run, trial_run
 from normfree.conversion.norms import channels_of, find_norms, make_plain_, plain_base, remove_norms_, unknown_norms
 from normfree.conversion.rescaling import (
-    class_tokens,
     draw_tokens_,
+    learned_tokens,
     rescaling_layers_,
     reset_layer_scales_,
     scale_embeddings_,
@@ -34,12 +34,20 @@ from normfree.conversion.work import NO_SUMS, SHOWN, ConversionWork, Example, co
 from normfree.graph.admission import cannot_convert_by, cannot_convert_model, rigid_layers, scales_sums
 from normfree.graph.discovery import plan_from_flow, require_signal, unaccounted
 from normfree.graph.flow import Flow, tensors_of
+from normfree.graph.plain_sums import divides_by_own_scale
 from normfree.graph.recorder import record
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import call_arguments, restored_on_error, small_copy
 from normfree.nn.scalar_wrapping import scalars_of
 from normfree.plan import ResidualPlan, remember_plan_
+
+_METHODS = ("fixup", "nf", "skipinit", "wn", "lsuv:by=layer", "dyt")  # those that a refusal tries, in this order
+_TRIED = 200_000_000  # parameters; a larger model is not copied to try other methods
+
+
+class MethodError(ValueError):
+    """A method cannot convert a model; others may."""
 
 
 def convert(
@@ -135,14 +143,39 @@ def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, e
 
 def _change_(work: ConversionWork, generator: torch.Generator | None) -> ResidualPlan:
     """Stages 2 to 5. An error leaves the model as it was."""
-    _refuse(work)
-    with restored_on_error(work.model):
-        _replace_(work, generator)
-        _initialize_(work, generator)
-        _check_(work)
+    try:
+        _refuse(work)
+        with restored_on_error(work.model):
+            _replace_(work, generator)
+            _initialize_(work, generator)
+            _check_(work)
+    except MethodError as refusal:
+        raise ValueError(f"{refusal}{_other_methods(work)}") from refusal.__cause__
     plan = replace(work.plan, changes=work.changes())
     remember_plan_(work.model, plan, small_copy(work.example))
     return plan
+
+
+def _other_methods(work: ConversionWork) -> str:
+    """Which methods convert the model, at most two: each is tried on a copy. Nothing for a large model."""
+    if work.before is None or not work.advise or work.parameters_before > _TRIED:
+        return ""
+    found: list[str] = []
+    for name in _METHODS:
+        try:
+            trial = _look(copy.deepcopy(work.model), get(name), small_copy(work.example), None, work.heads)
+            trial.advise = False
+            _check_request(trial.model, trial.method, trial.example)
+            _change_(trial, torch.Generator().manual_seed(0))
+        except Exception:  # whatever copying the model raises
+            continue
+        if name != work.method.name:
+            found.append(f"'{name}'")
+        if len(found) == 2:
+            break
+    if not found:
+        return "; no other method of those tried converts it, either"
+    return f"; {' and '.join(found)} {'converts' if len(found) == 1 else 'convert'} it"
 
 
 def _check_request(model: nn.Module, method: Method, example: Example) -> None:
@@ -174,9 +207,11 @@ def _look(
         with trial_run(model):  # in training mode a model may skip blocks at random
             return record(model, *args, **kwargs)
 
+    inline: list[str] = []
     if plan is None:
         plan = plan_from_flow(model, flow(), heads)
         require_signal(model, flow(), plan, heads)
+        inline = list(dict.fromkeys(node.home for node in flow().nodes if divides_by_own_scale(node)))
     norms = find_norms(model)
     inspection = inspect_model(model, norms, args, kwargs)
     scalars, obstacles = Scalars(), Obstacles()
@@ -198,6 +233,7 @@ def _look(
         parameters_before=count_parameters(model),
         before=behave(model, example, plan) if verify else None,
         heads=heads,
+        inline_norms=[home for home in inline if home not in norms],
     )
 
 
@@ -212,7 +248,7 @@ def _refuse(work: ConversionWork) -> None:
             )
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
     if not work.plan.branches and not work.keeps_layers and needs_sums:
-        raise ValueError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
+        raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
     obstacles: Obstacles = {
         f"{quoted(name)}: {type(module).__name__} is not a known normalizer": "replace it with one of torch.nn"
         for name, module in unknown_norms(model)
@@ -236,33 +272,31 @@ def _refuse(work: ConversionWork) -> None:
     }
     if "" in work.norms:
         obstacles[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
+    error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
     if work.keeps_layers:
         unclear = [name for name, module in work.norms.items() if channels_of(module) is None]
-        obstacles |= {
-            f"{quoted(name)}: its number of channels is unknown": "use another method, such as 'fixup'"
-            for name in unclear
-        }
+        obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
         obstacles |= work.obstacles
         kind = f"a {method.weight.replace('_', ' ')} layer"
         obstacles |= {
-            f"'{path}' cannot become {kind}: {reason}": "use a method of plain weights, such as 'fixup'"
+            f"'{path}' cannot become {kind}: {reason}": ""
             for path, reason in rigid_layers(model, work.plan, method, work.inspection.calls).items()
             if path.removesuffix(".weight") not in work.inspection.standardized
         }
     if obstacles:
         more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
-        reasons, remedies = list(obstacles)[:SHOWN], dict.fromkeys(list(obstacles.values())[:SHOWN])
-        raise ValueError(
-            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons)}{more}; "
-            f"{', or '.join(remedies)}"
+        remedies = ", or ".join(filter(None, dict.fromkeys(list(obstacles.values())[:SHOWN])))
+        raise error(
+            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(list(obstacles)[:SHOWN])}{more}"
+            f"{'; ' if remedies else ''}{remedies}"
         )
 
 
 def _replace_(work: ConversionWork, generator: torch.Generator | None) -> None:
     """Remove the normalizers and give the model the method's layers and scalars."""
     model, plan, method = work.model, work.plan, work.method
-    tokens = class_tokens(model, plan, work.flow) if work.norms else []
+    tokens = learned_tokens(model, plan, work.flow) if work.norms else []
     alpha = method.options.get("alpha") if method.norm == "tanh" else None
     tanh = float(alpha) if isinstance(alpha, float | int) else None
     work.removed = remove_norms_(model, work.inspection, tanh=tanh)
@@ -284,12 +318,12 @@ def _initialize_(work: ConversionWork, generator: torch.Generator | None) -> Non
         return
     example = work.example if isinstance(work.example, Tensor) else None
     ctx = InitContext(work.model, work.plan, generator, example)
-    check_example(ctx, work.method)
-    ctx.zero_biases_()
     try:
+        check_example(ctx, work.method)
+        ctx.zero_biases_()
         work.method.initializer(ctx)
-    except ValueError:  # the method's own message
-        raise
+    except ValueError as error:  # the method's own message
+        raise MethodError(str(error)) from error
     except Exception as error:
         raise _stopped(work.model, error) from error
 
@@ -313,21 +347,20 @@ def _check_(work: ConversionWork) -> None:
         out = _run(work)
     numbers = [t for t in (*tensors_of(out), *written) if t.is_floating_point()]
     if not all(t.isfinite().all() for t in numbers):
-        raise ValueError(
-            f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity; "
-            "use a method with smaller branches, such as 'fixup' or 'skipinit'"
+        raise MethodError(
+            f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity"
         )
     if work.before is None:
         return
-    reasons, work.cautions = verify(model, work.example, work.plan, work.before, out, work.heads)
+    reasons, work.cautions = verify(model, work.example, work.plan, work.method, work.before, out, work.heads)
     if reasons and work.method.kind != "norm-free":  # a baseline may explode
         work.cautions += reasons
     elif reasons:
-        others = [f"'{name}'" for name in ("fixup", "nf", "wn", "lsuv:by=layer") if name != work.method.name]
-        raise ValueError(
+        heads = "; name the output layers by heads=" if len(work.plan.classifier) > 1 and not work.heads else ""
+        growing = whole_blocks(work.plan)  # the same for all methods
+        raise (ValueError if growing else MethodError)(
             f"{type(model).__name__} cannot be converted by '{work.method.name}': "
-            f"{'; '.join((*reasons, *whole_blocks(work.plan)))}; use another method, such as {', '.join(others[:-1])} "
-            f"or {others[-1]}, or name the output layers by heads="
+            f"{'; '.join((*reasons, *growing))}{heads}"
         )
 
 
@@ -341,8 +374,8 @@ def _run(work: ConversionWork) -> Any:
         raise _stopped(work.model, error) from error
 
 
-def _stopped(model: nn.Module, error: Exception) -> ValueError:
-    return ValueError(
+def _stopped(model: nn.Module, error: Exception) -> MethodError:
+    return MethodError(
         f"expected the converted {type(model).__name__} to run on the example, but it failed: {error}; its own code "
-        "may rely on a normalizer, or on the class of a layer; try 'dyt', which keeps all layers"
+        "may rely on a normalizer, or on the class of a layer"
     )

@@ -79,16 +79,13 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
     return -1
 
 
-def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
-    """The names of the class tokens.
-
-    These are parameters that are concatenated to the sequence as one vector, not added or multiplied.
-    """
+def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
+    """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
 
     def is_vector(token: Tensor | None) -> bool:
-        return token is not None and token.dim() >= 2 and token.numel() == token.shape[-1] == width
+        return token is not None and token.dim() >= 2 and token.shape[-1] == width
 
     vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
     return [name for name in vectors if "joined" in flow().weights.uses[name]]
@@ -96,7 +93,7 @@ def class_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow])
 
 @torch.no_grad()
 def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
-    """Draw class tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
+    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
     parameters = dict(model.named_parameters())
     rescaled = []
     for name in names:
@@ -126,7 +123,8 @@ def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescalin
     """Scale the layers outside the branches to unit variance while the model runs on an example inside.
 
     Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
-    each gate and each activation other than ReLU. The first layer and the classifier stay as they are.
+    each gate and each activation other than ReLU. So do branches that merge signals. The first layer and the classifier
+    stay as they are.
     Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
     hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
     rates at which it trains otherwise.
@@ -154,7 +152,8 @@ def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescalin
 
         return rescale
 
-    outside = [layer for layer in (*plan.stem[1:], *plan.body) if not layer.tied and not layer.gate]
+    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
+    outside = [layer for layer in (*plan.stem[1:], *plan.body, *merging) if not layer.tied and not layer.gate]
     own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
     found.skipped = [layer.path for layer in outside if layer not in own]
     handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]

@@ -26,8 +26,6 @@ from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, uns
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, ResidualPlan
 
-_WITHOUT_SCALARS = "use a method without scalars, such as 'wn' or 'lsuv:by=layer'"
-
 _RELUS = RECTIFIERS | {"leaky_relu", "leaky_relu_", "leakyrelu", "prelu"}
 
 _IN_WORDS: dict[ScalarName, str] = {
@@ -39,7 +37,7 @@ _IN_WORDS: dict[ScalarName, str] = {
 }
 
 Obstacles = dict[str, str]
-"""The reasons why a model cannot be converted, each with its remedy."""
+"""The reasons why a model cannot be converted, each with a remedy, or '' if only another method is one."""
 
 
 class ScalarStart(NamedTuple):
@@ -152,6 +150,8 @@ class _Placement:
         whole = (1.0 if c is None else c) * factor
         if whole != 1.0 or rule.c.set_by_initializer:
             self._place_at_block(branch, "beta", Law(whole))
+        if beta == 0.0 and branch.merges:
+            beta = 1.0
         if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
             for layer in branch.ends:
                 self._place_at_end(branch, layer, "beta", beta / factor, rule.beta.learnable)
@@ -193,6 +193,7 @@ class _Placement:
         holder, rectified = self._behind_activation(branch)
         if holder is not None:
             starts_at_zero = scalar == "beta" and learnable and getattr(self.method.initializer, "zero_last", False)
+            starts_at_zero = starts_at_zero and not branch.merges
             self._add(holder, scalar, 0.0 if starts_at_zero else value, learnable)
         elif scalar == "delta" or (value > 0 and (rectified or (learnable and value == 1.0))):
             self._place_at(layer, scalar, value, learnable)
@@ -201,8 +202,7 @@ class _Placement:
                 layer.name,
                 f"an activation in the model's own code lies between it and the sum {quoted(branch.name)}, so no "
                 "module's output is the branch alone",
-                "make that activation a module of its own, or use 'fixup', which scales the layer, or a method without "
-                "scalars, such as 'wn' or 'lsuv:by=layer'",
+                "make that activation a module of its own",
             )
 
     def _behind_activation(self, branch: Branch) -> tuple[str | None, bool]:
@@ -242,12 +242,12 @@ class _Placement:
         reason = unscalable(self.modules[name])
         if reason is not None:
             kind = type(self.modules[name]).__name__
-            self._refuse(name, f"{kind} cannot be given a scalar, {reason}", _WITHOUT_SCALARS)
+            self._refuse(name, f"{kind} cannot be given a scalar, {reason}", "")
             return
         before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable))
         if before != (value, learnable):
             values = f"{scalar} = {before.value:g} and {value:g}"
-            self._refuse(name, f"it is shared by sums that want different scalars, {values}", _WITHOUT_SCALARS)
+            self._refuse(name, f"it is shared by sums that want different scalars, {values}", "")
 
     def _holder(self, layer: Layer) -> str | None:
         """The module whose call uses the layer's weight: itself, or the one around it inside the same branch."""
@@ -266,7 +266,7 @@ class _Placement:
         self._refuse(
             layer.path,
             "no module call uses this weight alone, so no scalar can be placed around it",
-            _WITHOUT_SCALARS,
+            "",
         )
         return None
 
@@ -283,7 +283,7 @@ class _Placement:
             self._refuse(
                 branch.name,
                 f"method '{self.method.name}' scales the sum itself, but {reason}",
-                "use a method that scales the branch, such as 'fixup', 'skipinit' or 'nf'",
+                "use a method that scales the branch",
             )
             return
         value = law.at(branch.position)

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from normfree.conversion.inspection import run
 from normfree.graph.flow import tensors_of
+from normfree.methods import Method
 from normfree.nn.model_state import call_arguments, preserve_model_state, small_copy, substitute_tensors
 from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
-_SMALLEST, _NOTED, _LARGEST = 1e-6, 10.0, 100.0  # ratios of output scales; a small output does less harm
-_LOSS_FAR, _LOSS_NOTED = 10.0, 1.0  # loss above that of a uniform guess, in nats
+# Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.
+_LARGE_NOTED, _LARGE = 3.0, 10.0
+# Gradients shrink with the output. One of a usual 1e-3 times 1e-5 is as small as the ε of Adam, and learns no more.
+_SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
+_FEW_CLASSES = 2.0  # of two classes, a softmax is as sure as that of many only at about this loss above the guess
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 _BIASES = ("bias", "shift", "delta")
 
@@ -114,7 +118,13 @@ def _stuck_zeros(model: nn.Module, example: Any, plan: ResidualPlan, learning: M
 
 
 def verify(
-    model: nn.Module, example: Any, plan: ResidualPlan, before: Behaviour, out: Any, heads: Collection[str]
+    model: nn.Module,
+    example: Any,
+    plan: ResidualPlan,
+    method: Method,
+    before: Behaviour,
+    out: Any,
+    heads: Collection[str],
 ) -> tuple[list[str], list[str]]:
     """Compare a converted model with the behaviour of its original.
 
@@ -122,6 +132,7 @@ def verify(
         model: The converted model.
         example: The example.
         plan: Its plan.
+        method: The method.
         before: The behaviour of the original.
         out: The output of the converted model on the example, at its initial values.
         heads: The names of the output layers that return class scores; of a single output layer it need not be given.
@@ -131,13 +142,18 @@ def verify(
     """
     after = behave(model, example, plan)
     notes: list[str] = []
-    reasons = [*_scale(before.outputs, after.outputs, notes), *_first_loss(model, plan, out, before, heads, notes)]
+    growth = expected_growth(plan, method)
+    reasons = [*_scale(before.outputs, after.outputs, growth, notes)]
+    reasons += _first_loss(model, plan, out, before, heads, notes, growth)
     if before.learning is None or after.learning is None:
         notes.append("whether every parameter learns was not checked, because no output of the model has a gradient")
         return reasons, notes
     held = {name for name, p in model.named_parameters() if p.requires_grad}
     stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
     why = "it had a gradient in the original and has none"
+    if stuck and all(name.endswith(_BIASES) for name in stuck):
+        notes.append(f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used")
+        stuck = []
     if not stuck:
         stuck = _stuck_zeros(model, example, plan, after.learning)
         why = "it starts at zero, and so does every way from it to the output, one layer behind another"
@@ -149,19 +165,37 @@ def verify(
     return reasons, notes
 
 
-def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], notes: list[str]) -> Iterator[str]:
+def expected_growth(plan: ResidualPlan, method: Method) -> float:
+    """The factor by which a method lets the variance grow: c²(a² + β²) over all branches, e^4.3 at most for 'hanin'.
+
+    A β of 1 counts 0: methods that have it make the weights of the branch small. A sum of whole blocks, x + blocks(x),
+    doubles the signal. However much that is, an output may grow by `_LARGE` only.
+    """
+    growth = 1.0
+    for branch in plan.branches:
+        values = {"c": 1.0, "a": 1.0, "beta": 1.0} | method.rule.at(branch.position)
+        beta = values["beta"] if values["beta"] != 1.0 else 0.0
+        growth *= values["c"] ** 2 * (values["a"] ** 2 + beta**2) if branch.layers else 4.0
+    return min(max(growth, 1.0), _LARGE**2)
+
+
+def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], growth: float, notes: list[str]) -> Iterator[str]:
     """Compare the root mean squares of outputs of the same shape.
 
-    A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too.
+    A converted model may repair the scale of an original that explodes or vanishes, so the scale 1 is near, too. A
+    method that lets the variance grow may do so.
     """
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
     for i, (old, new) in enumerate(pairs):
         was, now = _rms(old), _rms(new)
         text = f"output {i} is {now / was:.2g} times as large as the original's" if was else ""
-        if was and not min(was, 1.0) * _SMALLEST < now < max(was, 1.0) * _LARGEST:
+        large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
+        if was and not (large < _LARGE * growth**0.5 and small > _SMALLEST):
             yield text
-        elif was and now > max(was, 1.0) * _NOTED:
+        elif was and large > _LARGE_NOTED:
             notes.append(f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed")
+        elif was and small < _SMALL_NOTED:
+            notes.append(f"{text}; plain SGD may learn slowly at first")
 
 
 def _rms(tensor: Tensor) -> float:
@@ -169,9 +203,20 @@ def _rms(tensor: Tensor) -> float:
 
 
 def _first_loss(
-    model: nn.Module, plan: ResidualPlan, out: Any, before: Behaviour, heads: Collection[str], notes: list[str]
+    model: nn.Module,
+    plan: ResidualPlan,
+    out: Any,
+    before: Behaviour,
+    heads: Collection[str],
+    notes: list[str],
+    growth: float,
 ) -> Iterator[str]:
-    """Compare the cross-entropy of random classes with that of a uniform guess, log C."""
+    """Compare the cross-entropy of random classes with that of a uniform guess, log C.
+
+    Normal scores of variance σ² have the loss log C + σ²/2. At twice log C a softmax freezes: it gives nearly all
+    weight to a few classes, at random. An original that starts high may do so again, and so may a method that lets the
+    signal grow. A new classifier turns features of variance `growth` into scores of a third of it.
+    """
     known = [layer for layer in plan.classifier if layer.name in heads or (not heads and len(plan.classifier) == 1)]
     outputs = [t for t in tensors_of(out) if t.is_floating_point()]
     for layer in known:
@@ -184,11 +229,12 @@ def _first_loss(
             loss, guess = _uniform_loss(scores, axis), math.log(classes)
             same = i < len(before.outputs) and before.outputs[i].shape[axis] == classes
             old = _uniform_loss(before.outputs[i], axis) if same else guess
+            frozen = max(guess, _FEW_CLASSES)
+            expected = 3 * max(old - guess, 0.0) + min(growth / 6, (2 * guess * growth / 3) ** 0.5)
             text = f"the first loss at '{layer.name}' is {loss:.3g}, where a uniform guess has {guess:.3g}"
-            above = loss - guess - 3 * max(old - guess, 0.0)  # an original that starts high may do so again
-            if above > _LOSS_FAR:
+            if loss - guess > expected + frozen:
                 yield text
-            elif above > _LOSS_NOTED:
+            elif loss - guess > frozen / 4:  # half the spread
                 notes.append(f"{text}; a smaller learning rate at the start may be needed")
 
 

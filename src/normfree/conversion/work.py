@@ -50,6 +50,8 @@ class ConversionWork:
         before: The behaviour of the original; None if the result is not compared with it.
         heads: The names of layers that return class scores.
         cautions: Notes of the last check.
+        advise: Whether a refusal tries other methods.
+        inline_norms: The modules whose own code divides the signal by its scale.
     """
 
     model: nn.Module
@@ -70,6 +72,8 @@ class ConversionWork:
     before: Behaviour | None = None
     heads: Sequence[str] = ()
     cautions: list[str] = field(default_factory=list)
+    advise: bool = True
+    inline_norms: Sequence[str] = ()
 
     @property
     def keeps_layers(self) -> bool:
@@ -102,6 +106,11 @@ def _notes(work: ConversionWork) -> list[str]:
         )
     if units := [home for home, function in inspection.functional_norms if function == "normalize"]:
         notes.append(f"the signal is still divided by its length (normalize) in {listed(units)}")
+    if work.inline_norms:
+        notes.append(
+            f"the signal is still divided by its own scale in the code of {listed(work.inline_norms)}; make that a "
+            "module, such as nn.RMSNorm, to have it removed"
+        )
     if inspection.norm_like:
         classes = {name: type(work.model.get_submodule(name)).__name__ for name in inspection.norm_like}
         notes.append(

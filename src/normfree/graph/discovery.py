@@ -13,12 +13,16 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.functions import RECTIFIERS, SPLITS, VIEWS
 from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.graph.recorder import record
-from normfree.graph.residuals import ResidualSum, adds_otherwise, residual_sums, unbounded_inputs
+from normfree.graph.residuals import ResidualSum, adds_otherwise, adds_recurrence, residual_sums, unbounded_inputs
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
 
 Layers = Callable[..., tuple[Layer, ...]]
+
+# A layer that starts at 0 inside a branch that starts at 0 learns a step later, by a gradient as small as that step.
+# At more levels it would hardly learn.
+_LEVELS = 2
 
 
 def discover(model: nn.Module, *args: Any, **kwargs: Any) -> ResidualPlan:
@@ -58,9 +62,9 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     sums = residual_sums(flow.nodes, plain, known)
     placed = positions(_stages(sums), [_changes_shape(s) for s in sums])
     names = _names(sums)
-    outer = _enclosing(sums)
+    outer, levels = _nesting(sums)
     branches = tuple(
-        _branch(name, position, s, layers, names[outer[i]] if i in outer else None)
+        _branch(name, position, s, layers, names[outer[i]] if i in outer else None, merges=levels[i] > _LEVELS)
         for i, (name, position, s) in enumerate(zip(names, placed, sums, strict=True))
     )
     inside = {node for s in sums for node in (*s.branch, *s.shortcut)}
@@ -98,7 +102,8 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
 
     Raises:
         ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
-            branch is added by a function that is not followed, or if a head is not a layer of the plan.
+            branch is added by a function that is not followed or ends in a recurrent layer, or if a head is not a
+            layer of the plan.
     """
     kind = type(model).__name__
     for name in heads:
@@ -109,6 +114,11 @@ def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Coll
             raise ValueError(
                 f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
                 "followed; write x + f(x) there"
+            )
+        if adds_recurrence(node):
+            raise ValueError(
+                f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
+                "output of a recurrent layer, which cannot be scaled; put a linear layer behind it"
             )
     has_weights = any(p.dim() >= 2 for p in model.parameters())
     if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
@@ -203,7 +213,9 @@ def _are_split(pieces: list[Node]) -> bool:
     return len(names) == 1 and (names <= SPLITS or names <= {"select", "__getitem__"})
 
 
-def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None) -> Branch:
+def _branch(
+    name: str, position: Position, s: ResidualSum, layers: Layers, around: str | None, *, merges: bool
+) -> Branch:
     own = layers(s.branch, s.gates, s.covered)
     return Branch(
         name,
@@ -219,12 +231,14 @@ def _branch(name: str, position: Position, s: ResidualSum, layers: Layers, aroun
         ends=layers([n for n in s.branch if n in s.ends], s.gates, s.covered),
         around=around,
         scales=s.scales,
+        merges=merges,
     )
 
 
-def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
-    """Map each sum inside the branch of a later sum to the first such later sum, both by index."""
+def _nesting(sums: Sequence[ResidualSum]) -> tuple[dict[int, int], list[int]]:
+    """The first later sum whose branch contains each sum, by index, and the levels of sums: 1 + those in its branch."""
     found: dict[int, int] = {}
+    levels = [1] * len(sums)
     for i, outer in enumerate(sums):
         inside: set[Node] | None = None
         for j in range(i - 1, -1, -1):
@@ -233,7 +247,8 @@ def _enclosing(sums: Sequence[ResidualSum]) -> dict[int, int]:
             inside = _between(outer.ancestor, outer.end) if inside is None else inside
             if sums[j].node in inside:
                 found.setdefault(j, i)
-    return found
+                levels[i] = max(levels[i], levels[j] + 1)
+    return found, levels
 
 
 def _activated(flow: Sequence[Node]) -> dict[Node, bool]:

@@ -147,6 +147,14 @@ class Flow:
             first = first or node
         return first
 
+    def start_at_token(self, args: Sequence[Any]) -> tuple[Node, ...]:
+        """The new input of the flow where a layer reads a learned token, a parameter or made from one; else nothing."""
+        if not args or not self.weights.is_made_from_parameters(args[0]):
+            return ()
+        self.weights.use(args[:1], "joined")
+        node = self.add("input", "token", (), args[0])
+        return (node,) if node else ()
+
     def write_through(self, view: Tensor, node: Node) -> None:
         """Note that a write into a view, as in `b[i].copy_(x)`, is a write into the tensor that it views."""
         base = view._base
@@ -201,6 +209,10 @@ class WeightUses:
         self._origins.clear()
         self._scales.clear()
         self._alive.clear()
+
+    def is_made_from_parameters(self, tensor: object) -> bool:
+        """Whether a tensor is a parameter of two or more dimensions, or was made from such parameters alone."""
+        return id(tensor) in self._origins
 
     def scale_of(self, tensors: Iterable[object]) -> str:
         """The vector or number among these tensors that is a parameter or was made from one; '' if there is none."""

@@ -15,6 +15,7 @@ SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "sub
 SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
 # Functions that add, too, but are not followed as sums.
 OTHER_SUMS = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "index_add", "index_add_"})
+RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 REDUCTIONS = frozenset({"sum", "mean"})
 PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})

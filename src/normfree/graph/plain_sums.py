@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from itertools import chain
+from itertools import chain, permutations
 
 from normfree.graph.flow import Node
-from normfree.graph.functions import DIVISIONS
+from normfree.graph.functions import DIVISIONS, PRODUCTS
 
 _NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
 
@@ -87,6 +87,20 @@ def normalizes_itself(node: Node) -> bool:
     while len(norm.inputs) == 1 and norm is not signal and norm.kind != "weight":
         norm = norm.inputs[0]
     return norm is signal or norm in signal.inputs
+
+
+def divides_by_own_scale(node: Node) -> bool:
+    """Whether a step normalizes a signal in the model's own code: x · rsqrt(mean(x²) + ε), or (x - mean) / std."""
+    if normalizes_itself(node):
+        return node.function in DIVISIONS
+    for factor, other in permutations(node.factors, 2) if node.function in PRODUCTS else ():
+        step, roots = factor, False
+        while len(step.inputs) == 1 and step is not other and step.kind != "weight":
+            roots = roots or step.function in ("rsqrt", "rsqrt_")
+            step = step.inputs[0]
+        if roots and (step is other or step in other.inputs):
+            return True
+    return False
 
 
 def _leaves(top: Node) -> tuple[list[Node], list[Node]]:

@@ -137,6 +137,8 @@ class _Recorder(Observer):
             return
         kind = _module_kind(module)
         inputs = flow.read(tensors_of((args, kwargs)))
+        if not inputs and (kind == "weight" or isinstance(module, NORM_TYPES)):
+            inputs = flow.start_at_token(args)
         weighted = kind == "weight" and bool(inputs)
         flow.weights.use(
             module.parameters(), "weight" if weighted else "embedding" if isinstance(module, _LOOKUPS) else "beside"

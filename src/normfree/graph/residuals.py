@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from normfree.graph.flow import Node
-from normfree.graph.functions import BOUNDED, OTHER_SUMS, REDUCTIONS
+from normfree.graph.functions import BOUNDED, OTHER_SUMS, RECURRENT, REDUCTIONS
 from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.plan import ShortcutKind
 
@@ -120,7 +120,8 @@ def _residual_sum(
         ends=frozenset(ends),
         covered=frozenset(layer for layer, covered in ends.items() if covered),
         gates=frozenset(gates),
-        scales=tuple(dict.fromkeys(n.scale for n in sorted(behind, key=lambda n: n.index) if n.scale)),
+        # In x + a · (f(x) - x), a multiplies the shortcut, too; the branch of that sum has no layers of its own.
+        scales=tuple(dict.fromkeys(n.scale for n in sorted(behind, key=lambda n: n.index) if n.scale and own)),
     )
 
 
@@ -137,6 +138,17 @@ def adds_otherwise(node: Node) -> bool:
     ancestor, sides = _latest_common_ancestor(replace(node, inputs=operands), {})
     layers = [any(n.kind == "weight" for n in side) for side in sides]
     return ancestor is not None and layers[0] != layers[1]
+
+
+def adds_recurrence(node: Node) -> bool:
+    """Whether a node adds the output of a recurrent layer, which no method can scale, to the layer's input."""
+    for operand in node.inputs if node.kind == "sum" else ():
+        last = operand
+        while last.kind in ("scaling", "other") and last.function not in RECURRENT and len(last.inputs) == 1:
+            last = last.inputs[0]
+        if last.function in RECURRENT:
+            return _latest_common_ancestor(node, {})[0] is not None
+    return False
 
 
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:

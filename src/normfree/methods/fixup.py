@@ -19,11 +19,11 @@ class FixupInit:
     """Initializer of rules 1 and 2: He fan-out × L^(-1/(2m-2)) in the branches, last layers and classifier 0.
 
     Layers that the paper's networks do not have get He fan-out without the factor, as shortcuts do: further layers of
-    the stem, layers between stages, and bounded gates. `scale` multiplies the factor; `bounded` also treats the softmax
-    of an attention as a bounded gate. `xavier` draws the branches of a Transformer by Xavier, as the authors. Without
-    `zero_last` the last layer of a branch is scaled like the others; so it is where an activation follows it, since a
-    ReLU of 0 has no gradient. Without `zero_classifier` the classifier keeps
-    torch's default.
+    the stem, layers between stages, bounded gates, and branches that merge signals. `scale` multiplies the factor;
+    `bounded` also treats the softmax of an attention as a bounded gate. `xavier` draws the branches of a Transformer by
+    Xavier, as the authors. Without `zero_last` the last layer of a branch is scaled like the others; so it is where an
+    activation follows it, since a ReLU of 0 has no gradient. Without `zero_classifier` the classifier keeps torch's
+    default.
     """
 
     scale: float = 1.0
@@ -56,9 +56,9 @@ class FixupInit:
         """Initialize one layer of a branch."""
         total = len(ctx.plan.branches)
         covered = any(end.nonzero for end in branch.ends)  # the multiplier behind the activation is the last layer
-        if self.zero_last and layer in branch.ends and not layer.nonzero:
+        if self.zero_last and layer in branch.ends and not layer.nonzero and not branch.merges:
             ctx.zero_(layer)
-        elif layer.gate:
+        elif layer.gate or branch.merges:
             _he_fan_out_(ctx, layer)
         else:
             weight = fused_xavier(ctx, branch, layer) if xavier else _he_fan_out(ctx, layer)
