@@ -57,6 +57,8 @@ def report_on(subject: Subject) -> tuple[bool, str, str]:
             verdict = diagnose(subject.model, subject.example, subject.targets, **given).verdict
     except ValueError as error:
         return True, "refused", str(error)
+    except RuntimeError as error:  # a traceback tells the user nothing, and counts as a miss
+        return False, "error", str(error)
     alarm = bool(verdict.outliers) or any(f.status != "drifting" for f in verdict.findings)
     return alarm, verdict.word, verdict.recommendation
 

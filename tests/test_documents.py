@@ -99,7 +99,7 @@ def test_benchmarks_page_is_made_from_the_stored_results() -> None:
 DOCUMENTS = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guide.md", "docs/design.md", "docs/benchmarks.md",
     "docs/findings.md", "docs/frameworks.md", "docs/kernels.md", "docs/moved.md", "docs/models.md",
-    "benchmarks/README.md",
+    "docs/reliability.md", "SECURITY.md", "benchmarks/README.md",
 ]  # fmt: skip
 
 

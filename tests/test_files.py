@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: 
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)  # a file system that cannot exchange names
     with pytest.raises(OSError, match="no renaming"), atomic_folder(folder) as temporary:
         (temporary / "file").write_text("after")
     assert (folder / "file").read_text() == "before"
@@ -183,3 +185,34 @@ def test_folder_that_cannot_be_synced_is_no_obstacle(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", refuse)
     files.sync(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux exchanges two names")
+def test_folder_is_never_missing_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "file").write_text("before")
+    removed = []
+
+    def remove(path: Path, **_: object) -> None:
+        assert (folder / "file").read_text() == "after"
+        removed.append((path / "file").read_text())
+
+    monkeypatch.setattr(files.shutil, "rmtree", remove)
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("two renames leave a moment without the folder"))
+    with atomic_folder(folder) as temporary:
+        (temporary / "file").write_text("after")
+    assert removed == ["before"]
+
+
+@pytest.mark.parametrize(("mask", "file", "directory"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
+def test_files_are_as_private_as_the_umask_says(tmp_path: Path, mask: int, file: int, directory: int) -> None:
+    before = os.umask(mask)
+    try:
+        files.write_text(tmp_path / "one", "text")
+        with atomic_folder(tmp_path / "folder") as temporary:
+            (temporary / "two").write_text("text")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "one").stat().st_mode & 0o777 == file
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == directory

@@ -9,12 +9,15 @@ for anything else that writes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import math
 import os
+import secrets
 import shutil
-import tempfile
+import stat
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders; a killed process leaves them behind
+_LARGEST_HEADER = 32 << 20  # bytes in a safetensors file; 10,000 layers need 8 MB
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
@@ -45,12 +49,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     If anything inside raises, the temporary file is removed and `path` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(4)}{path.suffix}"
+    # Not mkstemp, which ignores the umask: a file is as private as the user's others.
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        temporary.chmod(0o644)  # mkstemp lets only the owner read
         sync(temporary)  # otherwise a power failure could leave the new name without the content
         temporary.replace(path)
     except BaseException:
@@ -68,10 +71,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{folder.name}-", dir=parent))
+    temporary = temporary_folder(parent, folder.name)
     try:
         yield temporary
-        temporary.chmod(0o755)  # mkdtemp lets only the owner in
         for path in temporary.iterdir():
             sync(path)
         sync(temporary)
@@ -82,11 +84,18 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def _swap(new: Path, folder: Path) -> None:
-    """Rename `new` to `folder`; an earlier folder of that name is moved aside first and removed last."""
+    """Rename `new` to `folder`; an earlier folder of that name is exchanged in one step, and removed last.
+
+    A file system that cannot exchange names moves the earlier one aside first.
+    """
     parent = folder.absolute().parent
     earlier = None
     if folder.exists():
-        aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
+        if _exchange(new, folder):
+            sync(parent)
+            shutil.rmtree(new, ignore_errors=True)
+            return
+        aside = temporary_folder(parent)
         earlier = folder.replace(aside / folder.name)
     try:
         new.replace(folder)
@@ -98,6 +107,22 @@ def _swap(new: Path, folder: Path) -> None:
     sync(parent)
     if earlier is not None:
         shutil.rmtree(earlier.parent, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step, as Linux can; return whether it was done."""
+    library = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    if library is None or not hasattr(library, "renameat2"):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    return bool(library.renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+
+
+def temporary_folder(parent: Path, name: str = "") -> Path:
+    """Make a new folder for unfinished files; the user's umask decides who may read it, as for any other folder."""
+    path = parent / f"{TEMPORARY}{name}{'-' if name else ''}{secrets.token_hex(4)}"
+    path.mkdir()
+    return path
 
 
 def sync(path: Path) -> None:
@@ -176,6 +201,33 @@ def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
     except (KeyError, SafetensorError) as error:
         kinds = ", ".join(sorted({str(tensor.dtype) for tensor in copies.values()}))
         raise ValueError(f"expected tensors that safetensors can hold, got {kinds}: {error}") from error
+
+
+def require_regular(path: Path) -> None:
+    """Raise `ValueError` for a device, pipe or folder, and `FileNotFoundError` if nothing is there."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"expected a file at '{path}', got a folder, device or pipe; check the path")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file, which may be damaged or forged; its pages are read when they are used.
+
+    Raises:
+        ValueError: If it is damaged, or its header is larger than that of any network.
+        FileNotFoundError: If there is no file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    require_regular(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > _LARGEST_HEADER:
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: its header has {header:,} bytes")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: {error}") from error
 
 
 @contextmanager

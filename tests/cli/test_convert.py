@@ -111,7 +111,7 @@ def test_folder_gives_the_model_again(run: Run, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     status, out, err = run("my_zoo:Image", "--input", "1x8x8", "-o", "folder", "--seed", "3", "--batch", "4")
     assert status == 0
-    assert "wrote folder; load it with: normfree.load('folder')" in err
+    assert "wrote folder; load it with: normfree.load('folder', trust=True)" in err
     assert {p.name for p in (tmp_path / "folder").iterdir()} == {
         "weights.safetensors", "plan.json", "example.safetensors", "load.py", "report.html",
     }  # fmt: skip
@@ -124,7 +124,7 @@ def test_folder_gives_the_model_again(run: Run, tmp_path: Path) -> None:
         torch.manual_seed(3)
         original = create_model("my_zoo:Image")
     expected, plan = nf.convert(original, "fixup", x, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(nf.load("folder")(x), expected.eval()(x))
+    assert torch.equal(nf.load("folder", trust=True)(x), expected.eval()(x))
     assert read_plan("folder") == plan
     assert str(plan) in out
     assert run("my_zoo:Image", "--input", "1x8x8", "-o", "folder", "-m", "nf")[0] == 0  # takes its place
@@ -153,7 +153,7 @@ def test_example_may_be_a_tensor_a_dict_or_a_tuple(run: Run, example: str) -> No
     assert status == 0, out
     assert "removed  4 × LayerNorm" in out
     ids = torch.zeros(2, 5, dtype=torch.long)
-    assert torch.equal(nf.load("folder")(ids), nf.load("folder")(ids))
+    assert torch.equal(nf.load("folder", trust=True)(ids), nf.load("folder", trust=True)(ids))
 
 
 def test_folding_keeps_the_function_of_a_checkpoint(run: Run) -> None:
@@ -168,7 +168,7 @@ def test_folding_keeps_the_function_of_a_checkpoint(run: Run) -> None:
     status, out, _ = run("my_zoo:Image", *options)
     assert status == 0
     assert "2 of 2 folded" in out
-    loaded = nf.load("folder")
+    loaded = nf.load("folder", trust=True)
     assert not any("BatchNorm" in type(m).__name__ for m in loaded.modules())
     torch.testing.assert_close(loaded(x), model.eval()(x))
     assert run("my_zoo:Image", *options[:-3], "--fold-batchnorm", "--json")[0] == 0

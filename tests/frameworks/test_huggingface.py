@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import normfree as nf
+from normfree.checksums import write_sealed_json
 from normfree.frameworks.huggingface import GroupedTrainer, HuggingFaceSignal, save_pretrained
 
 WORDS, LENGTH = 11, 6
@@ -94,7 +95,7 @@ def test_saved_model_loads_by_normfree_alone(tmp_path: Path, caplog: pytest.LogC
     assert torch.equal(loaded(words).logits, model.eval()(words).logits)
     record = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     record["transformers"][0] = "Trainer"  # a name of transformers that is no model
-    (folder / "plan.json").write_text(json.dumps(record), encoding="utf-8")
+    write_sealed_json(folder / "plan.json", record)
     with pytest.raises(ValueError, match="expected the name of a model of transformers, got 'Trainer'"):
         nf.load(folder)
     with pytest.raises(ValueError, match="expected a converted model, got BertForSequenceClassification"):

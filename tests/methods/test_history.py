@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import normfree as nf
+from normfree.checksums import write_sealed_text
 from normfree.conversion.saving import PLAN, read_plan, save_converted
 from normfree.methods import get
 from normfree.methods.history import CHANGES, FIRST_RELEASE, as_of
@@ -104,6 +105,8 @@ def test_comparison_does_not_take_a_run_of_an_earlier_definition(tmp_path: Path)
     nf.compare(base, **asked)
     (folder,) = tmp_path.iterdir()
     text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(text.replace(f'normfree = "{RELEASE}"\n', ""))  # as if release 0.1 had made it
+    write_sealed_text(
+        folder / "config.toml", text.replace(f'normfree = "{RELEASE}"\n', "")
+    )  # as if release 0.1 had made it
     with pytest.raises(ValueError, match=r"expected a run of 'nf' in '.*', got one of 'nf:bias=false'.*choose another"):
         nf.compare(base, **asked)

@@ -90,7 +90,8 @@ def convert_model(
                 room.save(found, out / REPORT, title=f"{model}, before and after")
             except ImportError as error:  # the page needs an optional package
                 messages.print(f"{REPORT} was left out: {error}", markup=False, style="yellow")
-        messages.print(f"wrote {out}; load it with: normfree.load('{out}')", markup=False)
+        trust = ", trust=True" if ":" in model and not model.startswith(("torchvision:", "timm:")) else ""
+        messages.print(f"wrote {out}; load it with: normfree.load('{out}'{trust})", markup=False)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from normfree.cli.options import (
     Example,
     Model,
     Plugins,
+    Trust,
     example_inputs,
     load_plugins,
     model_folder,
@@ -78,6 +79,7 @@ def diagnose_model(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, the noise and the gradient.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Measure how the signal travels through a model, forward and backward, and suggest a remedy.
 
@@ -98,7 +100,18 @@ def diagnose_model(
     inputs, targets = _inputs(model, folder, data, example, shape, batch, seed)
     single = is_foreign(model) or folder is not None  # such a model has its method already
     found = [
-        _diagnose(model, spec, folder, inputs, targets, checkpoint=checkpoint, seed=seed, train=not evaluate, to=place)
+        _diagnose(
+            model,
+            spec,
+            folder,
+            inputs,
+            targets,
+            checkpoint=checkpoint,
+            seed=seed,
+            train=not evaluate,
+            to=place,
+            trust=trust,
+        )
         for spec in ([""] if single else dict.fromkeys(method or ["fixup"]))
     ]
     _show(found, model, out or [], as_json, noise=None if data is not None or example else inputs)
@@ -200,6 +213,7 @@ def _diagnose(
     seed: int,
     train: bool,
     to: Any,
+    trust: bool,
 ) -> Diagnosis:
     """Build or load one model, and diagnose it on a device."""
     import torch
@@ -216,7 +230,7 @@ def _diagnose(
             else:
                 from normfree.train.run.loading import load
 
-                built = load(folder)
+                built = load(folder, trust=trust)
             built.train(train).to(to)
             moved = to_device(inputs, to), None if targets is None else targets.to(to)
             return diagnose(built, *moved, name=label, generator=torch.Generator().manual_seed(seed))

@@ -12,6 +12,7 @@ from normfree.cli.options import (
     Example,
     Model,
     Plugins,
+    Trust,
     example_inputs,
     load_plugins,
     model_folder,
@@ -47,6 +48,7 @@ def find_rate(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights, noise and orders.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Find a learning rate that trains a model: a range test on a few batches, and the bound from the curvature.
 
@@ -77,7 +79,7 @@ def find_rate(
     place = device_of(device)
     with progress(f"searching a rate for {model}"):
         batches = _batches(model, folder, data, example, shape, batch, count, seed)
-        built = _built(model, method, folder, batches[0][0], seed).to(place)
+        built = _built(model, method, folder, batches[0][0], seed, trust).to(place)
         try:
             batches = [
                 (to_device(x, place), _targets(built, x, y, place, seed + i)) for i, (x, y) in enumerate(batches)
@@ -121,7 +123,7 @@ def _batches(
     return [(example_inputs(name, example, shape, batch, seed + i), None) for i in range(count)]
 
 
-def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int) -> nn.Module:
+def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int, trust: bool) -> nn.Module:
     """Build, convert or load the model."""
     import torch
 
@@ -131,7 +133,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int)
     if folder is not None:
         from normfree.train.run.loading import load
 
-        return load(folder)
+        return load(folder, trust=trust)
     built = build_by_name(model, "" if is_foreign(model) else method or "fixup", inputs=inputs, seed=seed)
     if is_foreign(model) and method:
         from normfree.conversion import convert

@@ -37,6 +37,13 @@ Plugins = Annotated[
     typer.Option("--plugin", metavar="MODULE", help="Import a module that registers methods; may be repeated."),
 ]
 
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Import the module that a stored folder or configuration names for its model, and run its code."
+    ),
+]
+
 
 def load_plugins(modules: Sequence[str] | None) -> None:
     """Import modules by name, from the current folder or the environment.

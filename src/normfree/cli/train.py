@@ -18,12 +18,14 @@ import typer
 from normfree.cli.options import (
     DEVICE,
     Plugins,
+    Trust,
     command_line,
     given,
     load_plugins,
     require_alone,
     require_either,
 )
+from normfree.cli.slurm import requeue, was_requeued
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 
 if TYPE_CHECKING:
@@ -69,11 +71,13 @@ def train_model(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Train a network on images or text, and test it at the end.
 
     The exit status is 0 for a finished run, 3 for a diverged one, 130 after ctrl-C and 143 after SIGTERM. Continue an
-    interrupted run with --resume.
+    interrupted run with --resume. A job of SLURM that gets SIGUSR1 saves its run and is queued again; then the same
+    command with --out continues.
 
     For example: normfree train fashion --lr 0.05 --set batch_size=64;
     or: normfree train translation --source train.de --target train.en
@@ -101,16 +105,19 @@ def train_model(
     if listing or not (recipe or settings or config or resume or show):
         _list_recipes(as_json)
         raise typer.Exit(0 if listing else 2)  # 2 as for `normfree` without arguments
-    chosen = configuration(recipe, file=config, changes=settings, resume=resume)
+    chosen = configuration(recipe, file=config, changes=settings, resume=resume, trust=trust)
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
     folder = resume or out or _new_folder(chosen)
+    goes_on = resume is not None or _continues(out)
     typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
-    command = command_line("train", *([recipe] if recipe else []), options=typed)
-    result = _fit(chosen, folder, resume=resume is not None, overwrite=overwrite, command=command)
+    command = command_line("train", *([recipe] if recipe else []), options=typed) + (" --trust" if trust else "")
+    result = _fit(chosen, folder, resume=goes_on, overwrite=overwrite and not goes_on, command=command)
     if _is_first_process():
         _print(result, folder, as_json, plugin)
+        if (out or resume) is not None and requeue(result.signal):
+            typer.echo("SLURM queued the job again, which continues the run", err=True)
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
     if result.signal is not None:
@@ -123,6 +130,7 @@ def configuration(
     file: str | Path | None = None,
     changes: Iterable[str] = (),
     resume: str | Path | None = None,
+    trust: bool = False,
 ) -> TrainConfig:
     """Compose a configuration as the command line does: a recipe, a file over it, and single changes over both.
 
@@ -131,12 +139,14 @@ def configuration(
         file: A TOML file with some of the settings.
         changes: Single settings of the form 'name=value'.
         resume: The folder of a run to resume. Its configuration is the base if neither recipe nor file is given.
+        trust: Whether the file or folder may name a model of any module, which is then imported.
 
     Returns:
         The configuration.
 
     Raises:
-        ValueError: If a name is unknown (for a model's name the message says how to pass it) or a value is bad.
+        ValueError: If a name is unknown (for a model's name the message says how to pass it), a value is bad, or the
+            model's name needs `trust`.
         OSError: If the file cannot be read.
     """
     from normfree.train import TrainConfig, recipe
@@ -152,7 +162,12 @@ def configuration(
         chosen = TrainConfig() if name is None else recipe(name)
     if file is not None:
         chosen = TrainConfig.from_toml(file, base=chosen)
-    return chosen.with_changes(**TrainConfig.parse_changes(changes))
+    changed = TrainConfig.parse_changes(changes)
+    if "model" not in changed and (origin := file or resume) is not None:
+        from normfree.models.third_party import require_trusted
+
+        require_trusted(chosen.model, origin, trust)
+    return chosen.with_changes(**changed)
 
 
 def _refuse_model(name: str) -> None:
@@ -225,6 +240,7 @@ def evaluate_run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugin: Plugins = None,
+    trust: Trust = False,
 ) -> None:
     """Score the model of a run on its test data.
 
@@ -237,7 +253,9 @@ def evaluate_run(
 
     config = read_config(run)
     with progress(config.model) as update:
-        found = evaluate(run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"))
+        found = evaluate(
+            run, device=device, data_dir=data_dir, progress=lambda done: update(done, None, "batches"), trust=trust
+        )
     with progress("translating") as update:
         translated = evaluate_translation(
             run, device=device, data_dir=data_dir, progress=lambda done, total: update(done, total, "sentences")
@@ -252,6 +270,13 @@ def evaluate_run(
     typer.echo(f"{what}: accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}")
     if translated is not None:
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
+
+
+def _continues(out: Path | None) -> bool:
+    """Whether the folder of --out holds the run of this job of SLURM, which was queued again."""
+    from normfree.train import RunFolder
+
+    return out is not None and was_requeued() and RunFolder(out).has_begun
 
 
 def _steps_done(run: Path) -> int:

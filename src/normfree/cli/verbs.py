@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from normfree import __version__
+from normfree.cli.check import check_folders
 from normfree.cli.compare import compare_methods, make_demo
 from normfree.cli.convert import convert_model
 from normfree.cli.data import get_data, list_data
@@ -21,6 +22,7 @@ from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
+from normfree.report.formatting import printable
 
 
 class Verb(TyperCommand):
@@ -68,6 +70,7 @@ _add(app, "convert", convert_model)
 _add(app, "lr", find_rate)
 _add(app, "train", train_model)
 _add(app, "evaluate", evaluate_run)
+_add(app, "check", check_folders, alone_is_help=True)
 _add(app, "translate", translate_lines)
 _add(app, "continue", continue_lines)
 _add(app, "compare", compare_methods, alone_is_help=True)
@@ -116,7 +119,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("NORMFREE_TRACEBACK"):
             raise
         sentence = " ".join(str(error).split())
-    print("error:", sentence, file=sys.stderr)
+    print("error:", printable(sentence), file=sys.stderr)
     sys.exit(2)
 
 

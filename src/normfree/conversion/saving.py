@@ -11,9 +11,6 @@ A folder holds no code of the model. Loading builds the original, converts it ag
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from normfree.checksums import Checksum, list_checksums, read_sealed_json, write_sealed_json
 from normfree.conversion.changes import Changes, Folding, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import repeat_conversion_
 from normfree.conversion.work import Example
-from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, write_json
+from normfree.files import atomic_folder, explain_os_errors, read_tensors, render_weights
 from normfree.methods.history import FIRST_RELEASE, as_of
-from normfree.models.third_party import create_model, transformers_model
+from normfree.models.third_party import create_model, require_trusted, transformers_model
 from normfree.models.weight_files import load_weights
 from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
@@ -47,6 +43,7 @@ WEIGHTS, PLAN, EXAMPLE, LINES, REPORT = (
 FOLD = "fold_batchnorm"  # written in place of a method
 Factory = Callable[[], nn.Module] | nn.Module | str
 _FORMAT = 1
+_TRANSFORMERS_WEIGHTS = "model.safetensors"
 _NO_CHANGES = "expected a plan with the changes of a conversion, got one without; pass the plan that convert returned"
 
 _LOAD = '''"""Load the converted model in this folder."""
@@ -100,43 +97,38 @@ def save_converted(
     weights = render_weights(model.state_dict())
     require_free(folder)
     with explain_os_errors("the converted model", folder, "an earlier model there is unchanged"):
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.absolute().parent))
-        try:
-            new.chmod(0o755)
-            (new / WEIGHTS).write_bytes(weights)
-            (new / EXAMPLE).write_bytes(render_weights(tensors))
-            lines = _LOAD.format(factory=repr(source), kind=f"a {type(model).__name__}")
-            (new / LINES).write_text(lines, encoding="utf-8")
-            for name in (WEIGHTS, EXAMPLE, LINES):
-                sync(new / name)
-            write_json(new / PLAN, record)
-            _move_into_place(new, folder)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
+        lines = _LOAD.format(factory=repr(source), kind=f"a {type(model).__name__}")
+        contents = {WEIGHTS: weights, EXAMPLE: render_weights(tensors), LINES: lines.encode()}
+        with atomic_folder(folder) as new:
+            for name, content in contents.items():
+                (new / name).write_bytes(content)
+            write_sealed_json(new / PLAN, {**record, "files": list_checksums(contents)})
     return folder
 
 
-def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[nn.Module, ResidualPlan]:
+def load_converted(
+    folder: str | Path, factory: Factory | None = None, *, trust: bool = False
+) -> tuple[nn.Module, ResidualPlan]:
     """Load a converted model from its folder.
 
     Args:
         folder: The folder that the model was saved to.
         factory: A function that returns the original, a model of the same architecture, or its name. Default: the
             stored name.
+        trust: Whether a stored name may be imported that is not of torchvision or timm.
 
     Returns:
         The model in evaluation mode, and its plan.
 
     Raises:
-        ValueError: If a file is missing or damaged, or the original is not the one that was converted.
+        ValueError: If a file is missing or damaged, the stored name needs `trust`, or the original is not the one that
+            was converted.
     """
     folder = Path(folder)
-    record = _read_record(folder)
+    record = read_record(folder)
     plan = _plan(record)
-    weights = folder / record.get("weights", WEIGHTS)  # transformers has a name of its own
-    tensors, example = _read_tensors(weights), read_example(folder)
+    weights = folder / weights_name(record)
+    tensors, example = _read_tensors(weights, record), _read_example(folder, record)
     if factory is None and "transformers" in record:
         factory = partial(transformers_model, *record["transformers"])
     if factory is None and record["source"] is None:
@@ -144,7 +136,10 @@ def load_converted(folder: str | Path, factory: Factory | None = None) -> tuple[
             f"expected a factory for the model in '{folder}', because the folder does not name the original; pass "
             f"a function that returns a {record['model']}, as in nf.load('{folder.name}', factory)"
         )
-    model = convert_again(original(factory if factory is not None else record["source"]), plan, example, tensors)
+    if factory is None:
+        require_trusted(record["source"], folder, trust)
+        factory = record["source"]
+    model = convert_again(original(factory), plan, example, tensors)
     try:
         load_weights(weights, model)
     except ValueError as error:
@@ -226,7 +221,7 @@ def read_plan(folder: str | Path) -> ResidualPlan:
     Raises:
         ValueError: If it is missing or damaged.
     """
-    return _plan(_read_record(Path(folder)))
+    return _plan(read_record(folder))
 
 
 def read_example(folder: str | Path) -> Example:
@@ -235,8 +230,12 @@ def read_example(folder: str | Path) -> Example:
     Raises:
         ValueError: If it is missing or damaged.
     """
-    stored = _read_tensors(Path(folder) / EXAMPLE)
-    return unpack_example(stored, _read_record(Path(folder)).get("example"))  # type: ignore[no-any-return]
+    return _read_example(Path(folder), read_record(folder))
+
+
+def _read_example(folder: Path, record: dict[str, Any]) -> Example:
+    stored = _read_tensors(folder / EXAMPLE, record)
+    return unpack_example(stored, record.get("example"))  # type: ignore[no-any-return]
 
 
 def is_converted(folder: str | Path) -> bool:
@@ -314,24 +313,6 @@ def unpack_example(tensors: Mapping[str, Tensor], packed: Any) -> Any:
     raise ValueError(f"expected the example that was stored, got '{kind}' in it")
 
 
-def _move_into_place(new: Path, folder: Path) -> None:
-    """Move a new folder to its final place; an old one there is replaced."""
-    old = None
-    if folder.exists():
-        away = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.absolute().parent))
-        old = folder.replace(away / folder.name)
-    try:
-        new.replace(folder)
-    except BaseException:
-        if old is not None:
-            old.replace(folder)
-            old.parent.rmdir()
-        raise
-    sync(folder.absolute().parent)
-    if old is not None:
-        shutil.rmtree(old.parent, ignore_errors=True)
-
-
 @torch.no_grad()
 def _fold_again(model: nn.Module, example: Example, tensors: dict[str, Tensor]) -> nn.Module:
     """Fold the batch norms of a model, and leave a bias only where `tensors` have one."""
@@ -359,20 +340,34 @@ def _match_types_(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             tensor.data = tensor.data.to(tensors[name].dtype)
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    path = folder / PLAN
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """Read the content of plan.json, and check it.
+
+    Raises:
+        ValueError: If it is missing or damaged.
+    """
+    path = Path(folder) / PLAN
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        expected = record["format"] == _FORMAT and {"source", "method", "plan"} <= set(record)
+        record = read_sealed_json(path, "the plan of a converted model", "save the model again")
     except FileNotFoundError:
         raise ValueError(
             f"expected a converted model in '{folder}', found no {PLAN} there; give the folder that it was saved in"
         ) from None
-    except (ValueError, KeyError, TypeError):
-        expected = False
-    if not expected:
+    kinds = {"format": int, "source": str | None, "method": str, "plan": dict}
+    wrong = [key for key, kind in kinds.items() if key not in record or not isinstance(record[key], kind)]
+    if wrong or record["format"] != _FORMAT or not isinstance(record.get("files", {}), dict):
         raise ValueError(f"expected the plan of a converted model, but '{path}' is damaged or of another version")
     return {"model": "model", **record}
+
+
+def weights_name(record: dict[str, Any]) -> str:
+    """Return the name of the weights' file in the folder of a record; transformers has a name of its own."""
+    name = record.get("weights", WEIGHTS)
+    if name not in (WEIGHTS, _TRANSFORMERS_WEIGHTS):
+        raise ValueError(
+            f"expected weights in {WEIGHTS} or {_TRANSFORMERS_WEIGHTS}, got {name!r}; save the model again"
+        )
+    return str(name)
 
 
 def _plan(record: dict[str, Any]) -> ResidualPlan:
@@ -384,13 +379,14 @@ def _plan(record: dict[str, Any]) -> ResidualPlan:
     return replace(plan, changes=replace(plan.changes, method=method))
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    """Read tensors, and compare their file with the record's checksum; a record of before has none."""
     try:
-        return load_file(path)
+        if path.name in (files := record.get("files", {})):
+            Checksum.from_json(files[path.name]).check(path, str(path), "save the model again")
+        return read_tensors(path)
     except FileNotFoundError:
         raise ValueError(f"expected a complete converted model, but '{path}' is missing; save it again") from None
-    except SafetensorError as error:
-        raise ValueError(f"expected an intact converted model, but '{path}' is damaged: {error}") from error
 
 
 def _wrong_original(expected: str, model: nn.Module, why: str) -> str:

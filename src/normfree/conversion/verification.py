@@ -230,11 +230,12 @@ def _first_loss(
             same = i < len(before.outputs) and before.outputs[i].shape[axis] == classes
             old = _uniform_loss(before.outputs[i], axis) if same else guess
             frozen = max(guess, _FEW_CLASSES)
-            expected = 3 * max(old - guess, 0.0) + min(growth / 6, (2 * guess * growth / 3) ** 0.5)
+            grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
             text = f"the first loss at '{layer.name}' is {loss:.3g}, where a uniform guess has {guess:.3g}"
-            if loss - guess > expected + frozen:
+            above = loss - guess - 3 * max(old - guess, 0.0)
+            if above > grown + frozen:
                 yield text
-            elif loss - guess > frozen / 4:  # half the spread
+            elif above > frozen / 4:  # half the spread
                 notes.append(f"{text}; a smaller learning rate at the start may be needed")
 
 

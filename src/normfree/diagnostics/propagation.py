@@ -98,6 +98,9 @@ def propagate(
     reshard_(model.modules())
     parts = parts_of(model)
     args, kwargs = tree_map(_copy_input, call_arguments(inputs))
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if shapes and not any(map(math.prod, shapes)):
+        raise ValueError(f"expected a batch of at least one sample, got one of shape {shapes[0]}; pass more")
     with clear_type_errors(parts, (args, kwargs)):
         plan = plan_of(model, args or kwargs, plan, parts)
     given = input_facts((args, kwargs))  # before the model can write into them

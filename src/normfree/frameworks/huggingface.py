@@ -19,9 +19,10 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
+from normfree.checksums import list_checksums, write_sealed_json
 from normfree.conversion.saving import EXAMPLE, PLAN, describe, pack_example
 from normfree.diagnostics.monitor import Monitor
-from normfree.files import render_weights, write_json
+from normfree.files import render_weights, write_bytes, write_json
 from normfree.nn.model_state import small_copy
 from normfree.optim.groups import param_groups
 from normfree.plan import remembered_example, remembered_plan, unwrapped
@@ -137,8 +138,9 @@ def _describe_conversion(model: Any, folder: Path) -> None:
     architecture = getattr(type(model), "plain_class", type(model)).__name__
     config = json.loads(json.dumps(model.config.to_dict(), default=str))
     record = {**describe(plan), "model": architecture, "example": packed, "weights": WEIGHTS}
-    (folder / EXAMPLE).write_bytes(render_weights(tensors))
-    write_json(folder / PLAN, {**record, "transformers": [architecture, config]})
+    write_bytes(folder / EXAMPLE, render_weights(tensors))
+    files = list_checksums({name: folder / name for name in (EXAMPLE, WEIGHTS) if (folder / name).exists()})
+    write_sealed_json(folder / PLAN, {**record, "transformers": [architecture, config], "files": files})
     written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not str(written.get("model_type", "")).startswith(MODEL_TYPE):
         written["model_type"] = f"{MODEL_TYPE}{written.get('model_type', '')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +55,10 @@ def calibrate_(ctx: InitContext, calibrate: Callable[[nn.Module, Tensor], Tensor
 
 def _calibrate_(ctx: InitContext, names: Iterable[str], calibrate: Callable[[nn.Module, Tensor], Tensor]) -> None:
     """Calibrate the named modules during one forward pass."""
-    hooks = [ctx.modules[name].register_forward_hook(_Once(name, calibrate)) for name in names]
-    try:
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(ctx.modules[name].register_forward_hook(_Once(name, calibrate)))
         ctx.run()
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _scale_blocks_(ctx: InitContext) -> None:

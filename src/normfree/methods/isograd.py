@@ -111,16 +111,10 @@ def _resolutions(ctx: InitContext) -> dict[str, _Sizes]:
     def record(name: str, *shapes: torch.Size) -> None:
         sizes[name] = _Sizes(*(tuple(shape[2:]) if len(shape) == 4 else (1, 1) for shape in shapes))
 
-    hooks = [
-        module.register_forward_hook(lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape))
-        for layer, module in ctx.each(ctx.plan.layers())
-    ]
-    try:
-        with on_meta(ctx.model):
-            ctx.model(torch.empty((2, *shape), device="meta"))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with on_meta(ctx.model):  # removes the hooks afterwards
+        for layer, module in ctx.each(ctx.plan.layers()):
+            module.register_forward_hook(lambda _m, args, out, name=layer.name: record(name, args[0].shape, out.shape))
+        ctx.model(torch.empty((2, *shape), device="meta"))
     for layer in ctx.plan.layers():
         if layer.name not in sizes:
             raise ValueError(

@@ -5,7 +5,8 @@ T-Fixup has no normalizer; DeepNorm and Admin keep layer norm after each sum.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -159,21 +160,17 @@ def _admin_(ctx: InitContext) -> None:
     inside = [layer for branch in ctx.plan.branches for layer in branch.layers]
     xavier_(ctx, (*ctx.plan.stem, *ctx.plan.body, *inside))
     ctx.default_classifier_()
-    hooks = []
-    for branches in (found.encoder, found.decoder):
-        profile = _VarianceProfile()
-        for branch in branches:
-            omega = shortcut_scalar(ctx, branch, "admin")
-            residual = ctx.modules[branch.place]
-            hooks += [
-                residual.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.write_(omega)),
-                residual.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out)),  # type: ignore[union-attr]
-            ]
-    try:
+    with ExitStack() as hooks:
+        for branches in (found.encoder, found.decoder):
+            profile = _VarianceProfile()
+            for branch in branches:
+                omega = shortcut_scalar(ctx, branch, "admin")
+                block: Any = ctx.modules[branch.place]
+                before = block.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.write_(omega))
+                after = block.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out))
+                hooks.enter_context(before)
+                hooks.enter_context(after)
         ctx.run()
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @register

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +18,33 @@ from torch import nn
 from normfree.extras import install_command
 from normfree.theory.errors import unknown_name
 
+_LIBRARIES = ("torchvision", "timm")
+
 
 def is_foreign(name: str) -> bool:
     """Whether a name names a third-party model: it has a source before a colon."""
     return ":" in name
+
+
+def require_trusted(name: Any, folder: str | Path, trust: bool) -> None:
+    """Refuse a model's name that a stored folder gives, unless it is ours, of torchvision or timm, or trusted.
+
+    Args:
+        name: The stored name.
+        folder: The folder, for the message.
+        trust: Whether the user trusts the folder.
+
+    Raises:
+        ValueError: If building the model would import a module that the folder chose.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"expected the name of a model in '{folder}', got {name!r}; pass a factory")
+    source, _, target = name.partition(":")
+    if is_foreign(name) and source not in _LIBRARIES and not trust:
+        raise ValueError(
+            f"expected a stored model of torchvision or timm, but '{folder}' names {name!r}: loading it would import "
+            f"{source!r} and call {target!r}; pass a factory, or trust=True (--trust) if you trust the folder"
+        )
 
 
 def create_model(name: str, *, classes: int | None = None) -> nn.Module:
@@ -38,7 +62,7 @@ def create_model(name: str, *, classes: int | None = None) -> nn.Module:
     if not source or not target:
         raise ValueError(f"expected a model such as 'torchvision:resnet50' or 'package.module:factory', got '{name}'")
     asked = {} if classes is None else {"num_classes": classes}
-    if source in ("torchvision", "timm"):
+    if source in _LIBRARIES:
         library = _import("timm" if source == "timm" else "torchvision.models", name, install_command("vision"))
         known = library.list_models()
         if target not in known:
@@ -165,6 +189,20 @@ def _declare_torchvision_operators() -> None:
         del sys.modules[half_imported]
 
 
+# Settings of transformers that fetch weights or kernels, or name code outside the package.
+_FETCHING = {
+    "auto_map", "custom_pipelines", "trust_remote_code", "attn_implementation", "_attn_implementation",
+    "experts_implementation", "_experts_implementation", "use_kernels", "use_pretrained_backbone",
+    "quantization_config", "_name_or_path",
+}  # fmt: skip
+
+
+def _without_fetching(config: Any) -> Any:
+    if not isinstance(config, Mapping):
+        return config
+    return {name: _without_fetching(value) for name, value in config.items() if name not in _FETCHING}
+
+
 def transformers_model(architecture: str, config: Mapping[str, Any]) -> nn.Module:
     """Build a model of transformers from its class name and configuration, with random weights; runs no stored code.
 
@@ -181,5 +219,5 @@ def transformers_model(architecture: str, config: Mapping[str, Any]) -> nn.Modul
             f"expected the name of a model of transformers, got '{architecture}'; pass a factory of the original model"
         )
     kind: Any = made
-    model: nn.Module = kind(kind.config_class.from_dict(dict(config)))
+    model: nn.Module = kind(kind.config_class.from_dict(_without_fetching(config)))
     return model

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
 from torch import Tensor, nn
 
+from normfree.files import read_tensors
 from normfree.nn.scalars import with_dimension
 
 
@@ -24,10 +23,7 @@ def load_weights(path: str | Path, model: nn.Module) -> None:
             "safetensors.torch.save_model"
         )
     path = _safetensors(path)
-    try:
-        tensors = parse_tensors(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(f"expected a whole safetensors file, but '{path}' is damaged: {error}") from error
+    tensors = read_tensors(path)
     own = model.state_dict()
     remedy = "name the model and method it was saved from"
     tied = {_identity(own[name]) for name in tensors if name in own}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+# All of Unicode's control characters except tab and newline, and those that change the direction of text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def duration(seconds: float) -> str:
@@ -17,6 +21,15 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def printable(text: str) -> str:
+    """Write the control characters of a text visibly, so that a name from a file cannot command a terminal.
+
+    >>> printable("layer\\x1b[2J, one\\nline\\ttab")
+    'layer\\\\x1b[2J, one\\nline\\ttab'
+    """
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def percent(fraction: float | None, spread: float | None = None, *, digits: int = 1) -> str:

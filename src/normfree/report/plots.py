@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from normfree.extras import missing_package
+from normfree.report.formatting import printable
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
 from normfree.report.ticks import (
     log_labels,
@@ -95,7 +96,10 @@ def write_plot(
         figure = _figure(panels, title, min(columns, len(panels)), widths)
         figure.savefig(drawing, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(drawing.getvalue())
+    content = drawing.getvalue()
+    if kind == "svg":  # a control character of a name would make it ill-formed
+        content = b"\n".join(printable(line).encode() for line in content.decode().split("\n"))
+    path.write_bytes(content)
 
 
 def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[float] = ()) -> Figure:

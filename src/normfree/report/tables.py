@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from normfree.report.formatting import printable
 from normfree.report.terminal import open_console
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ Rating = Literal["good", "warn", "bad", "info"]
 MARKS: dict[str, Rating] = {"✓": "good", "◐": "warn", "✗": "bad", "–": "info"}  # first characters in a marked column
 _STYLES: dict[Rating, str] = {"good": "green", "warn": "yellow", "bad": "red", "info": "dim"}
 
+_TAG = re.compile(r"<(?=[A-Za-z/!?])")  # that Markdown would take for HTML
 _COMFORT = 20  # the width of a column in a split table, if its content is that wide
 _RULE = 100  # the longest rule below the headings in a pipe, where rows are not wrapped
 _GAP = 2  # spaces between two columns: the padding of a cell and the divider
@@ -109,6 +112,9 @@ def print_table(table: Table, console: Console | None = None) -> None:
     column.
     """
     console = console or open_console()
+    rows = tuple(tuple(printable(cell) if type(cell) is str else cell for cell in row) for row in table.rows)
+    caption = table.caption and printable(table.caption)
+    table = replace(table, title=printable(table.title), rows=rows, caption=caption)
     cells = [[column.name, *(row[i] for row in table.rows)] for i, column in enumerate(table.columns)]
     parts = _split(cells, console.width)
     for number, part in enumerate(parts):
@@ -142,7 +148,8 @@ def to_markdown(table: Table) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+    texts = (_TAG.sub("&lt;", printable(cell)).replace("|", "\\|").replace("\n", "<br>") for cell in cells)
+    return "| " + " | ".join(texts) + " |"
 
 
 def _grid(table: Table, part: Sequence[int], widths: Sequence[int], title: str, caption: str | None) -> RichTable:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from normfree.report.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,9 +35,16 @@ def open_console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     unbounded = not stream.isatty() and not os.environ.get("COLUMNS") and not os.environ.get("FORCE_COLOR")
     width = _UNBOUNDED if unbounded else None
+
+    class PlainConsole(Console):
+        """A console on which the texts it prints cannot move the cursor or change colours."""
+
+        def print(self, *objects: Any, **settings: Any) -> None:
+            super().print(*(printable(text) if type(text) is str else text for text in objects), **settings)
+
     if os.environ.get("NO_COLOR"):  # rich's own no_color keeps bold and dim
-        return Console(file=stream, color_system=None, emoji=False, highlight=False, width=width)
-    return Console(file=stream, emoji=False, highlight=False, width=width)
+        return PlainConsole(file=stream, color_system=None, emoji=False, highlight=False, width=width)
+    return PlainConsole(file=stream, emoji=False, highlight=False, width=width)
 
 
 def sparkline(values: Sequence[float], width: int = 20, log: bool = True) -> str:

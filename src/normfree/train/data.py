@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from normfree.data import ImageSet, load
 from normfree.data.counter_rng import epoch_order
 from normfree.data.images.fashion14 import LINEAR_ACCURACY
+from normfree.data.images.folder_contents import contents_digest
 from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
@@ -44,6 +45,7 @@ _NOUNS = {  # the noun of each entry of a fingerprint, for error messages
     "input_shape": "shape of images",
     "images": "number of training and test images",
     "images_sha256": "images",
+    "contents_sha256": "contents of images",
     "vocabulary": "vocabulary",
     "vocabulary_sha256": "vocabulary",
     "data_sha256": "data",
@@ -239,7 +241,12 @@ class ImageData(ABC):
             "input_shape": list(self.example(config, 1)[0].shape[1:]),
             "images": [len(self.train), len(self.test)],
             "images_sha256": digest.hexdigest(),
+            **self._contents(),
         }
+
+    def _contents(self) -> dict[str, Any]:
+        """Return the digest of the contents, if that of `_update_digest` does not cover them."""
+        return {}
 
     def translate_test(
         self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
@@ -299,7 +306,7 @@ class FolderImages(ImageData):
     """
 
     def __init__(self, root: str) -> None:
-        self.name = f"{FOLDER}{root}"
+        self.name, self.root = f"{FOLDER}{root}", Path(root)
         self.train = read_folder(root, "train")
         self.classes = self.train.classes
         self.test = read_folder(root, "val", self.classes)
@@ -321,9 +328,12 @@ class FolderImages(ImageData):
         return self.train.take(drawn[count:].sort().values), self.train.take(drawn[:count].sort().values)
 
     def _update_digest(self, digest: Any, part: ImageFolder) -> None:
-        """Add the names and sizes of the files: reading their content would take too long."""
+        """Add the names and sizes of the files, as earlier releases did."""
         listed = ((file.parent.name, file.name, file.stat().st_size) for file in part.files)
         digest.update("".join(f"{folder}/{file} {size}\n" for folder, file, size in listed).encode())
+
+    def _contents(self) -> dict[str, Any]:
+        return {"contents_sha256": contents_digest(self.root, [*self.train.files, *self.test.files])}
 
 
 @torch.no_grad()

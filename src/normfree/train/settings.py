@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from normfree.checksums import read_limited
 from normfree.theory.errors import unknown_name
 
 
@@ -174,10 +175,11 @@ def _value(hint: Any, text: str) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file of settings; raise `FileNotFoundError`, or `ValueError` if it is not TOML."""
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(read_limited(Path(path)).decode())
     except FileNotFoundError:
         raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
+    except RecursionError:
+        raise ValueError(f"the file '{path}' is not valid TOML (it is nested too deeply); correct it there") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"the file '{path}' is not valid TOML ({error}); correct it there") from None
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normfree.files import atomic_path, explain_os_errors, write_json
+from normfree.checksums import write_sealed_json
+from normfree.files import atomic_path, explain_os_errors
 from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.run_cache import RunCache
@@ -100,7 +101,7 @@ def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)
         path = result_path(out, claim, settings.scale)
         with explain_os_errors("the result", path):
-            write_json(path, result)
+            write_sealed_json(path, result)
     if result is not before or not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)
     return result, judge(claim, result)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.comparison.process_pool import Reports, summarize_reports
 from normfree.comparison.sweep import RunTask, train_runs
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_json
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors
 from normfree.models import build
 from normfree.models.third_party import is_foreign
 from normfree.nn.devices import device_of
@@ -86,11 +87,10 @@ def keep(folder: Path, kept: Path) -> None:
         target.path.mkdir(parents=True, exist_ok=True)
         for left in target.path.glob(f"{TEMPORARY}*"):  # of a process that was killed in here
             left.unlink(missing_ok=True)
-        with atomic_path(target.config_path) as temporary:
-            temporary.write_text(config.to_toml(), encoding="utf-8")
+        write_sealed_text(target.config_path, config.to_toml())
         with atomic_path(target.metrics_path) as temporary:  # empty if a run diverged in its first epoch
             temporary.write_bytes(run.metrics_path.read_bytes() if run.metrics_path.exists() else b"")
-        write_json(target.result_path, result)
+        write_sealed_json(target.result_path, result)
 
 
 # Estimates

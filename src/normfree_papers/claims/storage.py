@@ -10,7 +10,6 @@ not finite are stored as the strings "nan", "inf" and "-inf", because JSON canno
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import statistics
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
+from normfree.checksums import read_sealed_json
 from normfree.files import from_json_values, to_json_values
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
@@ -137,14 +137,7 @@ def read_result(path: Path) -> Result:
         FileNotFoundError: if there is no file.
     """
     remedy = "delete it, or run the claim with --again"
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"expected the JSON of a result in '{path}', got text that is no JSON ({error}); {remedy}"
-        ) from None
-    if not isinstance(result, dict):
-        raise ValueError(f"expected a result in '{path}', got a JSON {type(result).__name__}; {remedy}")
+    result = read_sealed_json(path, "the result of a claim", remedy, warn=False)
     for key, kind in _REQUIRED.items():
         if not isinstance(result.get(key), kind):
             raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")

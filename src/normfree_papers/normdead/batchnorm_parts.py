@@ -102,15 +102,12 @@ def gradient_means(method: str, seed: int) -> list[float]:
     g = generator(seed)
     model = build(_MODEL, method, padding_mode="circular", generator=g).double()
     kept: list[Tensor] = []
-    handles = []
     for block in _blocks(model):
         first = next(m for m in block.branch.modules() if isinstance(m, nn.Conv2d))  # type: ignore[union-attr]
-        handles.append(first.register_forward_hook(lambda _m, _a, out: kept.append(out)))
+        first.register_forward_hook(lambda _m, _a, out: kept.append(out))
     labels = torch.randint(10, (16,), generator=g)
     loss = nn.functional.cross_entropy(model(normal((16, 3, _SIZE, _SIZE), g)), labels)
     gradients = torch.autograd.grad(loss, kept)
-    for handle in handles:
-        handle.remove()
     shares = [t.mean((0, 2, 3)).square().mean().sqrt() / t.square().mean().sqrt() for t in gradients]
     return [float(value) for value in shares]
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import layout_writers
+from normfree.checksums import Checksum
 from normfree.data import load
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout
-from normfree.data.download.fetching import Checksum
 from normfree.data.download.formats import read_binary, read_idx, read_mat, read_pickled
 
 CASES = [(data, layout) for data in DATA_SETS.values() for layout in data.layouts]

@@ -106,7 +106,7 @@ def test_damaged_result_is_one_line_and_again_mends_it(make, run, tmp_path):
     path.write_text("{")
     status, _, err = run("fixup/fake", "--out", str(tmp_path))
     assert status == 2
-    assert "expected the JSON of a result" in err
+    assert "expected the result of a claim as it was written" in err
     assert run("fixup/fake", "--out", str(tmp_path), "--again")[0] == 0
 
 

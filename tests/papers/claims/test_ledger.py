@@ -653,7 +653,7 @@ def test_damaged_result_is_told_and_the_file_stays(run: Callable[..., tuple[int,
     (tmp_path / "claims.md").write_text("before")
     status, err = run("--write", str(tmp_path / "claims.md"), "--out", str(tmp_path / "results"))
     assert (status, (tmp_path / "claims.md").read_text()) == (2, "before")
-    assert "expected the JSON of a result" in err
+    assert "expected the result of a claim as it was written" in err
 
 
 def test_entries_are_those_of_the_registry() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from normfree.checksums import write_sealed_json
 from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import draw, redraw, reproduce
@@ -85,7 +86,7 @@ def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(ma
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("normfree.files.tempfile.mkstemp", "the result"), ("normfree.report.plots.write_plot", "the picture")],
+    [("normfree.files.secrets.token_hex", "the result"), ("normfree.report.plots.write_plot", "the picture")],
 )
 def test_full_disk_is_one_sentence(make, monkeypatch, tmp_path, where, says):
     make()
@@ -151,7 +152,7 @@ def test_picture_that_a_result_no_longer_has_is_removed(make, tmp_path):
     claim = make()
     reproduce("fixup/fake", FULL, tmp_path)
     path = result_path(tmp_path, claim, "full")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "panels": []}))
+    write_sealed_json(path, {**json.loads(path.read_text()), "panels": []})
     assert redraw(tmp_path, [claim]) == []
     assert names(tmp_path) == ["fixup/fake.json"]
 

@@ -37,7 +37,8 @@ from normfree_papers.claims.run_training import gpu_seconds
 from tiny_images import tiny_images
 
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)
-TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "commit"}  # what may differ between two makings
+# What may differ between two makings.
+TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "commit", "files", "sha256"}
 FILES = ["config.toml", "metrics.jsonl", "result.json"]
 
 
@@ -274,7 +275,7 @@ def test_copy_that_fails_is_one_sentence_and_leaves_no_run(tmp_path: Path, monke
         raise OSError(28, "no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(place, "write_json", full)
+        patch.setattr(place, "write_sealed_json", full)
         with pytest.raises(OSError, match=r"could not write the run '.*': No space left .*; free some room"):
             made(tmp_path)({"one": BASE})
     assert made(tmp_path, only=())({"one": BASE}) == {"one": None}
@@ -400,11 +401,11 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
 @pytest.mark.parametrize(
     ("function", "call"),
     [
-        ("normfree.train.config:TrainConfig.to_toml", 2),  # the first is the run's own; the temporary file is there
-        ("normfree_papers.claims.run_training:atomic_path", 2),  # the configuration is there
-        ("normfree_papers.claims.run_training:write_json", 1),  # the first run is whole
+        ("normfree.train.config:TrainConfig.to_toml", 2),  # the first is the run's own
+        ("normfree_papers.claims.run_training:atomic_path", 1),  # the configuration is there
+        ("normfree_papers.claims.run_training:write_sealed_json", 1),  # the first run is whole
         ("normfree_papers.claims.reproduction:run", 1),  # all is measured, and nothing written
-        ("normfree_papers.claims.reproduction:write_json", 1),  # the picture is missing
+        ("normfree_papers.claims.reproduction:write_sealed_json", 1),  # the picture is missing
     ],
 )
 def test_reproduction_killed_while_it_keeps_ends_alike(

@@ -71,9 +71,9 @@ def test_texts_that_look_like_numbers_stay_texts(result, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "expected the JSON of a result"),
-        ('{"claim": "fixup/fake", "sca', "expected the JSON of a result"),
-        ("[1, 2]", "got a JSON list"),
+        ("", "expected the result of a claim as it was written"),
+        ('{"claim": "fixup/fake", "sca', "expected the result of a claim as it was written"),
+        ("[1, 2]", "it holds no JSON object"),
         ('{"claim": "fixup/fake"}', "expected a result with 'scale'"),
         ('{"claim": "fixup/fake", "scale": "full", "seeds": [0], "values": [1], "panels": []}', "with 'values'"),
     ],
@@ -89,7 +89,7 @@ def test_damaged_file_is_one_sentence(text, says, tmp_path):
 
 def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
     (tmp_path / "one.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="expected the JSON of a result"):
+    with pytest.raises(ValueError, match="expected the result of a claim as it was written"):
         read_result(tmp_path / "one.json")
 
 

@@ -30,8 +30,8 @@ from normfree.models import build
 from normfree.nn.sync_batchnorm import SyncedBatchNorm, sync_batch_norms_
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train import data as train_data
+from normfree.train.engine import environment, setup
 from normfree.train.engine import loop as engine
-from normfree.train.engine import setup
 from normfree.train.engine.environment import Processes, join_processes
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder
@@ -75,6 +75,7 @@ def main(place: Path) -> None:
     """All in one job, because a process takes seconds to start; at the end the second one is killed."""
     with join_processes(torch.device("cpu")):  # every run below joins again, and is here already
         live(place)
+        hang(place)
         die(place / "killed")
 
 
@@ -129,6 +130,32 @@ def refused(config: dict[str, Any], **options: Any) -> str:
     except ValueError as error:
         return str(error)
     return "accepted"
+
+
+def hang(place: Path) -> None:
+    """The second process stops to work for longer than the first one waits."""
+    rank, step, calls = int(os.environ["RANK"]), TrainStep.__call__, 0
+    environment._HUNG_SECONDS, limit = 1.0, environment._HUNG_SECONDS
+
+    def slow(self: TrainStep) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1 and rank == 1:
+            time.sleep(2.0)  # compiles
+        if calls == KILLED_AT and rank == 1:
+            time.sleep(8.0)
+        step(self)
+
+    TrainStep.__call__ = slow  # type: ignore[method-assign]
+    began = time.perf_counter()
+    try:
+        said = refused({"method": "fixup"}, out=place / "hung")
+    except ConnectionError as error:
+        said = str(error)
+    finally:
+        TrainStep.__call__ = step  # type: ignore[method-assign]
+        environment._HUNG_SECONDS = limit
+    (place / f"hung-{rank}.json").write_text(json.dumps([said, calls, time.perf_counter() - began]))
 
 
 def die(run: Path) -> None:
@@ -187,6 +214,18 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (place / "said-0.json").exists(), ends[0][1] + ends[1][1]
     (place / "ends.json").write_text(json.dumps(ends))
     return place
+
+
+def test_process_that_hangs_is_noticed_and_the_run_can_be_resumed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, calls, _ = json.loads((job / "hung-0.json").read_text())
+    assert "expected 2 processes to train together, but another one ended, hangs or cannot be reached" in said
+    assert "start all of them again with --resume" in said
+    assert calls == KILLED_AT  # the first step, in which one was as slow, was no reason
+    run = RunFolder(job / "hung")
+    assert run.saved_step == 5
+    assert (
+        fit(TrainConfig(**{**SMALL, "method": "fixup"}), data=small(), out=run.path, resume=True).status == "finished"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ import torch
 
 import normfree as nf
 from forked_runs import Runs, forked_runs
+from normfree.checksums import write_sealed_text
 from normfree.data.images.image_set import ImageSet, Split
 from normfree.train import RunFolder, RunResult
 from normfree.train.data import MemoryImages
@@ -47,7 +48,7 @@ ALL = {
     "workers": 0,
 }
 STEPS = 5  # of an epoch: 72 images after a tenth is held out
-TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command"}
+TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command", "files"}
 
 
 def config(**changes: Any) -> nf.TrainConfig:
@@ -320,9 +321,9 @@ def fail(code: int) -> Any:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("normfree.files.tempfile.mkstemp", "could not write the configuration"),
+        ("normfree.files.secrets.token_hex", "could not write the configuration"),
         ("normfree.train.run.lock.FileLock.acquire", "could not write the lock"),
-        ("normfree.train.run.checkpoint.tempfile.mkdtemp", "could not write the checkpoint"),
+        ("normfree.train.run.checkpoint.temporary_folder", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
 )
@@ -362,7 +363,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 
             patch.setattr(RunFolder, "append", limited)
         elif where == "result":
-            patch.setattr("normfree.train.run.run_folder.write_json", fail(errno.ENOSPC))
+            patch.setattr("normfree.train.run.run_folder.write_sealed_json", fail(errno.ENOSPC))
         else:
             patch.setattr(engine, "write_curves", curves.write_curves)
             patch.setattr(curves, "draw_training_curves", fail(errno.ENOSPC))
@@ -429,7 +430,7 @@ def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.Monk
         stop_at(patch, 2, signal.SIGTERM)
         fit(tmp_path)
     path = tmp_path / "config.toml"
-    path.write_text(path.read_text().replace("graph = false", "graph = true"))
+    write_sealed_text(path, path.read_text().replace("graph = false", "graph = true"))
     with pytest.raises(
         ValueError, match=r"expected a GPU for graph=true, got device 'cpu'; resume the run on a machine"
     ):

@@ -363,7 +363,7 @@ def test_obstacle_is_one_sentence_and_leaves_the_earlier_one_whole(
         if obstacle.endswith("file"):
             patch.setattr(Path, "write_bytes", full)
         else:
-            where = {"folder": (checkpoint.tempfile, "mkdtemp"), "sync": (os, "fsync"), "rename": (Path, "rename")}
+            where = {"folder": (checkpoint, "temporary_folder"), "sync": (os, "fsync"), "rename": (Path, "rename")}
             patch.setattr(*where[obstacle], stop)
         with pytest.raises(OSError, match="could not write the checkpoint in") as caught:
             save(tmp_path, *some(2))

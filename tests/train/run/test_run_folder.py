@@ -341,7 +341,7 @@ def test_wrong_results_are_refused(tmp_path: Path) -> None:
         run.write_result({"status": "fine"})
     for content in ("", "[]", '{"status": "fine"}', "\0"):
         run.result_path.write_text(content)
-        with pytest.raises(ValueError, match=r"result.json', but it is damaged; delete it"):
+        with pytest.raises(ValueError, match=r"result.json'.* is damaged.*; delete it"):
             _ = run.status
 
 

@@ -45,7 +45,7 @@ ALL = {
 }
 TEXT = {**ALL, "model": "decoder-2-16-32-2", "batch_size": 8, "block": 16}
 KEYWORDS = dict(translating.translate_tokens.__kwdefaults__ or {})
-TIMES = {"seconds", "setup_seconds", "tokens_per_second", "date", "signal", "command"}
+TIMES = {"seconds", "setup_seconds", "tokens_per_second", "date", "signal", "command", "files"}
 
 
 def fit(data: Prepared, out: Path, *, resume: bool = False, **changes: Any) -> RunResult:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from normfree.checksums import Checksum
 from normfree.data.download.fetching import (
-    Checksum,
     gzipped_files,
     plain_files,
     tar_folder,

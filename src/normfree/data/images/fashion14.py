@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from normfree.checksums import Checksum
 from normfree.data.download.catalog import FASHION_CLASSES
-from normfree.data.download.fetching import Checksum
 from normfree.data.download.formats import read_binary
 from normfree.data.images.image_set import ImageSet, Split, image_set
 

@@ -35,10 +35,14 @@ from normfree.data.images.augment import (
     per_channel,
 )
 from normfree.data.images.image_set import ImageBatch, check_ranks, check_split, to_format
+from normfree.files import require_regular
 from normfree.provenance import available_cores
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")  # pillow runs a program to read some others
+_MOST_PIXELS = 80_000_000  # of an image; decoding this many takes half a gigabyte
+_WIDEST = 16  # sides; of a longer image, the middle is scored
 _ATTEMPTS = 10  # to draw a window that fits, as in torchvision
 _Request = tuple[int, int, int]  # epoch, slot, index of the file
 
@@ -146,9 +150,12 @@ class _DecodedImages(Dataset[Tensor | str]):
         epoch, slot, index = request
         path = self.files[index]
         try:
-            with Image.open(path) as file:
+            require_regular(path)
+            with Image.open(path, formats=_FORMATS) as file:
+                if math.prod(file.size) > _MOST_PIXELS:
+                    raise ValueError(f"it has {file.size[0]} × {file.size[1]} pixels, more than {_MOST_PIXELS:,}")
                 picture = file.convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except Exception as error:  # a damaged or forged image raises nearly anything
             reason = str(error).replace(str(path), path.name)
             place = f"{path.parent.name}/{path.name}"
             return f"expected an image in '{place}', which cannot be read: {reason}; replace or remove the file"
@@ -167,7 +174,10 @@ class _DecodedImages(Dataset[Tensor | str]):
         """Resize the shorter side to 256/224 of the size, then cut out the square in the middle."""
         from PIL import Image
 
-        short = self.size * 256 // 224
+        short, longest = self.size * 256 // 224, _WIDEST * min(picture.size)
+        # Resizing the whole of a very long image would fill the memory.
+        left, top = (max(0, side - longest) // 2 for side in picture.size)
+        picture = picture.crop((left, top, picture.width - left, picture.height - top)) if left or top else picture
         width, height = picture.size
         if width <= height:
             width, height = short, short * height // width

@@ -8,14 +8,13 @@ prepared.json                     sizes, settings, and the sha256 of every file 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.data.download.fetching import Checksum
+from normfree.checksums import Checksum, digest_of, list_checksums, parse_json, read_limited
 from normfree.data.text.text_files import (
     LONGEST,
     SPLITS,
@@ -142,7 +141,7 @@ class Prepared:
         if not path.is_file():
             raise ValueError(f"expected '{path}', found none; {_REMEDY}")
         content, written = path.read_bytes(), self.manifest["files"][name]
-        Checksum(sha256=written["sha256"], size=written["bytes"]).check(content, str(path), _REMEDY)
+        Checksum.from_json(written).check(content, str(path), _REMEDY)
         return content
 
 
@@ -161,9 +160,9 @@ def open_prepared(folder: str | Path) -> Prepared:
         )
     damaged = f"expected '{path}' as it was written, got one that is truncated or altered; {_REMEDY}"
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(read_limited(path))
         body = {key: value for key, value in manifest.items() if key != "sha256"}
-        if manifest["sha256"] != _digest(body):
+        if manifest["sha256"] != digest_of(body):
             raise ValueError(damaged)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(damaged) from error
@@ -287,7 +286,7 @@ def _inputs(files: Mapping[str, Sequence[str | Path]], count: int) -> dict[str, 
         inputs[split] = []
         for path in map(Path, files[split]):
             require_file(path)
-            inputs[split].append({"name": path.name, **_fingerprint(path.read_bytes())})
+            inputs[split].append({"name": path.name, **Checksum.of(path).to_json()})
     return inputs
 
 
@@ -340,20 +339,11 @@ def _write(
         "settings": dict(settings),
         "inputs": dict(inputs),
         "splits": dict(records),
-        "files": {name: _fingerprint(content) for name, content in contents.items()},
+        "files": list_checksums(contents),
     }
-    manifest = json.dumps({**body, "sha256": _digest(body)}, indent=1, ensure_ascii=False) + "\n"
+    manifest = json.dumps({**body, "sha256": digest_of(body)}, indent=1, ensure_ascii=False) + "\n"
     with explain_os_errors("the prepared data", folder):
         (folder / MANIFEST).unlink(missing_ok=True)
         for name, content in {**contents, MANIFEST: manifest.encode()}.items():
             write_bytes(folder / name, content)
     return open_prepared(folder)
-
-
-def _fingerprint(content: bytes) -> dict[str, Any]:
-    """Size and sha256 of the content of a file."""
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from normfree.data.counter_rng import key
 from normfree.train.config import TrainConfig
 
 _AHEAD = 4  # steps that the host may be ahead of the device, so that it reacts to a signal soon
+_HUNG_SECONDS = 50.0  # how long processes that train wait for one that is behind
 _RECOMPILE_LIMIT = 64  # shapes of blocks in a network, in training and evaluation; torch gives up at 8
 
 
@@ -181,7 +183,7 @@ class StopRequestedError(Exception):
 
 
 class Stop:
-    """While it is open, SIGINT and SIGTERM set `requested` instead of ending the process.
+    """While it is open, SIGINT, SIGTERM and in a job of SLURM SIGUSR1 set `requested` instead of ending the process.
 
         with Stop() as stop:
             while not stop.requested:
@@ -200,7 +202,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, *_slurm_signals()):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                     self._previous[number] = signal.signal(number, self._record)
         return self
@@ -229,6 +231,11 @@ class Stop:
             raise KeyboardInterrupt
 
 
+def _slurm_signals() -> tuple[int, ...]:
+    """The signal that `sbatch --signal=USR1@120` sends before the time of a job is over."""
+    return (signal.SIGUSR1,) if "SLURM_JOB_ID" in os.environ else ()
+
+
 T = TypeVar("T")
 
 
@@ -236,29 +243,36 @@ class SharedError(ValueError):
     """An error that occurred in one or more processes and is raised in all; the first process reports it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Processes:
     """This process among those of the job; a single process is number 0 of 1.
 
     All processes call each method at the same point of the program. If one of them has ended, the others raise
-    `ConnectionError` there.
+    `ConnectionError` there. While `watching` is set, they also do so if one hangs for a minute. It is not set while a
+    process compiles or works alone.
     """
 
     rank: int = 0
     world: int = 1
     host: Any = None  # a process group over the CPU, for values that the host reads
     launcher: int | None = None  # the id of torchrun's process, which may be killed
+    impatient: Any = None  # like `host`, but it waits for `_HUNG_SECONDS` only
+    watching: bool = False
 
     @property
     def first(self) -> bool:
         """Whether this process writes and prints."""
         return self.rank == 0
 
+    @property
+    def _group(self) -> Any:
+        return self.impatient if self.watching else self.host
+
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, in place."""
         if self.world > 1:
             with _explained_disconnection(self.world):
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._group if tensor.is_cpu else None)
 
     def average_(self, tensor: Tensor) -> None:
         """Replace a tensor by its mean over all processes, in place."""
@@ -274,7 +288,7 @@ class Processes:
             number = max(number, signal.SIGTERM)
         flag = torch.tensor(number)
         with _explained_disconnection(self.world):
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.host)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return int(flag)
 
     def broadcast(self, value: T) -> T:
@@ -283,7 +297,7 @@ class Processes:
             return value
         values = [value]
         with _explained_disconnection(self.world):
-            dist.broadcast_object_list(values, src=0, group=self.host)
+            dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
     @torch.no_grad()
@@ -318,7 +332,7 @@ class Processes:
             error = raised
         texts: list[str | None] = [None] * self.world
         with _explained_disconnection(self.world):
-            dist.all_gather_object(texts, None if error is None else str(error), group=self.host)
+            dist.all_gather_object(texts, None if error is None else str(error), group=self._group)
         failed = [rank for rank, text in enumerate(texts) if text is not None]
         if failed:
             where = "" if len(failed) == self.world else f" (in process {failed[0]} of {self.world})"
@@ -328,7 +342,7 @@ class Processes:
         """Wait until all processes are here."""
         if self.world > 1:
             with _explained_disconnection(self.world):
-                dist.barrier(group=self.host)
+                dist.barrier(group=self._group)
 
 
 @contextmanager
@@ -356,8 +370,9 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
             ) from error
     with _explained_disconnection(world):
         host = dist.new_group(backend="gloo")
+        impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=_HUNG_SECONDS))
     try:
-        yield Processes(dist.get_rank(), world, host, launcher)
+        yield Processes(dist.get_rank(), world, host, launcher, impatient)
     except ConnectionError:
         own = False  # destroying the group would wait for the process that ended
         raise
@@ -373,6 +388,6 @@ def _explained_disconnection(world: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo raises nothing else, and NCCL's errors are subclasses
         raise ConnectionError(
-            f"expected {world} processes to train together, but another one ended or cannot be reached; "
+            f"expected {world} processes to train together, but another one ended, hangs or cannot be reached; "
             "the last checkpoint is intact: start all of them again with --resume"
         ) from error

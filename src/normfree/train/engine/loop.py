@@ -88,6 +88,7 @@ class Trainer:
         """Train until the end, a signal or a divergence; test the model, and write and return the result."""
         self._start(resume)
         status = self._train(progress)
+        self.processes.watching = False  # the first one translates alone
         loss, accuracy, _ = self._poll() if self.done else (None, None, True)
         throughput = self._throughput.rate(self.done)
         if status == "interrupted" or not self.config.epochs:
@@ -150,8 +151,11 @@ class Trainer:
                 self.done += 1
                 self._stop.at_once = False
                 queue.push()
+                self.processes.barrier()  # notices a process that hangs, before anything waits for the device
                 now, alive = time.perf_counter(), True
                 save = bool(config.checkpoint_minutes) and now - self._saved_at >= 60 * config.checkpoint_minutes
+                if save and self.processes.world > 1 and self._writer is not None and self._writer.busy:
+                    save = False  # the other processes would wait
                 if save or now - self._polled_at >= _POLL_SECONDS:
                     loss, accuracy, alive = self._poll()
                     if alive and progress is not None:
@@ -159,6 +163,7 @@ class Trainer:
                         progress(Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
                 ended = self.processes.agree((self._stop.requested or 0) if alive else _DIVERGED)
+                self.processes.watching = True  # the first step is done, which may take one process longer to compile
                 if ended == _DIVERGED:
                     return "diverged"
                 if ended:

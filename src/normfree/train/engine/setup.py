@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.data import ImageSet
-from normfree.files import explain_os_errors, write_json, write_text
+from normfree.files import explain_os_errors
 from normfree.models import BaseModel
 from normfree.models.third_party import is_foreign
 from normfree.nn.devices import require_memory
@@ -139,12 +140,12 @@ class TrainSetup:
         """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
         folder.require_held()
         with explain_os_errors("the configuration", folder.config_path):
-            write_text(folder.config_path, self.config.to_toml())
+            write_sealed_text(folder.config_path, self.config.to_toml())
         if self.plan is not None and self.plan.changes is not None:
             from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
 
             with explain_os_errors("the plan", folder.path / PLAN):
-                write_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
+                write_sealed_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
         self.data.write_files(folder.path)
 
     def release(self) -> None:

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +28,8 @@ import torch
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync
+from normfree.checksums import parse_json
+from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, temporary_folder
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
@@ -80,9 +80,8 @@ def save(
             raise OSError(code, os.strerror(code))
         remove_unfinished(run)
         weights = render_weights(tensors)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}checkpoint-", dir=run))
+        temporary = temporary_folder(run, "checkpoint")
         try:
-            temporary.chmod(0o755)
             for name, content in (
                 (WEIGHTS, weights),
                 (STATE, _render_state(hashlib.sha256(weights).hexdigest(), dict(state), metrics)),
@@ -265,7 +264,7 @@ def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the sha256 of the weights, and the state."""
     raw = _read_bytes(folder / STATE)
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
         digest, state = found["weights"], found["state"]
         whole = raw == _render_state(digest, state, found.get("metrics"))  # any other byte, even a space, is damage
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

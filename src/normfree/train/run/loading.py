@@ -23,7 +23,7 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.third_party import is_foreign
+from normfree.models.third_party import is_foreign, require_trusted
 from normfree.nn.devices import device_of
 from normfree.nn.embedding import random_words
 from normfree.nn.scalars import with_dimension
@@ -55,7 +55,7 @@ def read_config(run: str | Path) -> TrainConfig:
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
     if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
         raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-    return folder.read_config()
+    return folder.read_config(warn=True)
 
 
 def load(
@@ -65,6 +65,7 @@ def load(
     model: nn.Module | None = None,
     device: str = "cpu",
     best: bool = False,
+    trust: bool = False,
 ) -> nn.Module:
     """Load the model of a run or of a conversion from its folder.
 
@@ -79,14 +80,16 @@ def load(
         device: The torch device of the model.
         best: Whether to load the checkpoint with the best validation accuracy among those that a run keeps, instead of
             the last.
+        trust: Whether you trust the folder: a stored name that is not one of normfree, torchvision or timm, such as
+            'package.module:factory', is imported and called. Otherwise nothing in a folder runs code.
 
     Returns:
         The model in evaluation mode. The model of a run is in float32, with the weights of the last checkpoint or their
         moving average; a converted model has its stored types.
 
     Raises:
-        ValueError: If the folder holds neither a run nor a converted model, a file is missing or damaged, or the model
-            does not fit.
+        ValueError: If the folder holds neither a run nor a converted model, a file is missing or damaged, the stored
+            name needs `trust`, or the model does not fit.
     """
     if is_converted(folder):
         if model is not None:
@@ -94,7 +97,7 @@ def load(
                 f"expected a factory for the converted model in '{folder}', got model=; pass a factory "
                 "of the original model as the second argument"
             )
-        return load_converted(folder, factory)[0].to(device)
+        return load_converted(folder, factory, trust=trust)[0].to(device)
     if not RunFolder(folder).config_path.exists():
         raise ValueError(
             f"expected a run in '{folder}' or a converted model, found no config.toml and no {PLAN} there; "
@@ -108,7 +111,7 @@ def load(
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
-        model = _build(Path(folder), config, state, factory)
+        model = _build(Path(folder), config, state, factory, trust)
     _fill_(model, weights, folder)
     return model.to(device).eval()
 
@@ -146,7 +149,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
 
-def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None) -> nn.Module:
+def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Factory | None, trust: bool) -> nn.Module:
     """Build the model of a run; its weights are not initialized."""
     if "vocabulary" in state:
         settings = {name: getattr(config, name) for name in ("dropout", "inner_dropout", "form")}
@@ -163,7 +166,10 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
                 example=torch.zeros(2, *state["input_shape"]),
                 device="meta",
             ).to_empty(device="cpu")
-    made = original(config.model if factory is None else factory, len(state["classes"]))
+    if factory is None:
+        require_trusted(config.model, folder, trust)
+        factory = config.model
+    made = original(factory, len(state["classes"]))
     if not (folder / PLAN).exists():
         return made
     noise = torch.randn(2, *state["input_shape"], generator=torch.Generator().manual_seed(0))
@@ -205,6 +211,7 @@ def evaluate(
     device: str = "cpu",
     data_dir: str | None = None,
     progress: Callable[[int], None] | None = None,
+    trust: bool = False,
 ) -> Score:
     """Compute the test loss and accuracy of a run's model, on a GPU in the training precision, on a CPU in float32.
 
@@ -214,6 +221,7 @@ def evaluate(
         data_dir: The folder of the data, if it was moved: the folder of data sets, or the image folder or prepared
             folder of text that the run was trained on.
         progress: Called after each batch with the number of batches done.
+        trust: Whether you trust the folder; see `load`.
 
     Returns:
         The mean loss and the accuracy.
@@ -224,7 +232,7 @@ def evaluate(
     """
     config, data = _open_run(run, data_dir)
     place = device_of(device)
-    model = load(run, device=str(place))
+    model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
     layout = bool(config.channels_last)
     inputs = data.inputs(config, device=place, dtype=dtype, channels_last=layout, processes=Processes())

@@ -21,7 +21,15 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values, write_json
+from normfree.checksums import (
+    Checksum,
+    check_sealed_text,
+    list_checksums,
+    parse_json,
+    read_sealed_json,
+    write_sealed_json,
+)
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values
 from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
@@ -160,8 +168,17 @@ class RunFolder:
         self.require_held()
         self.result_path.unlink(missing_ok=True)
 
-    def read_config(self) -> TrainConfig:
-        """Read the configuration; one that names no release is of the first."""
+    def read_config(self, *, warn: bool = False) -> TrainConfig:
+        """Read the configuration; one that names no release is of the first.
+
+        Args:
+            warn: Whether to log a warning if it has no checksum, because an earlier release wrote it.
+
+        Raises:
+            ValueError: If it was altered after it was written, or is damaged.
+        """
+        remedy = "restore it, or start another run with the changed settings by --config"
+        check_sealed_text(self.config_path, "the configuration of the run", remedy, warn=warn)
         return TrainConfig.from_toml(self.config_path, unnamed=FIRST_RELEASE)
 
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
@@ -234,6 +251,8 @@ class RunFolder:
             return
         self._close()  # its file is about to be replaced
         kept = [raw for raw, record in _lines(self.metrics_path) if record["step"] <= step]
+        if (listed := self._listed_metrics()) is not None and sum(len(raw) + 1 for raw in kept) < listed.size:
+            self.result_path.unlink()  # it lists metrics that are now cut
         with explain_os_errors("the metrics", self.metrics_path), atomic_path(self.metrics_path) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
@@ -259,7 +278,8 @@ class RunFolder:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         with explain_os_errors("the result", self.result_path):
-            write_json(self.result_path, _without_folders({**result, **origin}))
+            files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
+            write_sealed_json(self.result_path, {**_without_folders({**result, **origin}), "files": files})
 
     def _close(self) -> None:
         if self._metrics is not None:
@@ -276,7 +296,21 @@ class RunFolder:
         """
         if not self.metrics_path.exists():
             return []
+        self._check_metrics()
         return [record for _, record in _lines(self.metrics_path)]
+
+    def _check_metrics(self) -> None:
+        """Compare the metrics with the checksum in result.json; those of a resumed run go on after that part."""
+        if (listed := self._listed_metrics()) is not None:
+            with self.metrics_path.open("rb") as file:
+                content = file.read(listed.size)
+            listed.check(content, str(self.metrics_path), "restore it, or start the run again")
+
+    def _listed_metrics(self) -> Checksum | None:
+        """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
+        files = self.read_result().get("files") if self.result_path.exists() else None
+        name = self.metrics_path.name
+        return Checksum.from_json(files[name]) if isinstance(files, dict) and name in files else None
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of result.json.
@@ -286,12 +320,9 @@ class RunFolder:
         """
         if not self.result_path.exists():
             raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
-        try:
-            result = json.loads(self.result_path.read_bytes())
-        except ValueError:
-            result = None
-        if not isinstance(result, dict) or result.get("status") not in get_args(RunStatus):
-            raise ValueError(f"expected a result with a status in '{self.result_path}', but it is damaged; delete it")
+        result = read_sealed_json(self.result_path, "the result of a run", "delete it", warn=False)
+        if result.get("status") not in get_args(RunStatus):
+            raise ValueError(f"expected a result with a status, but '{self.result_path}' is damaged; delete it")
         return result
 
 
@@ -326,7 +357,7 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 def _record(raw: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(raw)
+        record = parse_json(raw)
     except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):

@@ -1,0 +1,210 @@
+"""Checksums of stored files, so that damage is noticed when a file is read.
+
+    write_sealed_json(path, record)         # the sha256 of the content is the last entry
+    record = read_sealed_json(path, "a result", "run it again")
+
+A JSON file that normfree writes carries the sha256 of its own content, and so does a TOML file, as its last comment.
+The JSON file also lists the size and sha256 of files beside it that cannot carry their own (`Checksum.to_json`).
+Files of earlier releases have no checksum; they are read with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from normfree.files import require_regular, to_json_values, write_text
+
+KEY = "sha256"
+_log = logging.getLogger("normfree")
+_SEAL = re.compile(rb"# sha256 ([0-9a-f]{64})\n\Z")
+# Limits of a JSON or TOML file, so that a forged one cannot fill the memory or the stack. The plan of 10,000 layers
+# has 17 MB and a million values.
+_LARGEST, _MOST_VALUES, _DEEPEST = 64 << 20, 4_000_000, 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksum:
+    """A SHA-256, or MD5 where no SHA-256 is known, and the size in bytes (0: unknown).
+
+    MD5 detects accidents only: a file can be forged to have a given MD5.
+    """
+
+    sha256: str = ""
+    md5: str = ""
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.sha256) == bool(self.md5):
+            raise ValueError("expected either a SHA-256 or an MD5, got both or neither")
+
+    @classmethod
+    def of(cls, content: bytes | Path) -> Checksum:
+        """Compute the checksum of a file, or of the content of one."""
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        return cls(sha256=_digest(content, "sha256"), size=size)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the size and the SHA-256 as plain data."""
+        return {"bytes": self.size, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Checksum:
+        """The inverse of `to_json`; raises `ValueError` for anything else."""
+        if isinstance(record, dict) and isinstance(record.get("sha256"), str) and isinstance(record.get("bytes"), int):
+            return cls(sha256=record["sha256"], size=record["bytes"])
+        raise ValueError(f"expected a size and a sha256 of a file, got {record!r}; store the folder again")
+
+    def check(self, content: bytes | Path, name: str, remedy: str) -> None:
+        """Compare a file, or the content of one, with the checksum.
+
+        Args:
+            content: the bytes, or the path of the file.
+            name: the name of the file in the error.
+            remedy: the end of the error, such as "fetch it again".
+
+        Raises:
+            ValueError: if the file is truncated or altered.
+        """
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        if self.size and size != self.size:
+            what = "truncated" if size < self.size else "too long"
+            raise ValueError(f"expected {self.size} bytes in '{name}', got {size}: the file is {what}; {remedy}")
+        kind = "sha256" if self.sha256 else "md5"
+        found = _digest(content, kind)
+        if found != (self.sha256 or self.md5):
+            raise ValueError(
+                f"expected '{name}' with {kind} {(self.sha256 or self.md5)[:16]}…, got {found[:16]}…: the file is "
+                f"altered or truncated; {remedy}"
+            )
+
+    def fits(self, path: Path) -> bool:
+        """Whether `path` is a file with this checksum."""
+        try:
+            self.check(path, path.name, "")
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def list_checksums(contents: Mapping[str, bytes | Path]) -> dict[str, Any]:
+    """Return the size and SHA-256 of several files by name, as plain data."""
+    return {name: Checksum.of(content).to_json() for name, content in contents.items()}
+
+
+def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a mapping atomically as strict JSON, with the sha256 of its content as the last entry."""
+    write_text(path, seal_json(value))
+
+
+def seal_json(value: Mapping[str, Any]) -> str:
+    """Render a mapping as `write_sealed_json` writes it; a text that UTF-8 cannot hold gets '?' in its place."""
+    text = json.dumps(to_json_values(value), ensure_ascii=False, allow_nan=False)
+    body = {key: item for key, item in json.loads(text.encode(errors="replace")).items() if key != KEY}
+    return json.dumps({**body, KEY: digest_of(body)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def digest_of(body: Mapping[str, Any]) -> str:
+    """Return the sha256 of plain data, which does not depend on the order of its keys or on spaces."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def read_sealed_json(path: Path, what: str, remedy: str, *, warn: bool = True) -> dict[str, Any]:
+    """Read a JSON file that `write_sealed_json` wrote, without the entry of its sha256.
+
+    Args:
+        path: the file.
+        what: its content in messages, such as "the result of a run".
+        remedy: the end of the error, such as "run it again".
+        warn: whether to log a warning for a file without a sha256, which an earlier release wrote.
+
+    Raises:
+        ValueError: if it is not a JSON object, or was altered after it was written.
+        OSError: if it cannot be read.
+    """
+    try:
+        found = parse_json(read_limited(path))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+        sealed = KEY in found
+        body = {key: value for key, value in found.items() if key != KEY}
+        if sealed and found[KEY] != digest_of(body):
+            raise ValueError("its content does not have the sha256 written in it")
+    except ValueError as error:
+        raise ValueError(_altered(path, what, str(error), remedy)) from None
+    if warn and not sealed:
+        _warn(path)
+    return body
+
+
+def write_sealed_text(path: Path, text: str) -> None:
+    """Write a text of TOML atomically, with the sha256 of its content in a comment at the end."""
+    content = text.encode(errors="replace")
+    write_text(path, content.decode() + f"# sha256 {hashlib.sha256(content).hexdigest()}\n")
+
+
+def check_sealed_text(path: Path, what: str, remedy: str, *, warn: bool = True) -> None:
+    """Compare a file with the sha256 in its last comment; the arguments and errors are those of `read_sealed_json`."""
+    raw = read_limited(path)
+    if (seal := _SEAL.search(raw)) is None:
+        if warn:
+            _warn(path)
+    elif hashlib.sha256(raw[: seal.start()]).hexdigest().encode() != seal[1]:
+        raise ValueError(_altered(path, what, "its content does not have the sha256 written in it", remedy))
+
+
+def read_limited(path: Path) -> bytes:
+    """Read a file of text that may be forged; raises `ValueError` if it is larger than any that normfree writes."""
+    require_regular(path)
+    with path.open("rb") as file:
+        raw = file.read(_LARGEST + 1)
+    if len(raw) > _LARGEST:
+        raise ValueError(f"expected at most {_LARGEST >> 20} MiB in '{path}', got more; choose another file")
+    return raw
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse JSON that may be damaged or forged.
+
+    Raises:
+        ValueError: if it is no JSON, or has too many values, or is nested too deeply.
+    """
+    if sum(map(raw.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+    too_deep = f"it is nested more than {_DEEPEST} levels deep"
+    try:
+        found = json.loads(raw)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        inner = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [item for items in inner for item in items]
+        if not level:
+            return found
+    raise ValueError(too_deep)
+
+
+def _digest(content: bytes | Path, kind: str) -> str:
+    with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
+        return hashlib.file_digest(stream, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
+
+
+def _altered(path: Path, what: str, why: str, remedy: str) -> str:
+    return f"expected {what} as it was written, but '{path}' is damaged: {why}; {remedy}"
+
+
+def _warn(path: Path) -> None:
+    _log.warning(
+        "'%s' has no checksum, because an earlier release wrote it or it was edited; damage to it is not noticed", path
+    )

@@ -1,0 +1,309 @@
+"""Folders that were prepared to attack: nothing runs, the memory stays small, and the error is one sentence."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import normfree as nf
+from normfree.checksums import write_sealed_json, write_sealed_text
+from normfree.conversion import convert
+from normfree.conversion.saving import save_converted
+from normfree.data.download.formats import read_idx, read_pickled
+from normfree.data.images.folder_contents import CACHE, contents_digest
+from normfree.data.images.image_folder import folder_in_order, read_folder
+from normfree.models.third_party import transformers_model
+from thin_resnet import thin_resnet
+
+GIB = 1 << 30
+FIXTURES = Path(__file__).parent / "fixtures" / "release-0.1"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a converted model."""
+    folder = tmp_path_factory.mktemp("hostile") / "model"
+    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    model, plan = convert(thin_resnet(), "fixup", images, generator=torch.Generator().manual_seed(0))
+    return save_converted(folder, model, plan, example=images, source="torchvision:resnet18")
+
+
+def change_plan(folder: Path, **changes: Any) -> None:
+    plan = json.loads((folder / "plan.json").read_bytes())
+    write_sealed_json(folder / "plan.json", {**plan, **changes})
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target))
+
+
+SOURCES = ["os:abort", "antigravity:fly", "this:d", "payload:run", "builtins:exit", "timm.models:create_model"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_stored_source_is_not_imported(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (tmp_path / "payload.py").write_text("open('ran', 'w').close()\ndef run(): open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    folder = copy_of(model_folder, tmp_path / "m")
+    change_plan(folder, source=source)
+    module, _, name = source.partition(":")
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match=f"would import '{module}' and call '{name}'.*trust=True") as caught:
+        nf.load(folder)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+    assert module in before or module not in sys.modules
+    if source == "payload:run":  # the control: with trust it runs
+        with pytest.raises(ValueError, match="expected"):
+            nf.load(folder, trust=True)
+        assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("verb", [["evaluate"], ["diagnose"], ["lr"], ["train", "--resume"]])
+def test_stored_model_of_a_run_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    from normfree.cli.verbs import run
+
+    folder = copy_of(FIXTURES / "run-stopped", tmp_path / "run")
+    (tmp_path / "payload.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    text = (folder / "config.toml").read_text()
+    old = next(line for line in text.splitlines() if line.startswith("model ="))
+    write_sealed_text(folder / "config.toml", text.replace(old, 'model = "payload:run"'))
+    with pytest.raises(SystemExit) as caught:
+        run([*verb, str(folder)])
+    assert caught.value.code == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_configuration_file_names_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normfree.cli.train import configuration
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.toml").write_text('model = "payload:run"\n')
+    with pytest.raises(ValueError, match="would import 'payload' and call 'run'"):
+        configuration(file=tmp_path / "one.toml")
+    assert configuration(file=tmp_path / "one.toml", trust=True).model == "payload:run"
+    assert configuration(file=tmp_path / "one.toml", changes=["model=resnet8"]).model == "resnet8"
+    (tmp_path / "one.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        configuration(file=tmp_path / "one.toml")
+
+
+def test_settings_that_fetch_are_dropped() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    harmful = {**config.to_dict(), "attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "x--y.Z"}}
+    model = transformers_model("BertModel", harmful)
+    assert model.config._attn_implementation in ("sdpa", "eager")
+    assert not hasattr(model.config, "auto_map")
+
+
+def _nested(folder: Path) -> None:
+    (folder / "plan.json").write_text('{"a":' * 100_000)
+
+
+def _huge_plan(folder: Path) -> None:
+    with (folder / "plan.json").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def _many_values(folder: Path) -> None:
+    (folder / "plan.json").write_bytes(b'{"a":[' + b"[]," * 20_000_000 + b"1]}")
+
+
+def _zero_link(folder: Path) -> None:
+    (folder / "plan.json").unlink()
+    (folder / "plan.json").symlink_to("/dev/zero")
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+    os.mkfifo(folder / "weights.safetensors")
+    change_plan(folder, files={})
+
+
+def _loop(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+    (folder / "weights.safetensors").symlink_to("weights.safetensors")
+
+
+def _outside(folder: Path) -> None:
+    change_plan(folder, weights="../../../etc/passwd")
+
+
+def _header(folder: Path) -> None:
+    with (folder / "weights.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", 1 << 62))
+        file.truncate(1 << 40)
+    change_plan(folder, files={})
+
+
+def _many_tensors(folder: Path) -> None:
+    entries = ",".join(f'"{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(1_500_000))
+    header = f"{{{entries}}}".encode()
+    (folder / "weights.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    change_plan(folder, files={})
+
+
+def _sparse_weights(folder: Path) -> None:
+    header = json.dumps({"a": {"dtype": "U8", "shape": [1 << 34], "data_offsets": [0, 1 << 34]}}).encode()
+    with (folder / "weights.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + (1 << 34))
+    change_plan(folder, files={})
+
+
+def _pickled_weights(folder: Path) -> None:
+    torch.save({"a": torch.zeros(3)}, folder / "weights.safetensors")
+    change_plan(folder, files={})
+
+
+def _no_source(folder: Path) -> None:
+    change_plan(folder, source=["os", "abort"])
+
+
+ATTACKS: list[Callable[[Path], None]] = [
+    _nested, _huge_plan, _many_values, _zero_link, _pipe, _loop, _outside, _header, _many_tensors, _sparse_weights,
+    _pickled_weights, _no_source,
+]  # fmt: skip
+LOADED = """
+import resource, sys
+import normfree as nf
+from normfree.conversion.saving import load_converted
+for folder in sys.argv[1:]:
+    try:
+        nf.load(folder)
+    except (ValueError, OSError) as error:
+        print(type(error).__name__, "lines", str(error).count(chr(10)), folder)
+    else:
+        print("loaded", folder)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_attacks_are_one_sentence_each_and_take_little_memory(model_folder: Path, tmp_path: Path) -> None:
+    folders = []
+    for attack in ATTACKS:
+        folders.append(copy_of(model_folder, tmp_path / attack.__name__))
+        attack(folders[-1])
+    command = [sys.executable, "-c", LOADED, *map(str, folders)]
+    path = {**os.environ, "PYTHONPATH": str(Path(nf.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=path)
+    assert done.returncode == 0, done.stderr
+    *lines, memory = done.stdout.splitlines()
+    assert len(lines) == len(ATTACKS)
+    for line in lines:
+        assert line.split()[1:3] == ["lines", "0"], line
+    assert int(memory) < GIB
+
+
+# Images and data
+
+
+def png(path: Path, width: int, height: int) -> None:
+    """A grey image whose compressed rows are all zero."""
+    packed = zlib.compressobj(9)
+    rows = b"".join(packed.compress(bytes(width + 1)) for _ in range(height)) + packed.flush()
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0), b"IDAT": rows, b"IEND": b""}
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, body in parts.items():
+        content += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    path.write_bytes(content)
+
+
+def image_folder(root: Path) -> Path:
+    for place in ("train/a", "val/a"):
+        (root / place).mkdir(parents=True)
+        png(root / place / "1.png", 20, 20)
+    return root
+
+
+@pytest.mark.parametrize(("width", "height"), [(60_000, 1), (1, 60_000)])
+def test_long_image_is_scored_in_little_memory(tmp_path: Path, width: int, height: int) -> None:
+    from PIL import Image
+
+    png(image_folder(tmp_path) / "val" / "a" / "2.png", width, height)
+    largest = 0
+    resize = Image.Image.resize
+
+    def watched(self: Any, size: tuple[int, int], *args: Any, **kwargs: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, size[0] * size[1])
+        return resize(self, size, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Image.Image, "resize", watched)
+        (x, _), *_ = folder_in_order(read_folder(tmp_path, "val"), batch_size=4)
+    assert x.shape == (2, 3, 224, 224)
+    assert largest <= 16 * 256 * 256
+
+
+def test_forged_images_are_one_sentence(tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    place = tmp_path / "val" / "a" / "1.png"
+    whole = place.read_bytes()
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n(ran) (w) file closefile\n%%EOF\n"
+    sized = whole[:16] + struct.pack(">II", 60_000, 60_000) + whole[24:]
+    sized = sized[:29] + struct.pack(">I", zlib.crc32(sized[12:29])) + sized[33:]
+    for content in (eps, sized, whole[:40], b"", b"\x89PNG\r\n\x1a\n" + b"\xff" * 100):
+        place.write_bytes(content)
+        with pytest.raises(ValueError, match=r"expected an image in 'a/1.png', which cannot be read") as caught:
+            next(folder_in_order(read_folder(tmp_path, "val"), batch_size=1))
+        assert "\n" not in str(caught.value)
+    place.unlink()
+    place.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="found none"):
+        read_folder(tmp_path, "val")
+
+
+def test_image_changed_in_place_is_noticed(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    files = list(read_folder(root, "train").files)
+    before = contents_digest(root, files)
+    assert contents_digest(root, files) == before == contents_digest(root, files, cached=False)
+    content = files[0].read_bytes()
+    stamp = files[0].stat().st_mtime_ns
+    files[0].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(files[0], ns=(stamp, stamp + 1_000_000))
+    assert contents_digest(root, files) != before
+    os.utime(files[0], ns=(stamp, stamp))  # a change that keeps size and time is found without the cache only
+    assert contents_digest(root, files, cached=False) != before
+    files[0].write_bytes(content)
+    assert contents_digest(root, files, cached=False) == before
+    (files[0].parent / CACHE).write_text("damaged")
+    assert contents_digest(root, files) == before
+
+
+def test_forged_type_in_a_pickle_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1"
+    whole = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [1]}
+    for protocol in range(5):  # the fifth names other functions, and no data set uses it
+        path.write_bytes(pickle.dumps(whole, protocol=protocol))
+        assert read_pickled(path, 10).images.shape == (1, 3, 32, 32)
+        raw = pickle.dumps(whole, protocol=protocol)
+        for code in (b"O8", b"V9", b"M8"):
+            path.write_bytes(raw.replace(b"u1", code))
+            with pytest.raises(ValueError, match="does not hold bytes"):
+                read_pickled(path, 10)
+
+
+def test_forged_size_in_an_idx_file_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">III", 1 << 31, 1 << 31, 4) + bytes(100))
+    with pytest.raises(ValueError, match="expected an idx file of 3 dimensions"):
+        read_idx(path, path)
