@@ -77,6 +77,10 @@ test: $(STAMP) ## run the tests (9 minutes on two cores)
 slow: $(STAMP) ## run the tests marked slow, without those for a GPU or a browser
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=10 -m 'slow and not gpu and not browser'
 
+.PHONY: faults
+faults: $(STAMP) ## inject faults into stored files and processes, and count them by kind
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'faults and not gpu and not browser' tests
+
 .PHONY: browser
 browser: $(STAMP) ## test the HTML pages in Chromium (install the package chromium first)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/report tests/papers/claims/test_ledger.py

@@ -23,6 +23,7 @@ from normfree.files import (
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.faults
 def test_interrupted_write_leaves_what_was_there(error: type[BaseException], tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text("before")
@@ -78,6 +79,7 @@ def test_folder_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.faults
 def test_interrupted_folder_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "one"
     with atomic_folder(folder) as temporary:
@@ -132,6 +134,7 @@ def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "one").read_bytes() == b"\xff\r\n"
 
 
+@pytest.mark.faults
 def test_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / "one.json", 1)
 

@@ -48,6 +48,7 @@ def test_task_continues_when_its_parent_is_gone() -> None:
     assert saved == ["run"]
 
 
+@pytest.mark.faults
 def test_killed_process_is_noticed() -> None:
     with Stop() as stop, pytest.raises(ValueError, match="killed with status 7; free some memory"):
         list(run_tasks(os._exit, [7, 7], jobs=2, stop=stop))
@@ -75,6 +76,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow  # it imports torch in three processes
+@pytest.mark.faults
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     """The processes of `concurrent.futures.ProcessPoolExecutor` would wait for tasks for ever."""
     script = tmp_path / "parent.py"

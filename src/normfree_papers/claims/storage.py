@@ -25,6 +25,7 @@ from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
+from normfree_papers.claims.intervals import mean
 
 Result = dict[str, Any]
 _NUMERIC = ("values", "panels")  # in these parts "nan", "inf" and "-inf" are numbers, except below the keys
@@ -80,7 +81,8 @@ def same_contents(result: Result, other: Result) -> bool:
 
     def contents(one: Result) -> Any:
         folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
-        return to_json_values([folders, *(one.get(key) for key in ("values", "panels", "tables", "notes"))])
+        panels = [asdict(panel) for panel in panels_of(one)]  # a stored panel lacks the fields that came later
+        return to_json_values([folders, panels, *(one.get(key) for key in ("values", "tables", "notes"))])
 
     return bool(contents(result) == contents(other))
 
@@ -98,9 +100,8 @@ def summarize(value: float | Sequence[float]) -> dict[str, Any]:
         raise ValueError("expected a number or one per seed, got none; leave the value out")
     if len(numbers) == 1:
         return {"mean": numbers[0], "values": numbers}
-    finite = all(map(math.isfinite, numbers))
-    mean = math.fsum(numbers) / len(numbers) if finite else sum(numbers) / len(numbers)
-    return {"mean": mean, "std": statistics.stdev(numbers) if finite else math.nan, "values": numbers}
+    spread = statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    return {"mean": mean(numbers), "std": spread, "values": numbers}
 
 
 def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:

@@ -56,6 +56,7 @@ def test_reproduce_takes_a_stored_result(make, counted, tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.faults
 def test_interrupted_run_leaves_no_file(make, error, tmp_path):
     def stop(settings: Settings) -> Measurement:
         raise error
@@ -66,6 +67,7 @@ def test_interrupted_run_leaves_no_file(make, error, tmp_path):
     assert names(tmp_path) == []
 
 
+@pytest.mark.faults
 def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(make, monkeypatch, tmp_path):
     make()
     reproduce("fixup/fake", FULL, tmp_path)
@@ -88,6 +90,7 @@ def test_interrupted_run_leaves_the_stored_result_and_the_next_one_ends_alike(ma
     ("where", "says"),
     [("normfree.files.secrets.token_hex", "the result"), ("normfree.report.plots.write_plot", "the picture")],
 )
+@pytest.mark.faults
 def test_full_disk_is_one_sentence(make, monkeypatch, tmp_path, where, says):
     make()
 

@@ -380,6 +380,7 @@ def go_on(processes: Runs, home: Path, out: Path) -> Any:
     return ledger(out)
 
 
+@pytest.mark.faults
 def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: Path, uninterrupted: Any) -> None:
     out = home / "stopped"
     for run in range(2):
@@ -408,6 +409,7 @@ def test_reproduction_stopped_while_training_ends_alike(processes: Runs, home: P
         ("normfree_papers.claims.reproduction:write_sealed_json", 1),  # the picture is missing
     ],
 )
+@pytest.mark.faults
 def test_reproduction_killed_while_it_keeps_ends_alike(
     processes: Runs, home: Path, uninterrupted: Any, tmp_path: Path, function: str, call: int
 ) -> None:

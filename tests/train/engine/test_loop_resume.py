@@ -119,6 +119,7 @@ def whole_by_command(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("method", ["fixup", "batchnorm"])
+@pytest.mark.faults
 def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, tmp_path: Path, method: str) -> None:
     one, two, prints = tmp_path / "one", tmp_path / "two", tmp_path / "prints"
     (tmp_path / "config.toml").write_text(config(method=method, checkpoint_minutes=0.001, device="cpu").to_toml())
@@ -153,6 +154,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, t
         ("normfree.train.engine.loop:write_curves", 1),  # after everything
     ],
 )
+@pytest.mark.faults
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(
     runs: Runs, whole_by_command: Path, tmp_path: Path, name: str, call: int
 ) -> None:
@@ -169,6 +171,7 @@ def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.faults
 def test_run_stopped_inside_epochs_equals_the_uninterrupted_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -327,6 +330,7 @@ def fail(code: int) -> Any:
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],
 )
+@pytest.mark.faults
 def test_read_only_folder_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
 ) -> None:
@@ -336,6 +340,7 @@ def test_read_only_folder_is_one_sentence(
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "metrics", "result", "picture"])
+@pytest.mark.faults
 def test_disk_that_fills_up_leaves_the_earlier_state_whole(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -379,6 +384,7 @@ def test_disk_that_fills_up_leaves_the_earlier_state_whole(
 
 
 @pytest.mark.parametrize(("part", "epochs"), [("validation", 1), ("validation", 4), ("test", 4)])
+@pytest.mark.faults
 def test_run_stopped_while_it_is_scored_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, epochs: int
 ) -> None:

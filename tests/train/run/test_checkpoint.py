@@ -377,6 +377,7 @@ def test_obstacle_is_one_sentence_and_leaves_the_earlier_one_whole(
     assert load(tmp_path)[1]["step"] == 2
 
 
+@pytest.mark.faults
 def test_read_only_folder_is_one_sentence(tmp_path: Path) -> None:
     save(tmp_path, *some(1))
     tmp_path.chmod(0o555)
@@ -429,6 +430,7 @@ while True:
 """
 
 
+@pytest.mark.faults
 def test_kill_at_any_moment_leaves_a_whole_pair(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     draw = random.Random(0)

@@ -106,6 +106,7 @@ def test_data_has_several_shapes_of_batches(pairs: Prepared) -> None:
 # Signals
 
 
+@pytest.mark.faults
 def test_run_stopped_inside_epochs_equals_the_uninterrupted_one(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_run_stopped_inside_epochs_equals_the_uninterrupted_one(
     assert differences(whole, tmp_path) == []
 
 
+@pytest.mark.faults
 def test_run_stopped_at_the_end_of_an_epoch_has_all_metrics(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +139,7 @@ def test_run_stopped_at_the_end_of_an_epoch_has_all_metrics(
 
 
 @pytest.mark.parametrize("changes", [{"method": "layernorm"}, {"method": "admin", "clip": "norm", "clip_at": 1.0}])
+@pytest.mark.faults
 def test_language_model_stopped_inside_epochs_equals_the_uninterrupted_one(
     text: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -188,6 +191,7 @@ def test_finished_run_is_only_scored_again(pairs: Prepared, whole: Path, tmp_pat
     assert differences(whole, again) == []
 
 
+@pytest.mark.faults
 def test_run_stopped_while_it_translates_equals_the_uninterrupted_one(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +253,7 @@ def whole_by_command(runs: Runs, pairs: Prepared, tmp_path_factory: pytest.TempP
     return folder / "run"
 
 
+@pytest.mark.faults
 def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, pairs: Prepared, tmp_path: Path) -> None:
     one, two, prints = tmp_path / "one", tmp_path / "two", tmp_path / "prints"
     config = nf.TrainConfig(**{**ALL, "data": f"pairs:{pairs.folder}", "checkpoint_minutes": 0.0005, "epochs": 5})
@@ -282,6 +287,7 @@ def test_run_killed_at_random_moments_equals_the_uninterrupted_one(runs: Runs, p
         ("normfree.train.text.text_data:TextData.translate_test", 1),  # translated, but not written
     ],
 )
+@pytest.mark.faults
 def test_run_killed_at_the_worst_moment_equals_the_uninterrupted_one(
     runs: Runs, whole_by_command: Path, tmp_path: Path, name: str, call: int
 ) -> None:

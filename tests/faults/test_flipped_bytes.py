@@ -1,0 +1,159 @@
+"""A flipped byte of any kind of stored file is refused by one sentence, or changes nothing that is read.
+
+`make test` flips some bytes of each file, `make faults` every byte of a small file and 1,000 of a large one.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import normfree as nf
+from normfree.checksums import write_sealed_json
+from normfree.conversion import convert
+from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
+from normfree.data.images.folder_contents import contents_digest
+from normfree.data.text.prepared_folder import open_prepared
+from normfree.train.engine import loop as engine
+from normfree.train.run import checkpoint
+from normfree.train.run.run_folder import RunFolder
+from normfree_papers.claims.storage import read_result
+from thin_resnet import thin_resnet
+from tiny_images import tiny_images
+from tiny_text import tiny_pairs
+
+pytestmark = pytest.mark.faults
+SMALL, PLACES = 4096, 1000  # bytes of a file of which each is flipped; places in a larger one
+
+
+class StoredFile(NamedTuple):
+    """A stored file, and how it is read."""
+
+    path: Path
+    read: Callable[[], Any]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredFile]:
+    """One file of each kind."""
+    root = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "write_curves", lambda *_: None)
+        patch.setattr("normfree.train.data.load", lambda name, root: tiny_images())
+        nf.fit(nf.TrainConfig(model="resmlp-2-8", epochs=2, batch_size=16), out=root / "run")
+    run = RunFolder(root / "run")
+    saved = checkpoint.latest(run.path)
+    assert saved is not None
+    images = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    model, plan = convert(thin_resnet(), "fixup", images, generator=torch.Generator().manual_seed(0))
+    folder = save_converted(root / "converted", model, plan, example=images)
+    record = read_record(folder)
+    claim = root / "claim.json"
+    write_sealed_json(
+        claim, {"claim": "a/b", "scale": "full", "seeds": [0], "values": {"x": {"mean": 0.5}}, "panels": []}
+    )
+    pairs = tiny_pairs(root / "pairs")
+    picture = root / "images" / "train" / "a" / "1.ppm"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"P6 8 8 255\n" + bytes(range(192)))
+    return {
+        "configuration (config.toml)": StoredFile(run.config_path, lambda: run.read_config(warn=True)),
+        "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
+        "result (result.json)": StoredFile(run.result_path, run.read_result),
+        "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),
+        "weights of a checkpoint": StoredFile(saved / "weights.safetensors", lambda: checkpoint.read(saved)),
+        "plan of a conversion (plan.json)": StoredFile(folder / "plan.json", lambda: read_record(folder)),
+        "weights of a conversion": StoredFile(
+            folder / "weights.safetensors", lambda: _read_tensors(folder / "weights.safetensors", record)
+        ),
+        "example of a conversion": StoredFile(folder / "example.safetensors", lambda: read_example(folder)),
+        "stored claim": StoredFile(claim, lambda: read_result(claim)),
+        "prepared text (prepared.json)": StoredFile(
+            pairs.folder / "prepared.json", lambda: open_prepared(pairs.folder).manifest
+        ),
+        "tokens of prepared text": StoredFile(
+            pairs.folder / "train.safetensors", lambda: open_prepared(pairs.folder).manifest
+        ),
+        "image of a run": StoredFile(picture, lambda: _same_images(root / "images", picture)),
+    }
+
+
+_KNOWN: dict[Path, str] = {}
+
+
+def _same_images(root: Path, picture: Path) -> str:
+    """The contents, which have to be those of the first call, as for a run that is resumed."""
+    found = contents_digest(root, [picture], cached=False)
+    if _KNOWN.setdefault(picture, found) != found:
+        raise ValueError("expected the same contents of images as the run")
+    return found
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Whether two structures hold the same values and bits."""
+    if isinstance(one, dict):
+        return isinstance(two, dict) and one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return type(one) is type(two) and len(one) == len(two) and all(map(equal, one, two))
+    return torch.equal(one, two) if isinstance(one, Tensor) else repr(one) == repr(two)
+
+
+KINDS = [
+    "configuration (config.toml)", "metrics (metrics.jsonl)", "result (result.json)",
+    "state of a checkpoint (state.json)", "weights of a checkpoint", "plan of a conversion (plan.json)",
+    "weights of a conversion", "example of a conversion", "stored claim", "prepared text (prepared.json)",
+    "tokens of prepared text", "image of a run",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [25, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_flipped_byte_is_refused_or_harmless(
+    kind: str, most: int | None, stored: dict[str, StoredFile], count: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, read = stored[kind]
+    raw, whole = path.read_bytes(), read()
+    places = len(raw) if len(raw) <= SMALL else PLACES
+    wrong = []
+    try:
+        for place in np.linspace(0, len(raw) - 1, min(most or places, places)).astype(int).tolist():
+            path.write_bytes(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :])
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "normfree"):
+                outcome = _outcome(read, whole, caplog)
+            count(kind, outcome)
+            if outcome in ("accepted", "traceback"):
+                wrong.append((place, outcome))
+    finally:
+        path.write_bytes(raw)
+    assert not wrong
+    assert equal(read(), whole)
+
+
+def _outcome(read: Callable[[], Any], whole: Any, caplog: pytest.LogCaptureFixture) -> str:
+    try:
+        found = read()
+    except (ValueError, OSError) as error:
+        return "refused" if "\n" not in str(error) else "traceback"
+    except Exception:
+        return "traceback"
+    if equal(found, whole):
+        return "harmless"
+    renamed_seal = isinstance(found, dict) and len(found) == len(whole) + 1 and whole.items() <= found.items()
+    return "harmless" if renamed_seal else "accepted"
+
+
+def test_control_without_checksums_is_accepted(stored: dict[str, StoredFile], tmp_path: Path) -> None:
+    """The control: the same flips of a file without a checksum change what is read."""
+    path, read = stored["stored claim"]
+    raw = path.read_bytes()
+    try:
+        path.write_bytes(raw.replace(b'"sha256"', b'"other"').replace(b"0.5", b"0.7"))
+        assert read()["values"]["x"]["mean"] == 0.7
+    finally:
+        path.write_bytes(raw)
