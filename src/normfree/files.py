@@ -177,6 +177,22 @@ def from_json_values(value: Any, texts: Collection[str] = ()) -> Any:
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
+def require_plain(value: Any, where: str) -> None:
+    """Raise `ValueError` if data at a place is not plain, so that JSON would not give it back."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"expected text as keys in {where}, got {key!r}; JSON would turn it into text")
+            require_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            require_plain(item, f"{where}[{index}]")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"expected plain data for JSON at {where}, got {type(value).__name__}; pass tensors among the tensors"
+        )
+
+
 def render_weights(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file; views and shared storages are copied.
 

@@ -340,7 +340,7 @@ def test_full_disk_is_one_line_and_the_run_goes_on(run: Run, monkeypatch: pytest
 
         def full(self: RunFolder, record: dict[str, Any]) -> None:
             if record["epoch"] == 2:
-                patch.setattr("tempfile.mkdtemp", no_room)
+                patch.setattr("normfree.train.run.checkpoint.temporary_folder", no_room)
             append(self, record)
 
         def no_room(*_: object, **__: object) -> None:

@@ -141,9 +141,9 @@ def hang(place: Path) -> None:
         nonlocal calls
         calls += 1
         if calls == 1 and rank == 1:
-            time.sleep(2.0)  # compiles
+            time.sleep(1.5)  # compiles
         if calls == KILLED_AT and rank == 1:
-            time.sleep(8.0)
+            time.sleep(4.0)
         step(self)
 
     TrainStep.__call__ = slow  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import normfree
+from normfree.files import atomic_path, temporary_folder
 from normfree.train import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run import run_folder as runs
@@ -175,16 +176,20 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.faults
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     run = begin(tmp_path)
-    (tmp_path / ".tmp-ab_cde12.json").write_text("half")
-    (tmp_path / ".tmp-checkpoint-ab_cde12").mkdir()  # of the last save, after which no other comes
+    with atomic_path(tmp_path / "result.json") as unfinished:
+        pass
+    unfinished.write_text("half")
+    (tmp_path / ".tmp-ab_cde12.json").write_text("half")  # of an earlier release
+    (tmp_path / ".tmp-checkpoint-ab_cde12").mkdir()
+    temporary_folder(tmp_path, "checkpoint")  # of the last save, after which no other comes
+    (tmp_path / "result.json").unlink()
     own = [tmp_path / name for name in ("notes.txt", ".tmp-notes", ".tmp-abc.json", ".tmp-notes123.csv")]
     for path in own:
         path.write_text("mine")
     with run.hold(resume=True):
         pass
-    assert not (tmp_path / ".tmp-ab_cde12.json").exists()
-    assert not (tmp_path / ".tmp-checkpoint-ab_cde12").exists()
-    assert all(path.exists() for path in own)
+    assert {path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")} == {*own[1:]}
+    assert own[0].exists()
 
 
 # Going on

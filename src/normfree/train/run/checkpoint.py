@@ -29,14 +29,14 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from normfree.checksums import parse_json
-from normfree.files import TEMPORARY, explain_os_errors, render_weights, sync, temporary_folder
+from normfree.files import TEMPORARY, explain_os_errors, render_weights, require_plain, sync, temporary_folder
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 METRICS = "metrics.jsonl"  # in the folder of the run
 _log = logging.getLogger("normfree.train")
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
-_UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|\d+(?:-\d+)?)")  # after the prefix of temporary names
+_UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|[0-9a-f]{16}|\d+(?:-\d+)?)")  # after the prefix of temporary names
 _TRIES = 5  # to read a checkpoint while another process replaces it
 _FORMAT = 1
 _EARLIER = "the earlier checkpoint is intact"
@@ -63,12 +63,25 @@ def save(
         ValueError: If a tensor or a value cannot be written.
         OSError: If the disk is full or the folder cannot be written; earlier checkpoints stay intact.
     """
-    run, step = Path(run), state.get("step")
+
+    def write(folder: Path) -> str:
+        weights = render_weights(tensors)
+        (folder / WEIGHTS).write_bytes(weights)
+        return hashlib.sha256(weights).hexdigest()
+
+    return publish(Path(run), state, write, keep=keep, keep_best=keep_best)
+
+
+def publish(
+    run: Path, state: Mapping[str, Any], write: Callable[[Path], Any], *, keep: int = 1, keep_best: bool = False
+) -> Path:
+    """Make a checkpoint whose tensors `write` puts into a folder; it returns their sha256. See `save` for the rest."""
+    step = state.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"expected the number of the step under 'step' in the state, got {step!r}; pass an int >= 0")
     if keep < 1:
         raise ValueError(f"expected keep >= 1, got {keep}; at least the last checkpoint is kept")
-    _check_plain(dict(state), "state")
+    require_plain(dict(state), "state")
     metrics = None
     if (run / METRICS).exists():
         with explain_os_errors("the metrics", run / METRICS):
@@ -79,18 +92,14 @@ def save(
             code = errno.ENOTDIR if run.exists() else errno.ENOENT
             raise OSError(code, os.strerror(code))
         remove_unfinished(run)
-        weights = render_weights(tensors)
         temporary = temporary_folder(run, "checkpoint")
         try:
-            for name, content in (
-                (WEIGHTS, weights),
-                (STATE, _render_state(hashlib.sha256(weights).hexdigest(), dict(state), metrics)),
-            ):
-                (temporary / name).write_bytes(content)
-                sync(temporary / name)
+            (temporary / STATE).write_bytes(_render_state(write(temporary), dict(state), metrics))
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == STATE):
+                sync(path)
             sync(temporary)
             target = run / f"checkpoint-{step}"
-            again = [place[1] for place in map(_place, _all(run)) if place[0] == step]
+            again = [place[1] for place in map(_place, newest_first(run)) if place[0] == step]
             if again:
                 target = run / f"checkpoint-{step}-{max(again) + 1}"
             temporary.rename(target)
@@ -98,9 +107,9 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync(run)
-        upto = [path for path in _all(run) if _place(path) <= _place(target)]
+        upto = [path for path in newest_first(run) if _place(path) <= _place(target)]
         kept = {*upto[:keep], best_of(upto) if keep_best else None}
-        for path in _all(run):
+        for path in newest_first(run):
             if path not in kept:
                 _remove(path)
     return target
@@ -168,7 +177,7 @@ class Writer:
 
 def latest(run: str | Path) -> Path | None:
     """Return the folder of the newest checkpoint of a run, or None if there is none."""
-    return next(iter(_all(Path(run))), None)
+    return next(iter(newest_first(Path(run))), None)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -199,7 +208,7 @@ def load_state(run: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: If there is no checkpoint, or its state is damaged.
     """
-    return _read_while_training(lambda: _newest(run), lambda path: _read_state(path)[1])
+    return _read_while_training(lambda: _newest(run), lambda path: read_state(path)[1])
 
 
 def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -209,7 +218,7 @@ def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[di
         ValueError: If there is no checkpoint, if all are damaged, or if the metrics up to its step were changed.
     """
     errors: list[ValueError] = []
-    for path in [_newest(run), *_all(Path(run))[1:]]:
+    for path in [_newest(run), *newest_first(Path(run))[1:]]:
         try:
             found = read(path, device)
         except ValueError as error:
@@ -241,7 +250,11 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
         ValueError: If a file is missing or damaged.
     """
     folder = Path(checkpoint)
-    digest, state = _read_state(folder)
+    digest, state = read_state(folder)
+    if isinstance(digest, dict):
+        raise ValueError(
+            f"expected a checkpoint of one process, got one of several in '{folder}'; load it with load_sharded_"
+        )
     raw = _read_bytes(folder / WEIGHTS)
     if hashlib.sha256(raw).hexdigest() != digest:
         raise ValueError(_damaged(folder / WEIGHTS, f"its sha256 is not that in {STATE}"))
@@ -251,7 +264,7 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
 # Content
 
 
-def _render_state(weights: str, state: dict[str, Any], metrics: dict[str, Any] | None) -> bytes:
+def _render_state(weights: Any, state: dict[str, Any], metrics: dict[str, Any] | None) -> bytes:
     """Return the bytes of state.json; NaN and infinity are written as Python does, so that they are read back."""
     body = {"format": _FORMAT, "weights": weights, "state": state}
     if metrics is not None:  # earlier releases have none
@@ -260,8 +273,8 @@ def _render_state(weights: str, state: dict[str, Any], metrics: dict[str, Any] |
     return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
 
 
-def _read_state(folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the sha256 of the weights, and the state."""
+def read_state(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the sha256 of the weights, by the name of the file if there are several, and the state."""
     raw = _read_bytes(folder / STATE)
     try:
         found = parse_json(raw)
@@ -303,25 +316,10 @@ def _require_metrics(run: Path, folder: Path) -> None:
 def _score(folder: Path) -> float | None:
     """Return the score in the state of a checkpoint; None if there is none, or the state is damaged."""
     try:
-        score = _read_state(folder)[1].get("score")
+        score = read_state(folder)[1].get("score")
     except (ValueError, OSError):
         return None
     return score if isinstance(score, float) and score == score else None
-
-
-def _check_plain(value: Any, where: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"expected text as keys in {where}, got {key!r}; JSON would turn it into text")
-            _check_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check_plain(item, f"{where}[{index}]")
-    elif not isinstance(value, str | int | float | None):
-        raise ValueError(
-            f"expected plain data for JSON at {where}, got {type(value).__name__}; pass tensors among the tensors"
-        )
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -333,7 +331,7 @@ def _read_bytes(path: Path) -> bytes:
 
 def _damaged(path: Path, why: str) -> str:
     folder = path.parent
-    others = [other for other in _all(folder.parent) if other != folder]
+    others = [other for other in newest_first(folder.parent) if other != folder]
     remedy = f"delete the folder '{folder.name}' to continue from '{others[0].name}', or " if others else ""
     return f"expected an intact checkpoint, but '{path}' is damaged ({why}); {remedy}start the run again"
 
@@ -347,7 +345,7 @@ def _place(path: Path) -> tuple[int, int]:
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
-def _all(run: Path) -> list[Path]:
+def newest_first(run: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
     if not run.is_dir():
         return []
@@ -356,7 +354,7 @@ def _all(run: Path) -> list[Path]:
 
 
 def _best(run: str | Path) -> Path:
-    found = best_of(_all(Path(run)))
+    found = best_of(newest_first(Path(run)))
     if found is None:
         raise ValueError(
             f"expected a checkpoint with a validation score in '{run}', found none; load the last one, or train with a "
@@ -389,5 +387,5 @@ def remove_unfinished(run: Path) -> None:
 
 def remove_all(run: Path) -> None:
     """Remove all checkpoints of a run."""
-    for path in _all(run):
+    for path in newest_first(run):
         _remove(path)

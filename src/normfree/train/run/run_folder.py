@@ -42,7 +42,7 @@ RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
 _NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
 # Names that `atomic_path` gives to files that are not finished.
-_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"\w{8}\.(?:toml|jsonl?|png|txt|model)")
+_UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|txt|model)")
 
 
 class RunFolder:

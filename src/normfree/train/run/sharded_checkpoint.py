@@ -1,0 +1,186 @@
+"""Checkpoints of sharded models (FSDP2): every process writes its part, by PyTorch's distributed checkpoints.
+
+    <run>/checkpoint-<step>/shard-….safetensors    the tensors of each process
+    <run>/checkpoint-<step>/state.json             the plain state, with the sha256 of every file and of itself
+
+Nothing is pickled: PyTorch's safetensors storage keeps the places of the parts in the headers of the files. Another
+number of processes can load them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from normfree.train.run import checkpoint
+
+_log = logging.getLogger("normfree.train")
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+T = TypeVar("T")
+
+
+def save_sharded(
+    run: str | Path,
+    model: nn.Module,
+    state: Mapping[str, Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint of a sharded model; all processes call this together.
+
+    Args:
+        run: A folder that exists and that all processes see.
+        model: The model, sharded by `fully_shard` or not.
+        state: Plain data for JSON, with the step under 'step'.
+        optimizer: Its optimizer, if it is to be saved.
+        keep: The number of checkpoints to keep.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        ValueError: In all processes, if it cannot be written; earlier checkpoints stay intact.
+    """
+    tensors, plain = _parts(model, optimizer)
+    told = False
+
+    def write(folder: Path) -> dict[str, str]:
+        nonlocal told
+        told = _share(str(folder)) is not None
+        _write(tensors, folder)
+        return {path.name: _digest(path) for path in sorted(folder.glob("*.safetensors"))}
+
+    if dist.get_rank():
+        if (folder := _share(None)) is not None:
+            _write(tensors, Path(folder))
+        return Path(_on_first(lambda: ""))
+
+    def publish() -> str:
+        try:
+            return str(checkpoint.publish(Path(run), {**state, "optimizer": plain}, write, keep=keep))
+        finally:
+            if not told:
+                _share(None)  # the others do not write either
+
+    return Path(_on_first(publish))
+
+
+def load_sharded_(
+    run: str | Path, model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any]:
+    """Fill a model and its optimizer from the newest checkpoint that is intact; all processes call this together.
+
+    Args:
+        run: The folder that was given to `save_sharded`.
+        model: A model with the same parameters, sharded over any number of processes.
+        optimizer: Its optimizer, if it was saved.
+
+    Returns:
+        The plain state that was saved.
+
+    Raises:
+        ValueError: In all processes, if there is no checkpoint, all are damaged, or the model does not fit.
+    """
+    folder, state = _on_first(lambda: _newest_intact(Path(run)))
+    tensors, _ = _parts(model, optimizer)
+    try:
+        load(tensors, storage_reader=HuggingFaceStorageReader(folder))
+    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
+    set_model_state_dict(model, _named(tensors, _MODEL))
+    plain = state.pop("optimizer")
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, {**_named(tensors, _OPTIMIZER), **plain}, options=_FLAT)
+    return state
+
+
+def _newest_intact(run: Path) -> tuple[str, dict[str, Any]]:
+    """Return the newest checkpoint whose files are as they were written, and its state; the log names the others."""
+    errors: list[ValueError] = []
+    for folder in checkpoint.newest_first(run):
+        try:
+            digests, state = checkpoint.read_state(folder)
+            if not isinstance(digests, dict):
+                raise ValueError(
+                    f"expected a checkpoint of several processes, got one of a single process in '{folder}'"
+                )
+            for name, digest in digests.items():
+                path = folder / Path(name).name
+                if not path.is_file() or _digest(path) != digest:
+                    raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
+        except ValueError as error:
+            errors.append(error)
+            continue
+        for damage in errors:
+            _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], folder.name)
+        return str(folder), state
+    raise errors[0] if errors else ValueError(f"expected a checkpoint in '{run}', found none; start the run again")
+
+
+def _parts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return all tensors of a model and its optimizer by name, and the plain values of the optimizer."""
+    tensors: dict[str, Any] = {f"{_MODEL}{name}": value for name, value in get_model_state_dict(model).items()}
+    flat: dict[str, Any] = {}
+    if optimizer is not None:
+        flat = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    plain = {name: value for name, value in flat.items() if not isinstance(value, Tensor)}
+    return tensors | {f"{_OPTIMIZER}{name}": flat[name] for name in flat.keys() - plain.keys()}, plain
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _write(tensors: dict[str, Tensor], folder: Path) -> None:
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:
+        if not dist.get_rank():  # the others hear of it
+            raise ValueError(f"could not write the shards in '{folder}': {str(error).splitlines()[-1]}") from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _share(value: T | None) -> T | None:
+    """Return the value that the first process passes."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def _on_first(work: Callable[[], T]) -> T:
+    """Call a function in the first process, and return its value, or raise its error, in all."""
+    found: tuple[T | None, str | None] = (None, None)
+    if not dist.get_rank():
+        try:
+            found = (work(), None)
+        except (ValueError, OSError) as error:
+            found = (None, str(error))
+    value, error_text = _share(found) or (None, None)
+    if error_text is not None:
+        raise ValueError(error_text)
+    return value  # type: ignore[return-value]
