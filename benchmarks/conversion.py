@@ -5,9 +5,9 @@
 For each model and method: the residual branches found, the normalizers removed, the verdict of `diagnose`, the
 suggested learning rate, and steps of AdamW at that rate on one fixed batch of noise with fixed targets: the loss at the
 start and after 20 steps, and the parameters that have not moved after 40. A model runs in a process of its own, with a
-time limit. A pair that is in the JSON file is not run again, except with --fresh. diffusers and
-segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are missing, these
-models are left out. The page ends with the results of rates.py.
+time limit. Each row is stored as it ends, and a pair that is in the JSON file is not run again, except with --fresh.
+diffusers and segmentation_models_pytorch are needed for some models only (pip install --no-deps); where they are
+missing, these models are left out. The page ends with the results of rates.py.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import multiprocessing
 import os
 import shlex
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import rates
 import torch
-from subjects import CLASSES, IMAGES, MODELS, PACKAGES, PIXEL_CLASSES, TEXTS, WORDS, Subject, is_available
+from models_page import ALL_STEPS, ORIGINAL, SMALL_RATE, STEPS, page
+from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
 
 import normfree as nf
@@ -43,15 +44,12 @@ from normfree.report.progress import progress
 METHODS = ("fixup", "skipinit", "nf")
 MORE_METHODS = ("rezero", "small_branch", "hanin", "isograd", "wn", "dyt")  # for one model of each kind
 WITH_MORE = ("torchvision resnet18", "timm convnext_atto", "transformers ViT", "transformers Llama")
-ORIGINAL = "original"
-RATES = Path(__file__).parents[1] / "results" / "benchmarks" / "rates.json"  # of rates.py, for the end of the page
-STEPS, ALL_STEPS = 20, 40
 PROCESSES = multiprocessing.get_context("forkserver")  # its server imports the packages once
 PROCESSES.set_forkserver_preload(["conversion"])
 LIMIT = 900  # seconds for one model with all its methods
-HIGH = 3.0  # a first loss above this many times the original's and a guess's is wrong
-SMALL_RATE = 1e-4  # for the parameters that have not moved
-LEARNED = 0.9  # a model learns if its loss falls below this part of the first
+
+
+import_packages()  # once, in the server of the processes
 
 
 def methods_for(name: str) -> tuple[str, ...]:
@@ -66,6 +64,7 @@ def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]
     row: dict[str, Any] = {"model": name, "method": method}
     model: nn.Module = subject.model.train()
     _without_dropout(model)
+    names = {name for name, _ in model.named_parameters()}
     try:
         if method == ORIGINAL:
             row |= {"norms": len(find_norms(model))}
@@ -88,6 +87,7 @@ def measure(name: str, method: str, rate: float | None = None) -> dict[str, Any]
     row |= {"chance": subject.chance, "suggested": rate is None}
     row["rate"] = suggested_rate(subject, model) if rate is None else rate
     row |= train(subject, model, row["rate"])
+    row["added"] = [name for name in row["unmoved"] if name not in names]
     return row | {"seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -141,41 +141,24 @@ def _without_dropout(model: nn.Module) -> None:
             module.eval()
 
 
-def judge(row: dict[str, Any], original: dict[str, Any]) -> str:
-    """Say in a word or two how a pair ended; what begins with WRONG must not happen."""
-    if "failed" in row:
-        return "WRONG: " + row["failed"].partition(":")[0]
-    if "first" not in row:
-        return "refused"
-    if row is not original:
-        still = {name.rpartition(".")[0] for name in original.get("unmoved", ())}  # a new scalar there stays, too
-        stuck = [name for name in row["unmoved"] if name.rpartition(".")[0] not in still]
-        if stuck:
-            return f"WRONG: {len(stuck)} parameters never move"
-        highest = HIGH * max(original.get("first", 0.0), row["chance"] or 0.0)
-        if not row["first"] <= highest:
-            return "WRONG: high first loss"
-    if not math.isfinite(row["loss"]):
-        return "diverges"
-    return "learns" if row["loss"] < LEARNED * row["first"] else "slow"
-
-
-def run_model(name: str, methods: Sequence[str], rate: float | None) -> list[dict[str, Any]]:
-    """Run the pairs of one model in a process, and return its rows, also those of a process that ran out of time."""
+def run_model(name: str, methods: Sequence[str], rate: float | None, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run the pairs of one model in a process, and keep each row as it comes, also those that ran out of time."""
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=run_here, args=(theirs, name, methods, rate))
     process.start()
     theirs.close()
-    rows: list[dict[str, Any]] = []
+    left = list(methods)
     deadline, reason = time.monotonic() + LIMIT, f"longer than {LIMIT} seconds"
     try:
-        while len(rows) < len(methods) and ours.poll(max(0.0, deadline - time.monotonic())):
-            rows.append(ours.recv())
+        while left and ours.poll(max(0.0, deadline - time.monotonic())):
+            keep(ours.recv())
+            left.pop(0)
     except EOFError:
         reason = "the process died"
     process.kill()
     process.join()
-    return rows + [{"model": name, "method": method, "failed": reason} for method in methods[len(rows) :]]
+    for method in left:
+        keep({"model": name, "method": method, "failed": reason})
 
 
 def run_here(rows: Connection, name: str, methods: Sequence[str], rate: float | None) -> None:
@@ -188,82 +171,6 @@ def run_here(rows: Connection, name: str, methods: Sequence[str], rate: float | 
         except Exception as error:  # one pair that fails must not end the table
             row = {"model": name, "method": method, "failed": f"{type(error).__name__}: {error}"}
         rows.send(row)
-
-
-def markdown(rows: Sequence[dict[str, Any]], origin: dict[str, Any]) -> str:
-    """Write the page: a table with one row per model and method."""
-    originals = {row["model"]: row for row in rows if row["method"] == ORIGINAL}
-    judged = [(row, judge(row, originals[row["model"]])) for row in rows]
-    words = [word for row, word in judged if row["method"] != ORIGINAL]
-    counts = ", ".join(
-        f"{sum(word.startswith(kind) for word in words)} {meaning}"
-        for kind, meaning in (
-            ("learns", "learn"), ("slow", "learn slowly"), ("diverges", "diverge"), ("refused", "are refused"),
-            ("WRONG", "are wrong"),
-        )
-    )  # fmt: skip
-    lines = [
-        "# Converted third-party models",
-        "",
-        f"{len(originals)} models, built by their own packages with random weights, each converted and then trained "
-        f"for {STEPS} steps of AdamW without weight decay and dropout, on one fixed batch of noise with fixed targets: "
-        f"{IMAGES} images of 32 to 128 pixels a side with {CLASSES} classes, or {PIXEL_CLASSES} for each pixel; "
-        f"{TEXTS} texts of 12 words out of {WORDS}, where models have a width of 64 and four layers; models of "
-        f"diffusers predict noise. A guess has a loss of {math.log(CLASSES):.2f} for classes, "
-        f"{math.log(PIXEL_CLASSES):.2f} for pixels, {math.log(WORDS):.2f} for words and 1 for noise.",
-        "",
-        f"Of {len(words)} conversions, {counts}.",
-        "",
-        "- *learns*: after the steps, the loss is below "
-        f"{LEARNED:g} of the first; *slow*: it is not; *diverges*: a loss is not finite. One batch does not rank "
-        "methods.",
-        "- *WRONG*: a parameter that moves in the original has not moved after "
-        f"{ALL_STEPS} steps, the first loss is above {HIGH:g} times both the original's and a guess's, or the program "
-        "failed. No row should be of this kind.",
-        "- The signal is what `normfree diagnose` says of the batch, before conversion (row *original*) and after it.",
-        "- The rate is the one that `nf.find_lr` suggests for this model, method and batch. Rates in brackets were "
-        "given, because the search takes longer than the steps.",
-        "",
-        "The learning rates at which converted models diverge are [below](#learning-rates).",
-        "",
-        f"Made by `{origin['command']}` with "
-        + ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
-        + f" at commit {', '.join(sorted({row['commit'][:12] for row in rows}))}.",
-        "",
-        f"| model | method | branches | norms removed | signal | rate | first loss | after {STEPS} steps | result |",
-        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | --- |",
-    ]
-    notes: dict[str, str] = {}
-    for row, word in judged:
-        label = f"`{row['model']}`" if row["method"] == ORIGINAL else ""
-        if word.startswith(("refused", "WRONG: ")) and "first" not in row:
-            key = notes.setdefault(_reason(row), str(len(notes) + 1))
-            lines.append(f"| {label} | {row['method']} | | | | | | | {word} [{key}] |")
-            continue
-        gone = row.get("removed", f"of {row.get('norms')}")
-        rate = f"{row['rate']:.2g}" if row["suggested"] else f"({row['rate']:.2g})"
-        cells = (row.get("branches", "refused"), gone, row["verdict"], rate)
-        losses = (_number(row["first"]), _number(row["loss"]))
-        lines.append(f"| {label} | {row['method']} | " + " | ".join(map(str, (*cells, *losses, word))) + " |")
-    if notes:
-        lines += ["", "Refused or failed:", "", *[f"{key}. {text}" for text, key in notes.items()]]
-    lines += ["", "## Learning rates", "", *rates.markdown(json.loads(RATES.read_text(encoding="utf-8")))]
-    return "\n".join(lines) + "\n"
-
-
-def _reason(row: dict[str, Any]) -> str:
-    """Return the first reason of a refusal, without the name of the model."""
-    if "failed" in row:
-        return f"{row['model']} failed: {row['failed']}".replace("\n", " ")
-    reason = row["refused"].partition(": ")[2] or row["refused"]
-    return reason.split("; ")[0].replace("|", "\\|").replace("\n", " ")
-
-
-def _number(value: Any) -> str:
-    value = float(value)
-    if not math.isfinite(value):
-        return "not finite"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 100 else f"{value:.1e}"
 
 
 def _version(package: str) -> str:
@@ -315,18 +222,24 @@ def main() -> None:
         raise SystemExit(f"expected the versions that '{given.json}' was made with, {stored['versions']}; use --fresh")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the server, which imports this module before it forks
     finished = len(models) - len(left)
-    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
-        running = {pool.submit(run_model, name, methods, given.rate): name for name, methods in left.items()}
-        for done, future in enumerate(as_completed(running), finished + 1):
-            rows |= {(row["model"], row["method"]): row | {"commit": origin["commit"]} for row in future.result()}
-            update(done, len(models), running[future])
+    lock = threading.Lock()
+
+    def keep(row: dict[str, Any]) -> None:
+        with lock:
+            rows[row["model"], row["method"]] = row | {"commit": origin["commit"]}
             _keep(given.json, origin, rows)
+
+    with ThreadPoolExecutor(given.jobs) as pool, progress("models", len(models), done=finished) as update:
+        running = {pool.submit(run_model, name, methods, given.rate, keep): name for name, methods in left.items()}
+        for done, future in enumerate(as_completed(running), finished + 1):
+            future.result()
+            update(done, len(models), running[future])
     _keep(given.json, origin, rows)
-    page = markdown([rows[pair] for pair in sorted(rows, key=_place)], origin)
+    text = page([rows[pair] for pair in sorted(rows, key=_place)], origin)
     if given.markdown is not None:
-        given.markdown.write_text(page, encoding="utf-8")
+        given.markdown.write_text(text, encoding="utf-8")
     else:
-        print(page)
+        print(text)
 
 
 def _keep(path: Path | None, origin: dict[str, Any], rows: dict[tuple[str, str], dict[str, Any]]) -> None:

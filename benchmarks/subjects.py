@@ -50,11 +50,12 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-# Imports torchvision, which the other packages import, too, even if its compiled part does not load.
-with torch.random.fork_rng(devices=[]):
-    create_model("torchvision:squeezenet1_1")
-for _package in filter(is_installed, PACKAGES):
-    import_module(_package)
+def import_packages() -> None:
+    """Import all packages, torchvision first, which the others import, even if its compiled part does not load."""
+    with torch.random.fork_rng(devices=[]):
+        create_model("torchvision:squeezenet1_1")
+    for package in filter(is_installed, PACKAGES):
+        import_module(package)
 
 
 def classified(model: nn.Module, inputs: Any, labels: Tensor, read: Callable[[Any], Tensor] | None = None) -> Subject:
@@ -361,6 +362,30 @@ TRANSFORMERS: dict[str, Maker] = {
     "wav2vec 2.0": wav2vec2,
     "CLIP": clip,
 }  # fmt: skip
+# Families whose configurations have the same names for the sizes, by the names of their classes.
+ENCODERS = ("Ernie", "MegatronBert", "Nystromformer", "RoFormer")
+DECODERS = (
+    "Cohere", "Glm", "Granite", "Mixtral", "Nemotron", "Olmo", "Persimmon", "Phi3", "Qwen2", "SmolLM3", "StableLm",
+    "Starcoder2",
+)  # fmt: skip
+TWO_STACKS = ("Blenderbot", "MBart", "Pegasus")
+PATCHES = ("Data2VecVision", "DeiT", "Dinov2WithRegisters", "IJepa")
+STAGES = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 2, 1]}
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 24, "depths": [1, 2]}
+TRANSFORMERS |= (
+    {kind: text(kind, "SequenceClassification", **SIZES) for kind in ENCODERS}
+    | {kind: text(kind, "CausalLM", **_small(num_key_value_heads=2)) for kind in DECODERS}
+    | {kind: text(kind, "CausalLM", n_embd=64, n_layer=4, n_head=4, n_positions=16, rotary_dim=8)
+       for kind in ("CodeGen", "GPTBigCode")}
+    | {"BioGpt": text("BioGpt", "CausalLM", **SIZES),
+       "XGLM": text("XGLM", "CausalLM", d_model=64, num_layers=4, attention_heads=4, ffn_dim=256)}
+    | {kind: text(kind, "ConditionalGeneration", **BART) for kind in TWO_STACKS}
+    | {kind: picture(kind, **SIZES, image_size=32, patch_size=8) for kind in PATCHES}
+    | {kind: picture(kind, **STAGES) for kind in ("ConvNextV2", "PoolFormer")}
+    | {"RegNet": picture("RegNet", **STAGES, embedding_size=16, groups_width=8),
+       "Swinv2": picture("Swinv2", **WINDOWS, num_heads=[2, 4], window_size=4),
+       "FocalNet": picture("FocalNet", **WINDOWS, hidden_sizes=[24, 48], focal_levels=[2, 2], focal_windows=[3, 3])}
+)  # fmt: skip
 DIFFUSERS: dict[str, Maker] = {
     "UNet2DModel": denoised(
         lambda d: d.UNet2DModel(**UNET, down_block_types=("DownBlock2D", "AttnDownBlock2D"),

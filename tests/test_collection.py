@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 # Python imports this module when it starts, so that the packages look as if they were not installed.
 HIDDEN = (
-    "PIL", "curvlinops", "hypothesis", "jinja2", "matplotlib", "onnx", "onnxruntime", "onnxscript", "opacus",
-    "playwright", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm", "torchvision", "transformers",
+    "PIL", "curvlinops", "hypothesis", "jinja2", "lightning", "matplotlib", "onnx", "onnxruntime", "onnxscript",
+    "opacus", "playwright", "pytorch_lightning", "sacrebleu", "scipy", "sentencepiece", "tensorboard", "timm",
+    "torchvision", "transformers",
 )  # fmt: skip
 SITE = f"""
 import importlib.machinery, sys
@@ -41,3 +42,4 @@ def test_gpu_tests_are_collected_without_development_packages(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout[-3000:]
     assert "<Module test_gpu.py>" in done.stdout
     assert "not collected: tests/test_plan.py (not installed: hypothesis)" in done.stdout
+    assert "not collected: tests/frameworks/test_lightning.py (not installed: lightning)" in done.stdout

@@ -560,7 +560,10 @@ def test_folder_of_a_run_is_diagnosed(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize("method", ["as built", "fixup"])
 def test_folder_of_a_run_of_somebody_elses_model_is_diagnosed(run: Run, folder: Path, method: str) -> None:
     made = trained("other", "my_factories:Images", method=method)
-    status, out, err = run(made)
+    status, _, err = run(made)
+    assert status == 2
+    assert "would import 'my_factories' and call 'Images'" in err
+    status, out, err = run(made, "--trust")
     assert status == 0, err
     assert "other: " in out
 

@@ -377,3 +377,45 @@ class Activated(nn.Module):
 def test_forgotten_activation_is_named() -> None:
     assert causes(judged(Activated(4)))[0] == ("forgotten activation", "last.4")
     assert judged(Activated(-1)).findings == ()
+
+
+class Skipless(nn.Module):
+    """Branches in two lists that a loop adds, but for one."""
+
+    def __init__(self, forgotten: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.b = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+        self.stem, self.head, self.forgotten = nn.Linear(32, 32), nn.Linear(32, 10), forgotten
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i, (a, b) in enumerate(zip(self.a, self.b, strict=True)):
+            f = b(a(x).relu())
+            x = f if i == self.forgotten else x + f
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_forgotten_skip_in_a_loop_over_lists_is_named() -> None:
+    assert causes(judged(Skipless(3)))[0] == ("forgotten skip", "a.3")
+    assert judged(Skipless(-1)).findings == ()
+
+
+@pytest.mark.parametrize("function", [torch.sin, lambda h: h.unflatten(-1, (16, 2)).amax(-1).repeat(1, 2)])
+def test_any_function_that_is_not_linear_counts_as_an_activation(function: Callable[[Tensor], Tensor]) -> None:
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(super().forward(x))
+
+    torch.manual_seed(0)
+    activated = nn.Sequential(*(Layer(32, 32) for _ in range(4)), nn.Linear(32, 10))
+    linear = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)), nn.Linear(32, 10))
+    assert not any(f.cause == "no activation" for f in judged(activated).findings)
+    assert causes(judged(linear))[0] == ("no activation", "")
+
+
+def test_loss_without_a_graph_is_a_cut_at_the_output() -> None:
+    made = judged(mlp(), X, (X[:, :10] > 0).float(), lambda o, t: ((o > 0).float() - t).square().mean())
+    assert made.findings[0].cause == "gradient cut"
+    assert "the output" in made.recommendation

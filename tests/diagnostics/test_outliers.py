@@ -165,4 +165,4 @@ def test_outlier_without_a_gradient_has_no_backward_factor() -> None:
     assert math.isnan(found[0].backward)
     assert math.isnan(found[0].usual_backward)
     assert found[0].excess == pytest.approx(1e3, rel=1e-6)
-    assert str(found[0]) == "block20 stands out: ×1e+03 forward, where blocks like it have ×1"
+    assert str(found[0]) == "block20 stands out: ×1,000 forward, where blocks like it have ×1"

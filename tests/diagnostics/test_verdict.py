@@ -17,6 +17,7 @@ from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.verdict import Verdict, judge
 from normfree.methods import names
 from normfree.models import build
+from normfree.report.formatting import compact
 from signal_oracles import batch, made_up_signal, noisy
 
 GROWTH = 1.3
@@ -407,7 +408,8 @@ def test_recommendation_names_methods_of_the_registry(make: Callable[[], Signal]
 
 
 def test_recommendations_differ_with_the_fault() -> None:
-    assert len({judge(make()).recommendation for make in BAD}) == 5
+    advice = {judge(make()).recommendation.partition("; the largest change is at ")[0] for make in BAD}
+    assert len(advice) == 5
 
 
 @pytest.mark.parametrize("make", BAD)
@@ -609,4 +611,4 @@ def test_total_is_from_end_to_end(kind: str, backward: bool) -> None:
     assert direction.total == pytest.approx(ends)
     if kind != "preserved":
         assert abs(math.log(direction.inside)) > 2 * abs(math.log(direction.total))
-        assert f"×{direction.inside:.1e} inside stages" in found.sentence or kind == "growing"
+        assert f"×{compact(direction.inside)} inside stages" in found.sentence or kind == "growing"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from normfree.plan import Branch, Layer, Position, ResidualPlan
+from normfree.report.formatting import compact
 
 _SHOWN = 3  # rescaled parameters that are printed by name
 
@@ -94,7 +95,7 @@ class Changes:
         lines += _line("added", (_added(record) for record in self.added))
         if self.scaled:
             names = ", ".join(
-                f"{record.name} × {record.factor:.3g}" if record.factor else f"{record.name} (it was 0)"
+                f"{record.name} × {compact(record.factor)}" if record.factor else f"{record.name} (it was 0)"
                 for record in self.scaled[:_SHOWN]
             )
             more = f" and {len(self.scaled) - _SHOWN} more" if len(self.scaled) > _SHOWN else ""

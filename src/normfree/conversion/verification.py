@@ -16,6 +16,7 @@ from normfree.methods import Method
 from normfree.nn.model_state import call_arguments, preserve_model_state, small_copy, substitute_tensors
 from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
+from normfree.report.formatting import compact
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 # Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.
@@ -188,7 +189,7 @@ def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], growth: float,
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape and a.numel() > 1]
     for i, (old, new) in enumerate(pairs):
         was, now = _rms(old), _rms(new)
-        text = f"output {i} is {now / was:.2g} times as large as the original's" if was else ""
+        text = f"output {i} is {compact(now / was)} times as large as the original's" if was else ""
         large, small = now / max(was, 1.0), now / min(was or 1.0, 1.0)
         if was and not (large < _LARGE * growth**0.5 and small > _SMALLEST):
             yield text
@@ -231,7 +232,7 @@ def _first_loss(
             old = _uniform_loss(before.outputs[i], axis) if same else guess
             frozen = max(guess, _FEW_CLASSES)
             grown = min(growth / 6, (2 * guess * growth / 3) ** 0.5)
-            text = f"the first loss at '{layer.name}' is {loss:.3g}, where a uniform guess has {guess:.3g}"
+            text = f"the first loss at '{layer.name}' is {compact(loss)}, where a uniform guess has {compact(guess)}"
             above = loss - guess - 3 * max(old - guess, 0.0)
             if above > grown + frozen:
                 yield text

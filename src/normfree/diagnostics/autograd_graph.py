@@ -30,6 +30,13 @@ VIEWS = (
 )  # fmt: skip
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "BAddBmm")
+# Functions that are linear in the signal, or only move, average or normalize it.
+LINEAR = frozenset({
+    *VIEWS, *NORMALIZERS, "AccumulateGrad", "Add", "Sub", "Addmm", "Mm", "Mv", "Convolution", "Mean",
+    "Sum", "Expand", "Cat", "Split", "SplitWithSizes", "Unbind", "Stack", "Mul", "Div", "Neg", "AvgPool1D", "AvgPool2D",
+    "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MeanAdaptive", "NativeDropout", "Embedding", "ConstantPadNd", "Dropout",
+    "MaxPool2DWithIndices", "MaxPool2D", "Repeat", "Copy", "CopySlices", "CopyBackwards", "ThnnConv2D", "Linear", "",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class GraphFacts:
         batch_softmax: The layers behind which a softmax runs over the samples of the batch.
         doubled: The sigmoids and softmaxes that read the output of the same function.
         swamped: The normalizers whose epsilon is far above the variance; `function` is the epsilon.
+        nonlinear: Whether a function is neither linear nor a normalizer.
         unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
         output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
         output_place: The layer before it.
@@ -65,6 +73,7 @@ class GraphFacts:
     doubled: tuple[Spot, ...] = ()
     swamped: tuple[Spot, ...] = ()
     unregistered: tuple[str, ...] = ()
+    nonlinear: bool = False
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
@@ -105,10 +114,12 @@ class _Reader:
         self.single: dict[str, None] = {}
         self.over_batch: dict[str, None] = {}
         self.doubled: list[Spot] = []
+        self.nonlinear = False
         self.unknown: set[int] = set()  # parameters that the model does not have
 
     def read(self, node: Any) -> None:
         kind = _kind(node)
+        self.nonlinear = self.nonlinear or kind not in LINEAR
         if kind == "AccumulateGrad":
             if isinstance(node.variable, nn.Parameter) and id(node.variable) not in self.names:
                 self.unknown.add(id(node.variable))
@@ -180,6 +191,7 @@ class _Reader:
             tuple(self.doubled),
             tuple(swamped),
             tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
+            self.nonlinear,
         )
 
 
@@ -227,16 +239,19 @@ def _reads_parameter(node: Any) -> bool:
 
 
 def _place(node: Any, names: Mapping[int, str], near: int = NEAR) -> str:
-    """The module of the nearest parameter before a node, '' if there is none nearby."""
-    waiting, seen = deque([node]), 0
+    """The module of the nearest parameter before a node, '' if there is none nearby; an embedding only if no other."""
+    waiting, seen, table = deque([node]), 0, ""
     while waiting and seen < near:
         current = waiting.popleft()
         seen += 1
+        if _kind(current) == "Embedding":
+            table = table or _place(current.next_functions[0][0], names, 1)
+            continue
         variable = getattr(current, "variable", None)
         if variable is not None and id(variable) in names:
             return names[id(variable)]
         waiting.extend(f for f, _ in getattr(current, "next_functions", ()) if f is not None)
-    return ""
+    return table
 
 
 def _loss_functions(start: Any, end: Any) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
 from normfree.plan import Layer, ResidualPlan
+from normfree.report.formatting import compact
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,9 @@ def _reason(model: nn.Module, parts: Sequence[BlockBound | SetBound], tolerance:
         bias = module.value if isinstance(module, ScalarBias) else bias
         if bias is not None and int(bias.detach().count_nonzero()):
             return f"not positively homogeneous: '{name}' has a bias that is not zero"
-    return f"not positively homogeneous: the directional derivative at '{worst.name}' is off by {worst.deviation:.1e}"
+    return (
+        f"not positively homogeneous: the directional derivative at '{worst.name}' is off by {compact(worst.deviation)}"
+    )
 
 
 def _relative(difference: float, scale: float) -> float:

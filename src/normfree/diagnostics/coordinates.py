@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from normfree.diagnostics.ends import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of
 from normfree.nn.model_state import call_arguments, preserve_random_state
+from normfree.report.formatting import compact
 from normfree.report.notebook import notebook_html
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -77,7 +78,7 @@ class CoordinateCheck:
         """Make a table with a row for each layer."""
         columns = (Column("layer"), *(Column(f"width {w}", "right") for w in self.widths), Column("exponent", "right"))
         rows = tuple(
-            (name, *(f"{value:.3g}" for value in values), f"{self.exponent(name):.2f}")
+            (name, *(compact(value) for value in values), f"{self.exponent(name):.2f}")
             for name, values in self.changes.items()
         )
         return Table(f"change of a coordinate in {self.steps} steps", columns, rows, self.verdict)

@@ -26,6 +26,7 @@ from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
 from normfree.plan import ResidualPlan, remembered_method
+from normfree.report.formatting import compact
 from normfree.report.notebook import notebook_html
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
@@ -97,7 +98,9 @@ class Diagnosis:
     def __repr__(self) -> str:
         verdict, signal = self.verdict, self.signal
         block = "layer" if signal.plain else "block"
-        factors = f"forward ×{verdict.forward.factor:.3g} and backward ×{verdict.backward.factor:.3g} per {block}"
+        factors = (
+            f"forward ×{compact(verdict.forward.factor)} and backward ×{compact(verdict.backward.factor)} per {block}"
+        )
         return f"Diagnosis({self.name!r}: {verdict.word}; {_count([self])}, {factors})"
 
     def _repr_html_(self) -> str:
@@ -201,8 +204,8 @@ def details(diagnosis: Diagnosis) -> list[str]:
         known = not math.isnan(signal.loss)
         loss = signal.loss if known else head.chance_loss
         found.append(
-            f"first loss {loss:.3g}{'' if known else ' with random labels'}, "
-            f"log {head.classes} = {math.log(head.classes):.3g}"
+            f"first loss {compact(loss)}{'' if known else ' with random labels'}, "
+            f"log {head.classes} = {compact(math.log(head.classes))}"
         )
     layers = [layer for layer in signal.layers if layer.units]
     if worst := max(layers, key=lambda layer: layer.dead, default=None):
@@ -213,8 +216,8 @@ def details(diagnosis: Diagnosis) -> list[str]:
     if ratios:
         (low, first), (high, last) = ratios[0], ratios[-1]
         found.append(
-            f"update-to-weight ratio at learning rate 1: {ratios[len(ratios) // 2][0]:.2g} (median), from {low:.2g} "
-            f"({first}) to {high:.2g} ({last})"
+            f"update-to-weight ratio at learning rate 1: {compact(ratios[len(ratios) // 2][0])} (median), from "
+            f"{compact(low)} ({first}) to {compact(high)} ({last})"
         )
     return found
 
@@ -287,7 +290,7 @@ def _factor(direction: Direction) -> str:
 def _total(direction: Direction) -> str:
     if direction.status == "not measured":
         return "–"
-    return f"{direction.total:.2g}" if 1e-3 < direction.total < 1e3 else f"{direction.total:.1e}"
+    return compact(direction.total)
 
 
 def _is_unmeasured(verdict: Verdict) -> bool:

@@ -42,7 +42,7 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
             "input constant",
             "the input",
             "faulty",
-            f"all samples of the input are the same (mean {x.mean:.3g})",
+            f"all samples of the input are the same (mean {compact(x.mean)})",
             "look at the data: give a batch of different samples",
         )
     elif abs(x.mean) > INPUT_OFFSET * x.deviation:
@@ -50,7 +50,7 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
             "input not centred",
             "the input",
             "faulty",
-            f"the input has a mean of {x.mean:.3g} and a standard deviation of {x.deviation:.3g}",
+            f"the input has a mean of {compact(x.mean)} and a standard deviation of {compact(x.deviation)}",
             "look at the data: subtract the mean, and divide by the standard deviation",
         )
     elif not INPUT_SMALL <= x.size <= INPUT_LARGE:
@@ -59,7 +59,7 @@ def faults_of_the_input(signal: Signal) -> Iterator[Finding]:
             "input scale",
             "the input",
             "faulty",
-            f"the input has a root mean square of {x.size:.3g}, where about 1 is usual",
+            f"the input has a root mean square of {compact(x.size)}, where about 1 is usual",
             f"look at the data: divide the input by its standard deviation{bytes_}",
         )
 
@@ -77,7 +77,7 @@ def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
             "stem scale",
             stem[0].name,
             "exploding" if gain > 1 else "vanishing",
-            f"the stem multiplies the input by {math.sqrt(gain):.2g}",
+            f"the stem multiplies the input by {compact(math.sqrt(gain))}",
             f"look at {shorten_names([layer.name for layer in stem])}: the weights of the stem are too "
             f"{'large' if gain > 1 else 'small'}",
         )
@@ -112,13 +112,15 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
             "look at the end of the network: cross-entropy takes logits, so leave the softmax out",
         )
     elif first_loss > limit or grown >= OUTPUT_LARGE:
-        numbers = f"the first loss is {first_loss:.3g}, by chance it is log {head.classes} = {log_classes:.3g}"
+        numbers = (
+            f"the first loss is {compact(first_loss)}, by chance it is log {head.classes} = {compact(log_classes)}"
+        )
         sure = f"; the softmax is saturated ({head.confidence:.3f} for the likeliest class)" * (head.confidence > 0.9)
-        large = f"; the output is ×{math.sqrt(grown):.1e} as large as the signal there" * (grown >= OUTPUT_LARGE)
+        large = f"; the output is ×{compact(math.sqrt(grown))} as large as the signal there" * (grown >= OUTPUT_LARGE)
         text = f"{numbers}{sure}{large}" if head.classes else large.removeprefix("; ")
         status: SignalStatus = "exploding" if grown >= OUTPUT_LARGE else "faulty"
         if signal.classifier_bias >= LARGE_BIAS and head.favourite >= 0:
-            above = f"{signal.classifier_bias:.3g} above the mean makes class {head.favourite} certain"
+            above = f"{compact(signal.classifier_bias)} above the mean makes class {head.favourite} certain"
             yield Finding("classifier bias", place, status, text, f"look at the bias of {classifier}: {above}")
         else:
             cause = "classifier scale" if grown > CLASSIFIER_GAIN or not head.classes else "first loss"

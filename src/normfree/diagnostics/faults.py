@@ -6,6 +6,8 @@ Each function looks for one family of faults in a signal. `docs/diagnosis.md` ha
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from normfree.diagnostics.growth import Direction, Finding
@@ -16,9 +18,11 @@ from normfree.diagnostics.limits import (
     POST_NORM_SAME,
     POST_NORM_SUMS,
     SHUT,
+    SIMILAR,
 )
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.moments import Stats
+from normfree.diagnostics.places import name_pattern
 from normfree.diagnostics.sum_hooks import SumSignal
 from normfree.diagnostics.weight_faults import zeroed
 from normfree.report.formatting import shorten_names
@@ -73,6 +77,21 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
 
 def forgotten_skips(signal: Signal) -> Iterator[Finding]:
     """Blocks without the residual sum that most blocks like them have."""
+    homes = Counter(b.place for b in signal.plan.branches)  # a loop adds several branches in one module
+    in_loops = {layer.name for b in signal.plan.branches if homes[b.place] >= SIMILAR for layer in b.layers}
+    inside = Counter(map(name_pattern, in_loops))
+    body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
+    outside = Counter(map(name_pattern, body))
+    stray = [n for n in body if re.search(r"\d", n) and inside[name_pattern(n)] >= 3 * outside[name_pattern(n)]]
+    if stray and not signal.missing_sums and not signal.constant_sums:
+        names = shorten_names(stray)
+        yield Finding(
+            "forgotten skip",
+            stray[0],
+            "faulty",
+            f"{names} {'stand' if len(stray) > 1 else 'stands'} in no branch, unlike the same layer of other blocks",
+            f"look at {names}: the forward pass has no sum x + f(x) there, or f does not read x",
+        )
     if signal.missing_sums:
         names = shorten_names(signal.missing_sums)
         add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
@@ -233,7 +252,7 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
         what = "dropout of everything" if "Dropout" in kind else "normalizer of one value"
         remedy = f"look at {signal.origin} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero"
         yield Finding(what, signal.origin, "vanishing", f"{signal.origin} returns zero", remedy)
-    elif signal.plain and broken and before:
+    elif signal.plain and broken and before and (not signal.origin or re.search("LU|Threshold|Tanh", kind)):
         yield _dead_layer(before, behind)
     else:
         where = signal.origin or (behind if before else f"{behind} and the layers before it")

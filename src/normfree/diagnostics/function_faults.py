@@ -77,8 +77,8 @@ def _at_output(cause: str, text: str, remedy: str) -> Finding:
     return Finding(cause, "the output", "faulty", text, remedy)
 
 
-def saturated_functions(signal: Signal) -> Iterator[Finding]:
-    """Activations, gates and attentions that hardly pass a gradient, and softmaxes over the wrong axis."""
+def faulty_functions(signal: Signal) -> Iterator[Finding]:
+    """Gates of recurrent layers that are shut, softmaxes over the wrong axis, and a function that follows itself."""
     graph = signal.graph
     for gate in signal.shut_gates[:1]:
         yield Finding(
@@ -114,7 +114,11 @@ def saturated_functions(signal: Signal) -> Iterator[Finding]:
             f"a softmax behind {place} runs over the samples of the batch",
             f"look behind {place}: the softmax is normalized over dimension 0, the samples; use the last dimension",
         )
-    seen = [s for s in graph.openness if _is_saturated(s)]
+
+
+def saturated_functions(signal: Signal) -> Iterator[Finding]:
+    """Activations, gates and attentions that hardly pass a gradient."""
+    seen = [s for s in signal.graph.openness if _is_saturated(s)]
     if seen:
         first = seen[-1]  # nodes come from the output to the input
         names = shorten_names(list(dict.fromkeys(s.place for s in reversed(seen))))

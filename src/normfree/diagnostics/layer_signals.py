@@ -19,6 +19,7 @@ from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
 from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import Branch, Layer, ResidualPlan
+from normfree.report.formatting import compact
 from normfree.report.tables import Column, Table
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
@@ -299,9 +300,9 @@ def layer_table(model: str, layers: Iterable[LayerSignal]) -> Table:
     rows = tuple(
         (
             layer.name,
-            f"{layer.weight_norm:.3g}",
-            f"{layer.gradient_norm:.3g}",
-            f"{layer.ratio:.2g}",
+            compact(layer.weight_norm),
+            compact(layer.gradient_norm),
+            compact(layer.ratio),
             f"{100 * layer.dead:.0f} %" if layer.units else "–",
             f"{100 * layer.equal:.0f} %" if layer.units else "–",
         )

@@ -18,6 +18,7 @@ from normfree.diagnostics.limits import ALONE, INSIDE, MOST, NOISE, OPENING, SAM
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import name_pattern
 from normfree.diagnostics.sum_hooks import SumSignal
+from normfree.report.formatting import compact
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,13 @@ class Outlier:
         """Describe the outlier and similar blocks in one clause."""
         if not math.isnan(self.branch):
             return (
-                f"{self.name} stands out: its branch has an output variance of {self.branch:.3g}, others have "
-                f"{self.usual_branch:.3g}"
+                f"{self.name} stands out: its branch has an output variance of {compact(self.branch)}, others have "
+                f"{compact(self.usual_branch)}"
             )
         both = ((self.forward, self.usual_forward, "forward"), (self.backward, self.usual_backward, "backward"))
         measured = [(a, b, way) for a, b, way in both if not math.isnan(a)]
-        own = " and ".join(f"×{a:.3g} {way}" for a, _, way in measured)
-        others = " and ".join(f"×{b:.3g}" for _, b, _ in measured)
+        own = " and ".join(f"×{compact(a)} {way}" for a, _, way in measured)
+        others = " and ".join(f"×{compact(b)}" for _, b, _ in measured)
         return f"{self.name} stands out: {own}, where blocks like it have {others}"
 
 

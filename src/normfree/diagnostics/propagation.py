@@ -141,7 +141,9 @@ def propagate(
         result = None if value is None else next(iter(starts))
         graph = graph_facts(parts, size, result, (t for t in tree_leaves(output) if isinstance(t, Tensor)))
         finite = [torch.isfinite(start.detach()).all() for start in starts]
-        torch.autograd.backward(list(starts), list(starts.values()))
+        starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
+        if starts:  # else the loss is cut off from the network, so that all gradients are zero
+            torch.autograd.backward(list(starts), list(starts.values()))
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))

@@ -175,6 +175,7 @@ def _local_faults(
         yield from weight_faults.forgotten_activation(signal)
         yield from function_faults.swamped_normalizers(signal)
         yield from function_faults.noisy_dropout(signal)
+        yield from function_faults.faulty_functions(signal)
         yield from faults.faulty_branches(signal, dead)
         yield from faults.small_branches(signal)
         yield from faults.silent(signal, forward)
@@ -182,12 +183,13 @@ def _local_faults(
         if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
             yield from function_faults.saturated_functions(signal)
         yield from weight_faults.dead_units(signal)
-        yield from function_faults.heavy_biases(signal)
         yield from end_faults.faults_of_the_stem(signal)
         if forward.status in HARMLESS:
             yield from faults.deep_post_norm(signal)
 
-    return tuple(found())
+    local = tuple(found())
+    places = {f.place for f in local}  # a bias may make a layer dead, which says more
+    return (*local, *(f for f in function_faults.heavy_biases(signal) if f.place not in places))
 
 
 def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
@@ -234,7 +236,8 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     names = {s.name.partition("#")[0] for s in signal.sums}
     place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
     unit = "step" if place else "layer" if signal.plain else "block"
-    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", advice)
+    where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
+    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", f"{advice}{where}")
 
 
 def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
@@ -315,15 +318,15 @@ def _describe(what: str, d: Direction, signal: Signal) -> str:
         return f"{what} {'overflows' if math.isinf(d.total) else 'is exactly 0'} at {d.broken_at}"
     if d.status == "preserved":
         word = "is preserved" if 1 / NOTICEABLE <= d.total <= NOTICEABLE else "stays within bounds"
-        return f"{what} {word} (×{d.factor:.2f} per {block}{stages}, ×{d.total:.2g} in all)"
+        return f"{what} {word} (×{d.factor:.2f} per {block}{stages}, ×{compact(d.total)} in all)"
     if d.status == "growing":
-        changes = f"×{d.inside:.2g}{stages}, ×{d.total:.2g} in all"
+        changes = f"×{compact(d.inside)}{stages}, ×{compact(d.total)} in all"
         return f"{what} grows as a power of the depth, by less and less per {block} ({changes})"
     if d.status == "drifting":
         fails = f"which fails from about {d.fails_at} {block}s on"
-        return f"{what} is drifting: ×{d.factor:.2f} per {block}, ×{d.inside:.2g} in all{stages}, {fails}"
-    inside = f", ×{d.inside:.1e} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
-    return f"{what} is {d.status}: ×{d.factor:.2f} per {block}{inside}, ×{d.total:.1e} in all, worst at {d.worst}"
+        return f"{what} is drifting: ×{d.factor:.2f} per {block}, ×{compact(d.inside)} in all{stages}, {fails}"
+    inside = f", ×{compact(d.inside)} inside stages" if abs(math.log10(d.inside / d.total)) > 1 else ""
+    return f"{what} is {d.status}: ×{d.factor:.2f} per {block}{inside}, ×{compact(d.total)} in all, worst at {d.worst}"
 
 
 def not_measured(place: str) -> str:

@@ -19,7 +19,7 @@ def no_activation(signal: Signal) -> Iterator[Finding]:
     layers = [layer for layer in signal.plan.layers() if not layer.gate]
     recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
     attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
-    if len(layers) < 3 or recurrent or attention or signal.activations:
+    if len(layers) < 3 or recurrent or attention or signal.activations or signal.graph.nonlinear:
         return
     if not any(layer.activated_in or layer.activated_out for layer in layers):
         yield Finding(

@@ -16,6 +16,7 @@ from normfree.diagnostics.propagation import Loss
 from normfree.nn.model_state import call_arguments
 from normfree.nn.sharding import is_sharded
 from normfree.optim.clipping import agc_parameters, clip_grad_agc_
+from normfree.report.formatting import compact
 
 Groups = list[dict[str, Any]]
 MakeOptimizer = Callable[[Groups], torch.optim.Optimizer]
@@ -176,8 +177,8 @@ def halve_until_trained(
             return rate, tuple(after)
         rate /= 2
     raise ValueError(
-        f"expected {check} steps to lower the loss of {trial.before:.4g} at some rate, but none down to {rate:.2g} "
-        "did; pass larger batches, more of them, or targets that can be learned"
+        f"expected {check} steps to lower the loss of {compact(trial.before)} at some rate, but none down to "
+        f"{compact(rate)} did; pass larger batches, more of them, or targets that can be learned"
     )
 
 

@@ -35,6 +35,7 @@ from normfree.optim.range_test import (
     propose_rate,
 )
 from normfree.plan import ResidualPlan, remembered_method
+from normfree.report.formatting import compact
 from normfree.report.notebook import notebook_html
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
@@ -99,7 +100,7 @@ class RateSearch:
         curves = [Curve(f"order {i}", (*run,), self.rates[: len(run)]) for i, run in enumerate(shown, start=1)]
         for name, rate in (("suggested rate", self.suggestion), ("2·(1 + μ)/λ", min(self.bounds, default=math.inf))):
             if math.isfinite(rate):  # a vertical line
-                curves.append(Curve(f"{name} {rate:.3g}", (low, high), (rate, rate * (1 + 1e-6))))
+                curves.append(Curve(f"{name} {compact(rate)}", (low, high), (rate, rate * (1 + 1e-6))))
         panel = Panel(
             "loss while the rate grows",
             tuple(curves),
@@ -110,38 +111,45 @@ class RateSearch:
             from_zero=False,
             note=str(self),
         )
-        write_plot([panel], path, title=f"suggested learning rate: {self.suggestion:.3g}")
+        write_plot([panel], path, title=f"suggested learning rate: {compact(self.suggestion)}")
         return Path(path)
 
     def __repr__(self) -> str:
-        return f"RateSearch({self.suggestion:.3g}, runs from {self.interval[0]:.3g} to {self.interval[1]:.3g})"
+        low, high = map(compact, self.interval)
+        return f"RateSearch({compact(self.suggestion)}, runs from {low} to {high})"
 
     def __str__(self) -> str:
         """Return the number, its spread and what it means, as sentences."""
-        return " ".join((f"learning rate {self.suggestion:.3g}:", *self._sentences()))
+        return " ".join((f"learning rate {compact(self.suggestion)}:", *self._sentences()))
 
     def _sentences(self) -> list[str]:
         low, high = self.interval
-        ends = f"{min(self.after):.4g}" if len(self.after) == 1 else f"{min(self.after):.4g}…{max(self.after):.4g}"
+        ends = (
+            f"{compact(min(self.after))}"
+            if len(self.after) == 1
+            else f"{compact(min(self.after))}…{compact(max(self.after))}"
+        )
         found = [
-            f"{self.check} steps lowered the loss from {self.before:.4g} to {ends}.",
-            f"{len(self.losses)} orders of the batches propose {low:.3g} to {high:.3g}.",
+            f"{self.check} steps lowered the loss from {compact(self.before)} to {ends}.",
+            f"{len(self.losses)} orders of the batches propose {compact(low)} to {compact(high)}.",
         ]
         met = [rate for rate in self.diverged if math.isfinite(rate)]
         if met:
-            found.append(f"{len(met)} of {len(self.diverged)} runs diverged, first at {min(met):.3g}.")
+            found.append(f"{len(met)} of {len(self.diverged)} runs diverged, first at {compact(min(met))}.")
         if self.bounds:
-            found.append(f"The curvature at the start allows {min(self.bounds):.3g} to {max(self.bounds):.3g}.")
+            found.append(
+                f"The curvature at the start allows {compact(min(self.bounds))} to {compact(max(self.bounds))}."
+            )
         return [*found, *self.notes]
 
     def _repr_html_(self) -> str:
         columns = (Column("order"), Column("diverged at", "right"), Column("loss after the check", "right"))
         rows = tuple(
-            (str(i), f"{rate:.3g}" if math.isfinite(rate) else "never", f"{loss:.4g}")
+            (str(i), compact(rate) if math.isfinite(rate) else "never", compact(loss))
             for i, (rate, loss) in enumerate(zip(self.diverged, self.after, strict=True), start=1)
         )
         return notebook_html(
-            f"learning rate {self.suggestion:.3g}", self._sentences(), Table("range test", columns, rows)
+            f"learning rate {compact(self.suggestion)}", self._sentences(), Table("range test", columns, rows)
         )
 
 
@@ -244,7 +252,7 @@ def find_lr(
         proposals = [p for run in tested if (p := propose_rate(rates, run)) is not None]
         if not proposals:
             raise ValueError(
-                f"expected a loss that falls at some rate from {low:g} to {high:g}, got {trial.before:.4g} at the "
+                f"expected a loss that falls at some rate from {low:g} to {high:g}, got {compact(trial.before)} at the "
                 "first step and no lower average later; pass a lower low=, more steps=, or targets that can be learned"
             )
         middle = math.exp(sum(map(math.log, proposals)) / len(proposals))

@@ -273,7 +273,7 @@ def test_own_model_is_trained_in_place_and_named(tmp_path: Path) -> None:
     assert not torch.equal(model[0].weight, before)
     assert (result.config.model, result.config.data) == ("torch.nn.modules.container:Sequential", "tiny")
     with pytest.raises(ValueError, match=r"expected the model of the run .* pass model="):
-        nf.load(tmp_path)
+        nf.load(tmp_path, trust=True)
     assert equal(weights(result), dict(nf.load(tmp_path, model=tiny_net()).state_dict()))
 
 
@@ -298,7 +298,7 @@ def test_factory_by_name_is_seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     other = nf.fit(config.with_changes(seed=1), data=tiny_images())
     assert equal(weights(one), weights(two))
     assert not equal(weights(one), weights(other))
-    assert equal(weights(one), dict(nf.load(tmp_path / "run").state_dict()))
+    assert equal(weights(one), dict(nf.load(tmp_path / "run", trust=True).state_dict()))
 
 
 def test_frozen_parameters_stay_and_tied_ones_stay_tied(tmp_path: Path) -> None:

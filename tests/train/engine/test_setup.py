@@ -52,11 +52,11 @@ def test_named_model_is_converted_trained_and_loaded(tmp_path: Path, method: str
     assert record["config"]["method"] == method
     assert record["parameters"] == read_plan(tmp_path).changes.parameters_after
     state = torch.get_rng_state()
-    loaded = nf.load(tmp_path)
+    loaded = nf.load(tmp_path, trust=True)
     assert torch.equal(torch.get_rng_state(), state)
     assert same(loaded, result.model)
     assert [type(m) for m in loaded.modules()] == [type(m) for m in result.model.modules()]
-    assert nf.evaluate(tmp_path) == result.test
+    assert nf.evaluate(tmp_path, trust=True) == result.test
     assert same(nf.load(tmp_path, thin_resnet), result.model)
 
 
@@ -65,7 +65,7 @@ def test_as_built_keeps_the_normalizers(tmp_path: Path) -> None:
     assert result.config.method == AS_BUILT
     assert norms(result.model) == norms(thin_resnet()) == 6
     assert not (tmp_path / "plan.json").exists()
-    assert same(nf.load(tmp_path), result.model)
+    assert same(nf.load(tmp_path, trust=True), result.model)
 
 
 def test_conversion_is_seeded() -> None:
@@ -89,11 +89,11 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest
         patched.setattr(TrainStep, "__call__", step)
         stopped = nf.fit(chosen, out=tmp_path / "run")
     assert (stopped.status, stopped.steps) == ("interrupted", 4)
-    assert same(nf.load(tmp_path / "run"), stopped.model)
+    assert same(nf.load(tmp_path / "run", trust=True), stopped.model)
     resumed = nf.fit(chosen, out=tmp_path / "run", resume=True)
     assert resumed.status == "finished"
     assert same(resumed.model, whole.model)
-    assert same(nf.load(tmp_path / "run"), whole.model)
+    assert same(nf.load(tmp_path / "run", trust=True), whole.model)
 
 
 def test_groups_follow_the_method() -> None:
@@ -121,10 +121,10 @@ def test_given_model_with_its_plan_is_trained_by_its_method(tmp_path: Path) -> N
     assert result.model is model
     assert (result.config.model, result.config.method) == (THIN, "rezero")
     assert read_plan(tmp_path / "run") == plan
-    assert same(nf.load(tmp_path / "run"), model)
+    assert same(nf.load(tmp_path / "run", trust=True), model)
     assert same(nf.load(tmp_path / "run", thin_resnet), model)
     save_converted(tmp_path / "saved", model, plan, example=example, source=THIN)
-    assert same(nf.load(tmp_path / "saved"), model)
+    assert same(nf.load(tmp_path / "saved", trust=True), model)
 
 
 def test_given_model_without_a_plan_is_trained_as_it_is() -> None:

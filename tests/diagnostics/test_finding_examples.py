@@ -1,0 +1,49 @@
+"""The examples of findings in docs/diagnosis.md: each prints the headline and the advice that stand beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normfree.diagnostics import diagnose
+
+TEXT = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+SECTION = TEXT.partition("## One example per finding")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| (.+?) \| `(.+?)` \| (.+?) \| (.+?) \|$", SECTION, flags=re.MULTILINE)
+DEFINITIONS = re.findall(r"```python\n(.*?)```", SECTION, flags=re.DOTALL)[0]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        exec(DEFINITIONS, found)
+    return found
+
+
+def test_there_are_examples() -> None:
+    assert len(ROWS) >= 40
+    assert len({printed for printed, *_ in ROWS}) >= 40
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("printed", "code", "meaning", "advice"), ROWS)
+def test_example_prints_its_row(names: dict[str, Any], printed: str, code: str, meaning: str, advice: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        arguments = eval(f"({code},)", names)
+        made = diagnose(*arguments[:3], loss=arguments[3] if len(arguments) > 3 else None)
+    assert made.verdict.word == printed
+    assert made.verdict.recommendation == advice
+    assert meaning
+
+
+def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]) -> None:
+    """The control: the same networks without a fault."""
+    for code in ("net(), x, y", "Blocks(), x", "Reader(), words", "Pool(1), words", "Pool(None), words"):
+        with torch.random.fork_rng(devices=[]):
+            assert diagnose(*eval(f"({code},)", names)).verdict.findings == (), code
