@@ -49,4 +49,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section(f"faults: {table}")
         terminalreporter.write_line(plain(table, counts))
     if counts and config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
-        config.cache.set(STORED, counts)
+        config.cache.set(STORED, {**config.cache.get(STORED, {}), **counts})

@@ -21,13 +21,20 @@ COMMAND = "make faults"
 class Table(NamedTuple):
     """The columns of a table: those that name a fault, then the outcomes."""
 
+    tests: str  # the file that counts
     names: tuple[str, ...]
     outcomes: tuple[str, ...]
 
 
 TABLES = {
-    "files": Table(("flipped bytes of",), ("refused", "harmless", "accepted", "traceback")),
-    "processes": Table(("work", "fault"), ("whole", "refused", "lost", "accepted", "traceback")),
+    "files": Table(
+        "tests/faults/test_flipped_bytes.py", ("flipped bytes of",), ("refused", "harmless", "accepted", "traceback")
+    ),
+    "processes": Table(
+        "tests/faults/test_disturbed_processes.py",
+        ("work", "fault"),
+        ("whole", "refused", "lost", "accepted", "traceback"),
+    ),
 }
 Counts = dict[str, dict[str, Any]]
 """By table: the counted outcomes of each row, and the seconds that its tests took."""
@@ -62,7 +69,7 @@ def markdown(name: str, counts: Counts) -> str:
     names = len(TABLES[name].names)
     lines = [head, ["---"] * names + ["---:"] * (len(head) - names), *body]
     minutes = counts[name]["seconds"] / 60
-    taken = f"By `{COMMAND}`, of which this part took {minutes:.1f} minutes on a CPU."
+    taken = f"By `pytest -m faults {TABLES[name].tests}`, a part of `{COMMAND}`, in {minutes:.1f} minutes on a CPU."
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{taken}"
 
 
