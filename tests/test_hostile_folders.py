@@ -196,7 +196,7 @@ ATTACKS: list[Callable[[Path], None]] = [_huge_model, _zero_weights,
     _pickled_weights, _no_source,
 ]  # fmt: skip
 LOADED = """
-import resource, sys
+import re, sys
 import normfree as nf
 from normfree.conversion.saving import load_converted
 for folder in sys.argv[1:]:
@@ -206,7 +206,8 @@ for folder in sys.argv[1:]:
         print(type(error).__name__, "lines", str(error).count(chr(10)), folder)
     else:
         print("loaded", folder)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# The peak of this program alone; getrusage counts that of the process that started it, too.
+print(1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]))
 """
 
 
