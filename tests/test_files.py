@@ -219,3 +219,14 @@ def test_files_are_as_private_as_the_umask_says(tmp_path: Path, mask: int, file:
         os.umask(before)
     assert (tmp_path / "one").stat().st_mode & 0o777 == file
     assert (tmp_path / "folder").stat().st_mode & 0o777 == directory
+
+
+def test_folder_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "old").touch()
+    (tmp_path / "link").symlink_to("far")
+    with atomic_folder(tmp_path / "link") as new:
+        (new / "new").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "link"]

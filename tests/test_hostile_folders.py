@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -24,6 +25,8 @@ from normfree.data.download.formats import read_idx, read_pickled
 from normfree.data.images.folder_contents import CACHE, contents_digest
 from normfree.data.images.image_folder import folder_in_order, read_folder
 from normfree.models.third_party import transformers_model
+from normfree.train.run import checkpoint
+from normfree.train.run.loading import noise_for
 from thin_resnet import thin_resnet
 
 GIB = 1 << 30
@@ -177,12 +180,23 @@ def _no_source(folder: Path) -> None:
     change_plan(folder, source=["os", "abort"])
 
 
-ATTACKS: list[Callable[[Path], None]] = [
+def _zero_weights(folder: Path) -> None:
+    (folder / "weights.safetensors").unlink()
+    (folder / "weights.safetensors").symlink_to("/dev/zero")
+    plan = json.loads((folder / "plan.json").read_bytes())
+    change_plan(folder, files={name: {**listed, "bytes": 0} for name, listed in plan["files"].items()})
+
+
+def _huge_model(folder: Path) -> None:
+    change_plan(folder, source="torchvision:vit_h_14")  # 632 million parameters
+
+
+ATTACKS: list[Callable[[Path], None]] = [_huge_model, _zero_weights,
     _nested, _huge_plan, _many_values, _zero_link, _pipe, _loop, _outside, _header, _many_tensors, _sparse_weights,
     _pickled_weights, _no_source,
 ]  # fmt: skip
 LOADED = """
-import resource, sys
+import re, sys
 import normfree as nf
 from normfree.conversion.saving import load_converted
 for folder in sys.argv[1:]:
@@ -192,7 +206,8 @@ for folder in sys.argv[1:]:
         print(type(error).__name__, "lines", str(error).count(chr(10)), folder)
     else:
         print("loaded", folder)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# The peak of this program alone; getrusage counts that of the process that started it, too.
+print(1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]))
 """
 
 
@@ -210,6 +225,49 @@ def test_attacks_are_one_sentence_each_and_take_little_memory(model_folder: Path
     for line in lines:
         assert line.split()[1:3] == ["lines", "0"], line
     assert int(memory) < GIB
+
+
+def forged_run(folder: Path, *, model: str | None = None, **state: Any) -> Path:
+    """A run whose configuration names another model, or whose state has other values; its checksums are right."""
+    run = copy_of(FIXTURES / "run-stopped", folder)
+    saved = checkpoint.latest(run)
+    assert saved is not None
+    digest, found = checkpoint.read_state(saved)
+    if model is not None:
+        text = re.sub(r"(?m)^model = .*", f'model = "{model}"', (run / "config.toml").read_text())
+        write_sealed_text(run / "config.toml", text)
+    (saved / checkpoint.STATE).write_bytes(checkpoint._render_state(digest, {**found, **state}, None))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("resnet60002", "names a far larger one"),
+        ("wrn-10-100000", "names a far larger one"),
+        ("torchvision:vit_h_14", "names a far larger one"),
+        ("resnet6000000002", "numbers of at most 6 digits"),
+        ("resnet" + "9" * 5000, "numbers of at most 6 digits"),
+    ],
+)
+def test_run_that_names_a_huge_model_is_refused(tmp_path: Path, model: str, error: str) -> None:
+    nf.load(forged_run(tmp_path / "as it was"))
+    with pytest.raises(ValueError, match=error):
+        nf.load(forged_run(tmp_path / "run", model=model))
+
+
+@pytest.mark.parametrize("shape", [[3, 60_000, 60_000], [], [3, -1, 4], ["3"]])
+def test_run_with_impossible_images_is_refused(tmp_path: Path, shape: list[Any]) -> None:
+    run = forged_run(tmp_path / "run", input_shape=shape)
+    for read in (nf.load, noise_for):
+        with pytest.raises(ValueError, match="expected classes and a shape of images"):
+            read(run)
+
+
+def test_forged_configuration_in_a_state_is_one_sentence(tmp_path: Path) -> None:
+    run = forged_run(tmp_path / "run", config="a = [")
+    with pytest.raises(ValueError, match="run' is not valid TOML"):
+        nf.load(run)
 
 
 # Images and data

@@ -161,6 +161,11 @@ def check_sealed_text(path: Path, what: str, remedy: str, *, warn: bool = True) 
         raise ValueError(_altered(path, what, "its content does not have the sha256 written in it", remedy))
 
 
+def is_sealed_text(path: Path) -> bool:
+    """Whether a file has a sha256 in its last comment, right or wrong."""
+    return path.is_file() and _SEAL.search(read_limited(path)) is not None
+
+
 def read_limited(path: Path) -> bytes:
     """Read a file of text that may be forged; raises `ValueError` if it is larger than any that normfree writes."""
     require_regular(path)
@@ -196,6 +201,8 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _digest(content: bytes | Path, kind: str) -> str:
+    if isinstance(content, Path):
+        require_regular(content)  # a device would never end
     with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
         return hashlib.file_digest(stream, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
 

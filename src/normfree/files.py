@@ -69,7 +69,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     The files directly inside are synced to the disk first. If anything inside raises, the temporary folder is removed
     and `folder` stays as it was.
     """
-    parent = folder.absolute().parent
+    folder = folder.resolve()  # of a link, its target is replaced
+    parent = folder.parent
     parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_folder(parent, folder.name)
     try:
@@ -88,8 +89,7 @@ def _swap(new: Path, folder: Path) -> None:
 
     A file system that cannot exchange names moves the earlier one aside first.
     """
-    parent = folder.absolute().parent
-    earlier = None
+    parent, earlier = folder.parent, None
     if folder.exists():
         if _exchange(new, folder):
             sync(parent)

@@ -31,7 +31,8 @@ def test_normalization_that_stays_is_noted() -> None:
     _, plan = convert(network(1, Unit), "fixup", X)
     assert plan.changes.notes == ("the signal is still divided by its length (normalize) in '1'",)
     _, plan = convert(network(1, OwnNorm)[:2], "fixup", X)
-    assert "no normalizer was found: none was removed" in plan.changes.notes[0]
+    assert "still divided by its own scale in the code of '1'" in plan.changes.notes[0]
+    assert "no normalizer was found: none was removed" in plan.changes.notes[1]
 
 
 class Whiten(nn.Module):

@@ -75,6 +75,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "device": texts,
     "checkpoint_minutes": at_least_0,
     "checkpoint_epochs": natural,
+    "keep_last": count,
+    "keep_best": st.booleans(),
     "workers": natural,
     "tensorboard": st.booleans(),
 }
@@ -297,7 +299,7 @@ CHANGED: dict[str, Any] = {
 }  # fmt: skip
 UNCOUNTED: dict[str, Any] = {
     "data_dir": "elsewhere", "device": "cpu", "checkpoint_minutes": 1.0, "checkpoint_epochs": 5, "workers": 0,
-    "tensorboard": True, "kernels": "compiled",
+    "keep_last": 1, "keep_best": False, "tensorboard": True, "kernels": "compiled",
 }  # fmt: skip
 
 

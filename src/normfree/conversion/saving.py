@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from normfree.conversion.work import Example
 from normfree.files import atomic_folder, explain_os_errors, read_tensors, render_weights
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models.third_party import create_model, require_trusted, transformers_model
-from normfree.models.weight_files import load_weights
+from normfree.models.weight_files import SizeLimit, load_weights
 from normfree.nn.model_state import small_copy
 from normfree.plan import ResidualPlan, remember_plan_, remembered_example, remembered_plan
 from normfree.provenance import RELEASE, commit, versions
@@ -129,6 +130,7 @@ def load_converted(
     plan = _plan(record)
     weights = folder / weights_name(record)
     tensors, example = _read_tensors(weights, record), _read_example(folder, record)
+    limit = SizeLimit(tensors, folder) if factory is None and not trust else nullcontext()
     if factory is None and "transformers" in record:
         factory = partial(transformers_model, *record["transformers"])
     if factory is None and record["source"] is None:
@@ -139,7 +141,9 @@ def load_converted(
     if factory is None:
         require_trusted(record["source"], folder, trust)
         factory = record["source"]
-    model = convert_again(original(factory), plan, example, tensors)
+    with limit:
+        made = original(factory)
+    model = convert_again(made, plan, example, tensors)
     try:
         load_weights(weights, model)
     except ValueError as error:

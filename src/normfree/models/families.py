@@ -273,6 +273,9 @@ def is_model_name(name: str) -> bool:
     return any(re.fullmatch(family.regex, name) for family in FAMILIES)
 
 
+_MOST_DIGITS = 6
+
+
 def find_family(name: str) -> tuple[Family, ModelFactory]:
     """Return the family of a model and the factory that builds it.
 
@@ -282,6 +285,8 @@ def find_family(name: str) -> tuple[Family, ModelFactory]:
     for family in FAMILIES:
         match = re.fullmatch(family.regex, name)
         if match:
+            if any(len(n) > _MOST_DIGITS for n in match.groups() if n):  # a stored name may be forged
+                raise ValueError(f"model '{name[:80]}' expects numbers of at most {_MOST_DIGITS} digits in its name")
             numbers = [int(n) if n else None for n in match.groups()]
             if any(n == 0 for n in numbers):
                 raise ValueError(f"model '{name}' expects positive numbers in its name, got a 0")

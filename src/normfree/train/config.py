@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from normfree.train.settings import (
     explained_toml,
     field_types,
     parse_changes,
+    parse_toml,
     read_toml,
     require_in_range,
     require_known,
@@ -268,7 +268,7 @@ class TrainConfig:
     @classmethod
     def from_toml_text(cls, text: str, where: str) -> TrainConfig:
         """Read a configuration that `to_toml` wrote; `where` names its place in errors."""
-        return cls._from_values(tomllib.loads(text), where)
+        return cls._from_values(parse_toml(text.encode(), where), where)
 
     def __repr__(self) -> str:
         """Return the settings that differ from their defaults."""

@@ -175,9 +175,15 @@ def _value(hint: Any, text: str) -> Any:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file of settings; raise `FileNotFoundError`, or `ValueError` if it is not TOML."""
     try:
-        return tomllib.loads(read_limited(Path(path)).decode())
+        return parse_toml(read_limited(Path(path)), path)
     except FileNotFoundError:
         raise FileNotFoundError(f"expected a file of settings at '{path}', found none; check the name") from None
+
+
+def parse_toml(raw: bytes, path: str | Path) -> dict[str, Any]:
+    """Parse TOML that a file holds; raise `ValueError` with its path if it is damaged."""
+    try:
+        return tomllib.loads(raw.decode())
     except RecursionError:
         raise ValueError(f"the file '{path}' is not valid TOML (it is nested too deeply); correct it there") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

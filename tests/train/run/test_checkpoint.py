@@ -1,6 +1,7 @@
 """A checkpoint comes back bit for bit, is never half there, and a damaged one is refused by name."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import normfree
+from normfree import files
 from normfree.train.run import checkpoint
 from normfree.train.run.checkpoint import STATE, WEIGHTS, Writer, latest, load, load_intact, read, save
 
@@ -164,16 +166,16 @@ def test_changed_metrics_are_refused_up_to_the_step(tmp_path: Path) -> None:
 
 def test_reader_follows_a_run_that_replaces_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, *some(1))
-    original, left = checkpoint._read_bytes, 3
+    original, left = files.read_tensors, 3
 
-    def slow(path: Path) -> bytes:
+    def slow(path: Path) -> dict[str, Tensor]:
         nonlocal left
-        if left and path.name == WEIGHTS:  # the run is faster
+        if left:  # the run is faster
             left -= 1
             save(tmp_path, *some(10 - left))
         return original(path)
 
-    monkeypatch.setattr(checkpoint, "_read_bytes", slow)
+    monkeypatch.setattr(checkpoint, "read_tensors", slow)
     assert load(tmp_path)[1]["step"] == 10
     assert left == 0
 
@@ -467,3 +469,48 @@ def test_state_is_json_that_can_be_read_without_us(tmp_path: Path) -> None:
     found = json.loads((save(tmp_path, *some(4)) / STATE).read_text())
     assert found["state"] == {"step": 4, "epoch": 4 / 7}
     assert set(load_file(tmp_path / "checkpoint-4" / WEIGHTS)) == {"w", "b"}
+
+
+def test_checkpoint_that_the_disk_cannot_read_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, *some(1), keep=2)
+    newest = save(tmp_path, *some(2), keep=2)
+    (newest / WEIGHTS).unlink()
+    (newest / WEIGHTS).symlink_to(WEIGHTS)  # an OSError, as of a bad sector
+    assert load_intact(tmp_path)[1]["step"] == 1
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    with pytest.raises(OSError, match="symbolic links"):
+        load_intact(tmp_path)
+
+
+@pytest.mark.parametrize("name", [STATE, WEIGHTS])
+def test_endless_file_in_a_checkpoint_is_not_read(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, *some(1))
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="got a folder, device or pipe"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    ["step x", "step -1", "seconds x", "validation 7", "validation [1.0]", "config 5", "classes 5", "vocabulary x"],
+)
+def test_state_with_values_of_another_kind_is_damaged(tmp_path: Path, forged: str) -> None:
+    name, _, text = forged.partition(" ")
+    value = text if text == "x" else json.loads(text)
+    folder = save(tmp_path, *some(1))
+    digest, state = checkpoint.read_state(folder)
+    (folder / STATE).write_bytes(checkpoint._render_state(digest, {**state, name: value}, None))
+    with pytest.raises(ValueError, match="is damaged"):
+        load(tmp_path)
+    (folder / STATE).write_bytes(checkpoint._render_state(digest, {**state, "validation": [0.1, 0.2]}, None))
+    load(tmp_path)
+
+
+def test_weights_that_are_none_are_one_sentence(tmp_path: Path) -> None:
+    folder = save(tmp_path, *some(1))
+    (folder / WEIGHTS).write_bytes(b"x" * 50)
+    digest = hashlib.sha256(b"x" * 50).hexdigest()
+    (folder / STATE).write_bytes(checkpoint._render_state(digest, {"step": 1}, None))
+    with pytest.raises(ValueError, match="expected a safetensors file"):
+        load(tmp_path)

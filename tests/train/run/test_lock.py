@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from normfree.checksums import write_sealed_text
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 
@@ -85,3 +86,21 @@ def test_lock_of_an_earlier_process_is_taken(tmp_path: Path, content: bytes) -> 
     (tmp_path / "lock").write_bytes(content)  # zeros after a power failure
     with RunFolder(tmp_path).hold():
         assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name", ["checkpoint-500/model.safetensors", "plan.json", "config.toml", "result.json", "tensorboard/events"]
+)
+def test_files_of_others_are_not_replaced(tmp_path: Path, name: str, overwrite: bool) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    run = RunFolder(tmp_path)
+    with pytest.raises(ValueError, match="not of a run and would be replaced"), run.hold(overwrite=overwrite):
+        run.clear()
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "lock").exists()
+    write_sealed_text(tmp_path / "config.toml", "")  # the control: the same beside the configuration of a run
+    with run.hold(overwrite=True):
+        run.clear()
+    assert not (tmp_path / name).exists()

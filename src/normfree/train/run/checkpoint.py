@@ -19,17 +19,25 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
-from normfree.checksums import parse_json
-from normfree.files import TEMPORARY, explain_os_errors, render_weights, require_plain, sync, temporary_folder
+from normfree.checksums import Checksum, parse_json, read_limited
+from normfree.files import (
+    TEMPORARY,
+    explain_os_errors,
+    read_tensors,
+    render_weights,
+    require_plain,
+    sync,
+    temporary_folder,
+)
+from normfree.train.run.state_values import has_known_kinds
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
@@ -111,7 +119,7 @@ def publish(
         kept = {*upto[:keep], best_of(upto) if keep_best else None}
         for path in newest_first(run):
             if path not in kept:
-                _remove(path)
+                remove(path)
     return target
 
 
@@ -217,11 +225,11 @@ def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[di
     Raises:
         ValueError: If there is no checkpoint, if all are damaged, or if the metrics up to its step were changed.
     """
-    errors: list[ValueError] = []
+    errors: list[ValueError | OSError] = []
     for path in [_newest(run), *newest_first(Path(run))[1:]]:
         try:
             found = read(path, device)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # an OSError if the disk cannot read it
             errors.append(error)
             continue
         for damage in errors:
@@ -255,10 +263,11 @@ def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[di
         raise ValueError(
             f"expected a checkpoint of one process, got one of several in '{folder}'; load it with load_sharded_"
         )
-    raw = _read_bytes(folder / WEIGHTS)
-    if hashlib.sha256(raw).hexdigest() != digest:
-        raise ValueError(_damaged(folder / WEIGHTS, f"its sha256 is not that in {STATE}"))
-    return {name: tensor.to(device) for name, tensor in parse_tensors(raw).items()}, state
+    path = folder / WEIGHTS
+    with _missing_is_damage(path):
+        if Checksum.of(path).sha256 != digest:
+            raise ValueError(_damaged(path, f"its sha256 is not that in {STATE}"))
+        return {name: tensor.to(device) for name, tensor in read_tensors(path).items()}, state
 
 
 # Content
@@ -275,11 +284,13 @@ def _render_state(weights: Any, state: dict[str, Any], metrics: dict[str, Any] |
 
 def read_state(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return the sha256 of the weights, by the name of the file if there are several, and the state."""
-    raw = _read_bytes(folder / STATE)
+    with _missing_is_damage(folder / STATE):
+        raw = read_limited(folder / STATE)
     try:
         found = parse_json(raw)
         digest, state = found["weights"], found["state"]
         whole = raw == _render_state(digest, state, found.get("metrics"))  # any other byte, even a space, is damage
+        whole = whole and has_known_kinds(state)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
@@ -305,12 +316,12 @@ def _require_metrics(run: Path, folder: Path) -> None:
     known, path = json.loads((folder / STATE).read_bytes()).get("metrics"), run / METRICS
     if known is None or not path.exists():
         return
-    with path.open("rb") as file:
-        if hashlib.sha256(file.read(known["bytes"])).hexdigest() != known["sha256"]:
-            raise ValueError(
-                f"expected the metrics in '{path}' as the run wrote them, but they were changed; restore the file, or "
-                "delete it to continue without them"
-            )
+    listed = Checksum.from_json(known)
+    if Checksum.of(read_limited(path)[: listed.size]).sha256 != listed.sha256:
+        raise ValueError(
+            f"expected the metrics in '{path}' as the run wrote them, but they were changed; restore the file, or "
+            "delete it to continue without them"
+        )
 
 
 def _score(folder: Path) -> float | None:
@@ -322,9 +333,10 @@ def _score(folder: Path) -> float | None:
     return score if isinstance(score, float) and score == score else None
 
 
-def _read_bytes(path: Path) -> bytes:
+@contextmanager
+def _missing_is_damage(path: Path) -> Iterator[None]:
     try:
-        return path.read_bytes()
+        yield
     except FileNotFoundError:
         raise ValueError(_damaged(path, "missing")) from None
 
@@ -370,7 +382,7 @@ def _newest(run: str | Path) -> Path:
     return found
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that half of it is never mistaken for a complete one."""
     hidden = path.with_name(f"{TEMPORARY}{path.name}")
     with suppress(OSError):  # a checkpoint too many is no reason to stop a run
@@ -383,9 +395,3 @@ def remove_unfinished(run: Path) -> None:
     for path in run.glob(f"{TEMPORARY}checkpoint-*"):
         if _UNFINISHED.fullmatch(path.name.removeprefix(TEMPORARY)) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_all(run: Path) -> None:
-    """Remove all checkpoints of a run."""
-    for path in newest_first(run):
-        _remove(path)

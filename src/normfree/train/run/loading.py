@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
 from normfree.models.third_party import is_foreign, require_trusted
+from normfree.models.weight_files import SizeLimit
 from normfree.nn.devices import device_of
 from normfree.nn.embedding import random_words
 from normfree.nn.scalars import with_dimension
@@ -34,6 +36,7 @@ from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder, require_same_settings
+from normfree.train.run.state_values import image_shape
 from normfree.train.text.generation import Bleu
 
 
@@ -111,7 +114,8 @@ def load(
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
-        model = _build(Path(folder), config, state, factory, trust)
+        with SizeLimit(tensors, folder) if factory is None and not trust else nullcontext():
+            model = _build(Path(folder), config, state, factory, trust)
     _fill_(model, weights, folder)
     return model.to(device).eval()
 
@@ -144,7 +148,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
         return torch.randn(batch, *example.shape[1:], generator=generator).to(example.dtype)
     config, state = read_config(folder), checkpoint.load_state(folder)
     if "vocabulary" not in state:
-        return torch.randn(batch, *state["input_shape"], generator=generator)
+        return torch.randn(batch, *image_shape(state, folder), generator=generator)
     family = find_family(config.model)[0]
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
@@ -156,6 +160,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
         words = state["vocabulary"]
         made: nn.Module = build(config.model, config.method, num_classes=words, **settings, device="meta")
         return made.to_empty(device="cpu")
+    shape = image_shape(state, folder)
     if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
             return build(
@@ -163,7 +168,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
                 config.method,
                 num_classes=len(state["classes"]),
                 form=config.form,
-                example=torch.zeros(2, *state["input_shape"]),
+                example=torch.zeros(2, *shape),
                 device="meta",
             ).to_empty(device="cpu")
     if factory is None:
@@ -172,7 +177,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
     made = original(factory, len(state["classes"]))
     if not (folder / PLAN).exists():
         return made
-    noise = torch.randn(2, *state["input_shape"], generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return convert_again(made, read_plan(folder), noise)
 
 

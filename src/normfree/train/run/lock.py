@@ -1,17 +1,19 @@
-"""The lock of a run's folder: one process at a time may write into it."""
+"""The lock of a run's folder: one process at a time may write into it, and only into a folder of its own."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from normfree.checksums import is_sealed_text
 from normfree.files import explain_os_errors
+from normfree.train.run import checkpoint
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _LONGEST = 20  # digits of the number of a process
@@ -100,3 +102,19 @@ class FolderLock:
             return f" by process {int(self._path.read_bytes())}"
         except (OSError, ValueError):
             return ""
+
+
+def require_own_files(folder: Path, names: Iterable[str]) -> None:
+    """Raise `ValueError` if no run of normfree is in a folder, but other files with names that a run replaces.
+
+    A run leaves a lock, a sealed configuration, or a checkpoint with its state. Other programs have folders of
+    checkpoints with the same names.
+    """
+    checkpoints = checkpoint.newest_first(folder)
+    found = [path for path in (*(folder / name for name in names), *checkpoints) if os.path.lexists(path)]
+    ours = (folder / "lock", *(path / checkpoint.STATE for path in checkpoints))
+    if found and not any(path.is_file() for path in ours) and not is_sealed_text(folder / "config.toml"):
+        raise ValueError(
+            f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; move "
+            "it, or choose another folder"
+        )

@@ -26,6 +26,7 @@ from normfree.checksums import (
     check_sealed_text,
     list_checksums,
     parse_json,
+    read_limited,
     read_sealed_json,
     write_sealed_json,
 )
@@ -34,13 +35,14 @@ from normfree.methods.history import FIRST_RELEASE
 from normfree.provenance import commit, hardware, versions
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.lock import FolderLock
+from normfree.train.run.lock import FolderLock, require_own_files
 
 _log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
 _NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
+_REPLACED = (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model", "config.toml")
 # Names that `atomic_path` gives to files that are not finished.
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|txt|model)")
 
@@ -125,13 +127,15 @@ class RunFolder:
 
         Raises:
             ValueError: If another process holds the folder, if there is a run and neither `resume` nor `overwrite`, if
-                there is no run and `resume` is true, or if a file of the user has the name of the lock.
+                there is no run and `resume` is true, or if a file of the user has the name of one of a run.
             OSError: If the folder cannot be made or written.
         """
         if resume and not self.exists:
             raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
         with explain_os_errors("the run's folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            require_own_files(self.path, (*_REPLACED, self.result_path.name, "tensorboard"))
         with self._lock.hold():
             if self.has_begun and not resume and not overwrite:
                 raise ValueError(
@@ -157,11 +161,11 @@ class RunFolder:
         self._close()
         with explain_os_errors("the run's folder", self.path):
             self.result_path.unlink(missing_ok=True)
-            checkpoint.remove_all(self.path)
+            for saved in checkpoint.newest_first(self.path):
+                checkpoint.remove(saved)
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-            for name in (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model"):
+            for name in _REPLACED:
                 (self.path / name).unlink(missing_ok=True)
-            self.config_path.unlink(missing_ok=True)
 
     def remove_result(self) -> None:
         """Remove the result of a run that is trained further."""
@@ -302,9 +306,11 @@ class RunFolder:
     def _check_metrics(self) -> None:
         """Compare the metrics with the checksum in result.json; those of a resumed run go on after that part."""
         if (listed := self._listed_metrics()) is not None:
-            with self.metrics_path.open("rb") as file:
-                content = file.read(listed.size)
-            listed.check(content, str(self.metrics_path), "restore it, or start the run again")
+            listed.check(
+                read_limited(self.metrics_path)[: listed.size],
+                str(self.metrics_path),
+                "restore it, or start the run again",
+            )
 
     def _listed_metrics(self) -> Checksum | None:
         """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
@@ -343,7 +349,7 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     Raises `ValueError` if a line before the last complete one is damaged.
     """
     parsed = [
-        (raw, _record(raw)) for raw in path.read_bytes().split(b"\n")[:-1]
+        (raw, _record(raw)) for raw in read_limited(path).split(b"\n")[:-1]
     ]  # text after the last newline is incomplete
     while parsed and parsed[-1][1] is None:
         parsed.pop()

@@ -9,7 +9,6 @@ number of processes can load them.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from normfree.checksums import Checksum
 from normfree.train.run import checkpoint
 
 _log = logging.getLogger("normfree.train")
@@ -68,7 +68,7 @@ def save_sharded(
         nonlocal told
         told = _share(str(folder)) is not None
         _write(tensors, folder)
-        return {path.name: _digest(path) for path in sorted(folder.glob("*.safetensors"))}
+        return {path.name: Checksum.of(path).sha256 for path in sorted(folder.glob("*.safetensors"))}
 
     if dist.get_rank():
         if (folder := _share(None)) is not None:
@@ -127,7 +127,7 @@ def _newest_intact(run: Path) -> tuple[str, dict[str, Any]]:
                 )
             for name, digest in digests.items():
                 path = folder / Path(name).name
-                if not path.is_file() or _digest(path) != digest:
+                if not path.is_file() or Checksum.of(path).sha256 != digest:
                     raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
         except ValueError as error:
             errors.append(error)
@@ -158,11 +158,6 @@ def _write(tensors: dict[str, Tensor], folder: Path) -> None:
     except CheckpointException as error:
         if not dist.get_rank():  # the others hear of it
             raise ValueError(f"could not write the shards in '{folder}': {str(error).splitlines()[-1]}") from error
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _share(value: T | None) -> T | None:
