@@ -76,12 +76,12 @@ def markdown(name: str, counts: Counts) -> str:
 def put(page: str, counts: Counts) -> str:
     """The page with its tables replaced."""
     for name in counts:
-        begin, end = f"<!-- faults: {name} -->\n", "\n<!-- end -->"
+        begin, end = f"<!-- faults: {name} -->", "<!-- end -->"
         before, _, rest = page.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
-            raise ValueError(f"expected '{begin.strip()}' and '{end.strip()}' in the page; add them")
-        page = f"{before}{begin}\n{markdown(name, counts)}\n{end}{after}"
+            raise ValueError(f"expected '{begin}' and '{end}' in the page; add them")
+        page = f"{before}{begin}\n\n{markdown(name, counts)}\n\n{end}{after}"
     return page
 
 
