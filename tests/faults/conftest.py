@@ -48,5 +48,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for table in counts:
         terminalreporter.section(f"faults: {table}")
         terminalreporter.write_line(plain(table, counts))
-    if counts and config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
-        config.cache.set(STORED, {**config.cache.get(STORED, {}), **counts})
+    if config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
+        kept: Counts = config.cache.get(STORED, {})
+        for table, found in counts.items():
+            kept[table] = _joined(kept.get(table), found)
+        config.cache.set(STORED, kept)
+
+
+def _joined(earlier: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
+    """The rows of both, so that a table may be counted in parts; only the new ones if a row was counted again."""
+    names = {tuple(row[0]) for row in found["rows"]}
+    if earlier is None or any(tuple(row[0]) in names for row in earlier["rows"]):
+        return found
+    return {"rows": [*earlier["rows"], *found["rows"]], "seconds": earlier["seconds"] + found["seconds"]}
