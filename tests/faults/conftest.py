@@ -1,32 +1,52 @@
-"""Counts the faults by kind, and prints a table of them at the end."""
+"""Counts the faults by kind, prints tables of them at the end, and keeps them for fault_tables.py."""
 
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-COUNTS = pytest.StashKey[dict[str, Counter[str]]]()
-OUTCOMES = ("refused", "harmless", "accepted", "traceback")
+from fault_tables import STORED, TABLES, Counts, plain
+
+COUNTS = pytest.StashKey[dict[str, dict[tuple[str, ...], Counter[str]]]]()
+SECONDS = pytest.StashKey[Counter[str]]()
+
+
+def _counter(request: pytest.FixtureRequest, table: str) -> Iterator[Callable[..., None]]:
+    counts = request.config.stash.setdefault(COUNTS, {}).setdefault(table, {})
+    begun = time.monotonic()
+
+    def add(*names_and_outcome: str) -> None:
+        *names, outcome = names_and_outcome
+        assert outcome in TABLES[table].outcomes
+        counts.setdefault(tuple(names), Counter())[outcome] += 1
+
+    yield add
+    request.config.stash.setdefault(SECONDS, Counter())[table] += time.monotonic() - begun  # type: ignore[assignment]
 
 
 @pytest.fixture
-def count(request: pytest.FixtureRequest) -> Any:
-    """Count an outcome of a kind of fault."""
-    counts = request.config.stash.setdefault(COUNTS, {})
+def count(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Count an outcome of flipping a byte of a kind of file."""
+    yield from _counter(request, "files")
 
-    def add(kind: str, outcome: str) -> None:
-        counts.setdefault(kind, Counter())[outcome] += 1
 
-    return add
+@pytest.fixture
+def count_process(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Count an outcome of a work and a kind of fault."""
+    yield from _counter(request, "processes")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the table."""
-    if not (counts := config.stash.get(COUNTS, None)):
-        return
-    terminalreporter.section("faults")
-    terminalreporter.write_line(f"{'flipped bytes of':40s}" + "".join(f"{name:>12s}" for name in OUTCOMES))
-    for kind, found in counts.items():
-        terminalreporter.write_line(f"{kind:40s}" + "".join(f"{found[name]:12,d}" for name in OUTCOMES))
-    total = sum(counts.values(), Counter[str]())
-    terminalreporter.write_line(f"{'all':40s}" + "".join(f"{total[name]:12,d}" for name in OUTCOMES))
+    """Print the tables, and keep them."""
+    counts: Counts = {
+        table: {"rows": list(found.items()), "seconds": config.stash[SECONDS][table]}
+        for table, found in config.stash.get(COUNTS, {}).items()
+        if found
+    }
+    for table in counts:
+        terminalreporter.section(f"faults: {table}")
+        terminalreporter.write_line(plain(table, counts))
+    if counts and config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
+        config.cache.set(STORED, {**config.cache.get(STORED, {}), **counts})

@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import normfree
+from faulty_calls import Fault, meet
 
 
 class Runs:
@@ -22,9 +24,14 @@ class Runs:
     def __init__(self, server: "subprocess.Popen[str]") -> None:
         self._server = server
 
-    def start(self, *arguments: str, prints: Path, die: tuple[str, int] | None = None) -> int:
-        """Begin `normfree` with these arguments, and give its process; `die` is a function's name and a call of it."""
-        self._tell({"arguments": arguments, "prints": str(prints), "die": die})
+    def start(
+        self, *arguments: str, prints: Path, die: tuple[str, int] | None = None, fault: Fault | None = None
+    ) -> int:
+        """Begin `normfree` with these arguments, and give its process; `die` is a function's name and a call of it.
+
+        If the first argument is `module:function`, that function is called with the others instead.
+        """
+        self._tell({"arguments": arguments, "prints": str(prints), "die": die, "fault": fault})
         return int(self._hear())
 
     def wait(self) -> int:
@@ -42,13 +49,14 @@ class Runs:
 
 
 @contextmanager
-def forked_runs() -> Iterator[Runs]:
-    """A process that has loaded everything and waits for requests."""
+def forked_runs(preload: Path | None = None) -> Iterator[Runs]:
+    """A process that has loaded everything and waits for requests; `preload` is a library that `Fault` needs."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(Path(normfree.__file__).parents[1]), str(here))),
         "OMP_NUM_THREADS": "1",  # a pool of threads does not survive a fork
+        **({"LD_PRELOAD": str(preload)} if preload else {}),
     }
     command = [sys.executable, __file__]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -82,9 +90,22 @@ def _die_at(name: str, call: int) -> None:
     setattr(owner, last, dying)
 
 
+def _call(name: str, *arguments: str) -> None:
+    """Call `module:function`; an error that users see is one line, as with the command."""
+    from importlib import import_module
+
+    module, _, function = name.partition(":")
+    try:
+        getattr(import_module(module), function)(*arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}")
+        raise SystemExit(1) from error
+
+
 def _serve() -> None:
     import torch
 
+    import normfree.comparison.comparison_report
     import normfree.report.progress
     import normfree.train.data
     import normfree.train.engine.loop
@@ -95,6 +116,7 @@ def _serve() -> None:
     images = tiny_images()
     normfree.train.data.load = lambda name, root: images
     normfree.train.engine.loop.write_curves = lambda *_: None  # it takes longer than such a run
+    normfree.comparison.comparison_report.write_plot = lambda _, path, **__: path.write_text("a plot")  # so does this
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -105,11 +127,16 @@ def _serve() -> None:
                     os.dup2(file.fileno(), stream)
             if request["die"]:
                 _die_at(*request["die"])
-            status = 0
+            if request["fault"]:
+                meet(Fault(*request["fault"]))
+            status, arguments = 0, request["arguments"]
             try:
-                main(request["arguments"])
+                _call(*arguments) if ":" in arguments[0] else main(arguments)
             except SystemExit as end:
                 status = int(end.code or 0)
+            except BaseException:
+                traceback.print_exc()
+                status = 70
             sys.stdout.flush()
             os._exit(status)
         print(process, flush=True)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import normfree as nf
+from compared_runs import differences
 from forked_runs import Runs, forked_runs
 from normfree.checksums import write_sealed_text
 from normfree.data.images.image_set import ImageSet, Split
@@ -48,7 +49,6 @@ ALL = {
     "workers": 0,
 }
 STEPS = 5  # of an epoch: 72 images after a tenth is held out
-TIMES = {"seconds", "setup_seconds", "images_per_second", "date", "signal", "command", "files"}
 
 
 def config(**changes: Any) -> nf.TrainConfig:
@@ -61,22 +61,6 @@ def fit(out: Path | None = None, *, resume: bool = False, **changes: Any) -> Run
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(run)[0]
-
-
-def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in TIMES}
-
-
-def differences(one: Path, two: Path) -> list[str]:
-    """What of two runs is not equal to the last bit: tensors, state, metrics and result."""
-    (a, state_a), (b, state_b) = checkpoint.load(one), checkpoint.load(two)
-    wrong = [name for name in {**a, **b} if name not in a or name not in b or not torch.equal(a[name], b[name])]
-    pairs = {
-        "state": [without_times(state) for state in (state_a, state_b)],
-        "metrics": [[without_times(r) for r in RunFolder(run).read_metrics()] for run in (one, two)],
-        "result": [without_times(RunFolder(run).read_result()) for run in (one, two)],
-    }
-    return wrong + [name for name, (x, y) in pairs.items() if x != y]
 
 
 def is_one_line_error(text: str) -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import normfree as nf
+from compared_runs import differences
 from forked_runs import Runs, forked_runs
 from normfree.data.text.prepared_folder import Prepared
 from normfree.train import RunFolder, RunResult
@@ -45,31 +46,11 @@ ALL = {
 }
 TEXT = {**ALL, "model": "decoder-2-16-32-2", "batch_size": 8, "block": 16}
 KEYWORDS = dict(translating.translate_tokens.__kwdefaults__ or {})
-TIMES = {"seconds", "setup_seconds", "tokens_per_second", "date", "signal", "command", "files"}
 
 
 def fit(data: Prepared, out: Path, *, resume: bool = False, **changes: Any) -> RunResult:
     settings = ALL if len(data.manifest["sides"]) == 2 else TEXT
     return nf.fit(nf.TrainConfig(**{**settings, **changes}), data=data, out=out, resume=resume)
-
-
-def differences(one: Path, two: Path) -> list[str]:
-    """What of two runs is not equal to the last bit: tensors, state, metrics, result and translations."""
-
-    def untimed(record: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in record.items() if name not in TIMES}
-
-    (a, state_a), (b, state_b) = checkpoint.load(one), checkpoint.load(two)
-    wrong = [name for name in {**a, **b} if name not in a or name not in b or not torch.equal(a[name], b[name])]
-    both = {
-        "state": [untimed(state) for state in (state_a, state_b)],
-        "metrics": [[untimed(r) for r in RunFolder(run).read_metrics()] for run in (one, two)],
-        "result": [untimed(RunFolder(run).read_result()) for run in (one, two)],
-        "translations": [(run / "translations.txt").exists() for run in (one, two)],
-    }
-    if all(both["translations"]):
-        both["translations"] = [(run / "translations.txt").read_bytes() for run in (one, two)]
-    return wrong + [name for name, (x, y) in both.items() if x != y]
 
 
 @pytest.fixture(autouse=True, scope="module")
