@@ -227,6 +227,33 @@ def test_attacks_are_one_sentence_each_and_take_little_memory(model_folder: Path
     assert int(memory) < GIB
 
 
+@pytest.mark.parametrize(
+    "place", ["branches 0 layers 0 parameter", "branches 0 entries 0 name", "branches 0 scales", "changes method"]
+)
+def test_forged_plan_is_one_sentence(model_folder: Path, tmp_path: Path, place: str) -> None:
+    folder = copy_of(model_folder, tmp_path / "m")
+    plan = json.loads((folder / "plan.json").read_bytes())["plan"]
+    *parents, last = place.split()
+    part = plan
+    for name in parents:
+        part = part[int(name) if name.isdigit() else name]
+    for value in (5, None, {"a": 1}):
+        part[last] = value
+        change_plan(folder, plan=plan)
+        with pytest.raises(ValueError, match="save the model again"):
+            nf.load(folder, thin_resnet)
+
+
+@pytest.mark.parametrize("built", [5, ["a"], ["BertModel", 5], ["BertModel", {"hidden_size": "x"}]])
+def test_forged_settings_of_transformers_are_one_sentence(model_folder: Path, tmp_path: Path, built: Any) -> None:
+    pytest.importorskip("transformers")
+    folder = copy_of(model_folder, tmp_path / "m")
+    change_plan(folder, transformers=built)
+    with pytest.raises(ValueError, match=r"expected (the plan|settings)") as caught:
+        nf.load(folder)
+    assert "\n" not in str(caught.value)
+
+
 def forged_run(folder: Path, *, model: str | None = None, **state: Any) -> Path:
     """A run whose configuration names another model, or whose state has other values; its checksums are right."""
     run = copy_of(FIXTURES / "run-stopped", folder)

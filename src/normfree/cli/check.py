@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def check_folders(
         columns = (Column("file", style="cyan"), Column("state"), Column("reason"))
         for folder, kind, files in found:
             rows = tuple((file.name, file.state, file.why) for file in files)
-            caption = f"{sum(file.state == 'whole' for file in files)} of {len(files)} files are whole."
-            print_table(Table(f"{kind} in {folder}", columns, rows, caption=caption))
+            counts = ", ".join(f"{count} {state}" for state, count in Counter(file.state for file in files).items())
+            print_table(Table(f"{kind} in {folder}", columns, rows, caption=f"Of {len(files)} files, {counts}."))
     if any(file.state == "damaged" for _, _, files in found for file in files):
         raise typer.Exit(1)

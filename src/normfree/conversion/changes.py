@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from normfree.models.third_party import describe_error
 from normfree.plan import Branch, Layer, Position, ResidualPlan
 from normfree.report.formatting import compact
 
@@ -222,3 +224,19 @@ def _record(kind: type, data: Mapping[str, Any]) -> Any:
         else:
             values[name] = _record(nested[name], value) if name in nested else value
     return kind(**values)
+
+
+@contextmanager
+def explained_plan_errors() -> Iterator[None]:
+    """Turn the errors that a plan with forged names or values causes into one sentence.
+
+    Raises:
+        ValueError: In their place.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected a stored plan that fits the model, got one that cannot be repeated ({describe_error(error)}); "
+            "save the model again"
+        ) from error

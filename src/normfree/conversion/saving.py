@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from normfree.checksums import Checksum, list_checksums, read_sealed_json, write_sealed_json
-from normfree.conversion.changes import Changes, Folding, plan_from_json
+from normfree.conversion.changes import Changes, Folding, explained_plan_errors, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
 from normfree.conversion.pipeline import repeat_conversion_
 from normfree.conversion.work import Example
@@ -130,7 +130,7 @@ def load_converted(
     plan = _plan(record)
     weights = folder / weights_name(record)
     tensors, example = _read_tensors(weights, record), _read_example(folder, record)
-    limit = SizeLimit(tensors, folder) if factory is None and not trust else nullcontext()
+    limited = factory is None and not trust
     if factory is None and "transformers" in record:
         factory = partial(transformers_model, *record["transformers"])
     if factory is None and record["source"] is None:
@@ -141,9 +141,9 @@ def load_converted(
     if factory is None:
         require_trusted(record["source"], folder, trust)
         factory = record["source"]
-    with limit:
-        made = original(factory)
-    model = convert_again(made, plan, example, tensors)
+    with SizeLimit(tensors, folder) if limited else nullcontext():
+        model = original(factory)
+    model = convert_again(model, plan, example, tensors)
     try:
         load_weights(weights, model)
     except ValueError as error:
@@ -164,6 +164,7 @@ def original(factory: Factory, classes: int | None = None) -> nn.Module:
     return model
 
 
+@explained_plan_errors()
 def convert_again(
     model: nn.Module, plan: ResidualPlan, example: Example, tensors: dict[str, Tensor] | None = None
 ) -> nn.Module:
@@ -208,15 +209,8 @@ def describe(plan: ResidualPlan, *, source: str | None = None) -> dict[str, Any]
     if not isinstance(plan.changes, Changes | Folding):
         raise ValueError(_NO_CHANGES)
     method = plan.changes.method if isinstance(plan.changes, Changes) else FOLD
-    origin = {"commit": commit(), "versions": versions()}
-    return {
-        "format": _FORMAT,
-        "normfree": RELEASE,
-        "source": source,
-        "method": method,
-        **origin,
-        "plan": plan.to_json(),
-    }
+    origin = {"normfree": RELEASE, "source": source, "method": method, "commit": commit(), "versions": versions()}
+    return {"format": _FORMAT, **origin, "plan": plan.to_json()}
 
 
 def read_plan(folder: str | Path) -> ResidualPlan:
@@ -359,6 +353,8 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         ) from None
     kinds = {"format": int, "source": str | None, "method": str, "plan": dict}
     wrong = [key for key, kind in kinds.items() if key not in record or not isinstance(record[key], kind)]
+    built = record.get("transformers", ["", {}])  # a class and its configuration
+    wrong += [] if isinstance(built, list) and [*map(type, built)] == [str, dict] else ["transformers"]
     if wrong or record["format"] != _FORMAT or not isinstance(record.get("files", {}), dict):
         raise ValueError(f"expected the plan of a converted model, but '{path}' is damaged or of another version")
     return {"model": "model", **record}
@@ -374,6 +370,7 @@ def weights_name(record: dict[str, Any]) -> str:
     return str(name)
 
 
+@explained_plan_errors()
 def _plan(record: dict[str, Any]) -> ResidualPlan:
     """The plan of a record, with the method in today's spelling if an earlier release wrote it."""
     plan = plan_from_json(record["plan"])

@@ -219,5 +219,8 @@ def transformers_model(architecture: str, config: Mapping[str, Any]) -> nn.Modul
             f"expected the name of a model of transformers, got '{architecture}'; pass a factory of the original model"
         )
     kind: Any = made
-    model: nn.Module = kind(kind.config_class.from_dict(_without_fetching(config)))
+    try:
+        model: nn.Module = kind(kind.config_class.from_dict(_without_fetching(config)))
+    except Exception as error:  # transformers has classes of its own
+        raise ValueError(f"expected settings of '{architecture}', got others: {describe_error(error)}") from error
     return model
