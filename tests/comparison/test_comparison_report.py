@@ -100,7 +100,7 @@ def test_save_writes_every_kind(tmp_path: Path) -> None:
     assert [card.status for card in page(found, "").cards] == ["good", "bad"]
 
 
-def test_stored_comparison_is_drawn_anew(tmp_path: Path) -> None:
+def test_stored_comparison_is_drawn_again(tmp_path: Path) -> None:
     found = made(run("a", 4, 0.1, 0.5, 0.5), run("a", 8, 0.1, 0.5, 0.5))
     data, page, picture, drawing = save(found, tmp_path, command="normfree compare")
     before = {path: path.read_bytes() for path in (data, page, picture)}

@@ -79,15 +79,13 @@ class Stage:
             return found
         if status == 0:
             return "lost"  # it said that all was well
-        for number, arguments in enumerate(filter(None, (work.again, work.anew))):
-            if number == bool(work.again) and confirmed:
-                break
+        for arguments in filter(None, (work.go_on, () if confirmed else work.restart)):
             status, printed = self.run(arguments, out)
             if not is_clean(status, printed):
                 return "traceback"
             if status == 0:
                 found = read(work, out)
-                return found if found != "whole" or arguments == work.again else "refused"
+                return found if found != "whole" or arguments == work.go_on else "refused"
         return "lost"
 
 

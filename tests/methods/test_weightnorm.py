@@ -269,7 +269,7 @@ def test_wn_data_lengths_are_one_over_the_standard_deviation():
     torch.testing.assert_close(model.stem.linear.bias, -t.mean(0) / t.std(0, unbiased=False), rtol=1e-4, atol=1e-5)
 
 
-def test_wn_hanin_fades_the_branches_of_every_stage_anew():
+def test_wn_hanin_fades_the_branches_of_every_stage_from_the_start():
     hanin = build("wrn-22-1", "wn_hanin", generator=seeded(0))
     ends = {branch.last.name: branch.position.index_in_stage for branch in hanin.plan.branches}
     assert list(ends.values()) == [1, 2, 3] * 3

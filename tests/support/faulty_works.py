@@ -31,8 +31,8 @@ class Work(NamedTuple):
     is_whole: Callable[[Path], bool]
     """Read a folder: whether it holds what it should. Raises an error of one sentence if it is refused."""
     base: Path | None = None  # what the folder holds before
-    again: Arguments = ()  # goes on with what a fault left
-    anew: Arguments = ()  # begins again if the folder was refused; empty if there is something that must not be lost
+    go_on: Arguments = ()  # goes on with what a fault left
+    restart: Arguments = ()  # begins again if the folder was refused; empty if there is something that must not be lost
 
 
 def save(folder: str, seed: str) -> None:
@@ -104,10 +104,10 @@ def make_works(runs: Runs, root: Path) -> dict[str, Work]:
     works = (
         Work("training", begin, lambda out: not differences(trained, out), None, resume, (*begin, "--overwrite")),
         Work("resuming", resume, lambda out: not differences(trained, out), begun, resume),
-        Work("converting", make, lambda out: _is_model(out, converted), anew=make),
+        Work("converting", make, lambda out: _is_model(out, converted), restart=make),
         Work("saving over an earlier model", (*keep, "2"), lambda out: _is_model(out, first, second), first),
-        Work("preparing data", prepare, lambda out: open_prepared(out).manifest == manifest, anew=prepare),
-        Work("comparing", compare, lambda out: _comparison(out) == compared, again=compare),
+        Work("preparing data", prepare, lambda out: open_prepared(out).manifest == manifest, restart=prepare),
+        Work("comparing", compare, lambda out: _comparison(out) == compared, go_on=compare),
     )
     return {work.name: work for work in works}
 

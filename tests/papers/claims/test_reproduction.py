@@ -135,7 +135,7 @@ def test_reproduce_without_matplotlib_keeps_the_numbers(make, monkeypatch, tmp_p
     assert names(tmp_path) == ["fixup/fake.json"]
 
 
-def test_pictures_are_drawn_anew_without_a_measurement(make, counted, run, tmp_path):
+def test_pictures_are_drawn_again_without_a_measurement(make, counted, run, tmp_path):
     claims = [make(measure=counted), make(id="fixup/other", measure=counted)]
     for claim in claims:
         reproduce(claim.id, FULL, tmp_path)

@@ -276,7 +276,7 @@ def test_run_that_is_held_is_refused(whole: Path) -> None:
         fit(whole, resume=True)
 
 
-def test_folder_with_a_run_is_not_begun_anew(whole: Path) -> None:
+def test_folder_with_a_run_is_not_begun_again(whole: Path) -> None:
     before = contents(whole)
     with pytest.raises(ValueError, match=r"holds one \(finished\); continue it with --resume"):
         fit(whole)

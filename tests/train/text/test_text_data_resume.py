@@ -147,7 +147,7 @@ def test_state_that_is_lost_changes_the_result(
     assert any(name.startswith(what) for name in differences(whole, tmp_path))
 
 
-def test_dropout_that_is_drawn_anew_changes_the_result(
+def test_dropout_that_is_drawn_again_changes_the_result(
     pairs: Prepared, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without seeds of its own for every step."""
