@@ -34,6 +34,6 @@ def check_folders(
         for folder, kind, files in found:
             rows = tuple((file.name, file.state, file.why) for file in files)
             counts = ", ".join(f"{count} {state}" for state, count in Counter(file.state for file in files).items())
-            print_table(Table(f"{kind} in {folder}", columns, rows, caption=f"Of {len(files)} files, {counts}."))
+            print_table(Table(f"{kind} in {folder}", columns, rows, caption=f"{counts}."))
     if any(file.state == "damaged" for _, _, files in found for file in files):
         raise typer.Exit(1)
