@@ -1,6 +1,7 @@
 """`normfree compare` and `normfree demo` in this process: what they print, write and refuse."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ def test_demo_prints_and_writes(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(room, "DemoSettings", lambda: tiny)
     out = run("demo", "--out", tmp_path, "--jobs", "1")
-    assert "he_in: no normalization, plain He" in out
+    assert re.search("he_in: no normalization, plain He +[▁▂▃▄▅▆▇█]{6} +[0-9]", out)
     assert f"Open {tmp_path / 'index.html'} in a browser" in out
     assert (tmp_path / "index.html").exists()
     assert (tmp_path / "demo.png").exists()

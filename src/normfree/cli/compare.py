@@ -147,9 +147,8 @@ def make_demo(
     """
     from normfree.comparison.comparison_report import table
     from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
-    from normfree.report import open_console, print_table
+    from normfree.report import Column, Table, open_console, print_table, sparkline
     from normfree.report.progress import progress
-    from normfree.report.terminal import line_plot
 
     console = open_console()
     with progress("demo") as update:
@@ -159,8 +158,12 @@ def make_demo(
             "stopped; the runs so far are kept; run the same command to continue", style="yellow"
         )
         raise typer.Exit(130)
-    named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
-    console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
+    columns = (Column("method"), Column("variance, from the first block to the last"), Column("last block", "right"))
+    signals = tuple(
+        (f"{method}: {DESCRIPTIONS.get(method, '')}", sparkline(values, 40), f"{values[-1]:.3g}")
+        for method, values in demo.forward.items()
+    )
+    print_table(Table("a signal on its way", columns, signals), console)
     console.print()
     print_table(table(demo.depth), console)
     console.print()
