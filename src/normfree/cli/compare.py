@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.options import Plugins, command_line, load_plugins, require_alone
-from normfree.extras import require_package
+from normfree.errors import require_package
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from normfree.extras import require_package
+from normfree.errors import require_package
 
 DEVICE = typer.Option("--device", metavar="NAME", help="cpu, cuda, …; auto takes the best device available.")
 

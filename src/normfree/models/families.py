@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from normfree.errors import unknown_name
 from normfree.methods import Form, Skip
 from normfree.models import nonresidual, resnet, transformer
 from normfree.models.base import BaseModel, ModelConfig, Network
-from normfree.theory.errors import unknown_name
 
 ModelFactory = Callable[[ModelConfig], BaseModel]
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.extras import install_command
-from normfree.theory.errors import unknown_name
+from normfree.errors import install_command, unknown_name
 
 _LIBRARIES = ("torchvision", "timm")
 

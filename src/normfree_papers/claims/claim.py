@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from normfree.errors import unknown_name
 from normfree.report import Table
 from normfree.report.panels import Panel
-from normfree.theory.errors import unknown_name
 from normfree_papers.claims.intervals import Interval, mean, mean_interval, share_interval
 
 if TYPE_CHECKING:

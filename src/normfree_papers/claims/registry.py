@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Concatenate, ParamSpec
 
-from normfree.theory.errors import unknown_name
+from normfree.errors import unknown_name
 from normfree_papers.claims.claim import Claim, Measurement, Settings
 
 PAPERS = {

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from normfree.data.images.image_set import Split
-from normfree.extras import missing_package
+from normfree.errors import missing_package
 
 _REMEDY = "fetch the file again"
 _LARGEST_IDX = 1 << 29  # bytes; the largest data set of this format has 47 million

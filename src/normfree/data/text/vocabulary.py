@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from normfree.extras import missing_package
+from normfree.errors import missing_package
 from normfree.files import explain_os_errors, write_bytes
 from normfree.nn.embedding import END, PAD, SPECIAL, START, UNKNOWN
 

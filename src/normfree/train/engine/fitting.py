@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from normfree.data import ImageSet
-from normfree.extras import require_package
+from normfree.errors import require_package
 from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from normfree.extras import missing_package
+from normfree.errors import missing_package
 from normfree.files import explain_os_errors
 from normfree.report.formatting import duration, percent
 from normfree.report.notebook import notebook_html
