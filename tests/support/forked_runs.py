@@ -106,7 +106,7 @@ def _serve() -> None:
     import torch
 
     import normfree.comparison.comparison_report
-    import normfree.report.progress
+    import normfree.report.terminal
     import normfree.train.data
     import normfree.train.engine.loop
     from normfree.cli import main

@@ -76,7 +76,7 @@ def compare_methods(
     base = _base(recipe, changes or [])
     from normfree.comparison import compare
     from normfree.files import to_json_values
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     with progress("runs") as update:
         found = compare(
@@ -148,7 +148,7 @@ def make_demo(
     from normfree.comparison.comparison_report import table
     from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
     from normfree.report import Column, Table, open_console, print_table, sparkline
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     console = open_console()
     with progress("demo") as update:

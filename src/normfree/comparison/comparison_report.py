@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
 from normfree.files import atomic_path, explain_os_errors, write_json
-from normfree.report.formatting import duration, percent
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
+from normfree.report.terminal import duration, percent
 from normfree.train.data import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")

@@ -20,11 +20,10 @@ from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
 from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
 from normfree.models import build
-from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.progress import ProgressCallback
+from normfree.report.terminal import ProgressCallback, percent
 from normfree.train import TrainConfig
 from normfree.train.engine.environment import Stop
 

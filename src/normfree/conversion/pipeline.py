@@ -39,7 +39,7 @@ from normfree.graph.recorder import record
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import call_arguments, restored_on_error, small_copy
-from normfree.nn.scalar_wrapping import scalars_of
+from normfree.nn.scalars import scalars_of
 from normfree.plan import ResidualPlan, remember_plan_
 
 _METHODS = ("fixup", "nf", "skipinit", "wn", "lsuv:by=layer", "dyt")  # those that a refusal tries, in this order

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normfree.conversion.changes import Added, Rescaled
 from normfree.graph.flow import Flow
-from normfree.nn.scalar_wrapping import add_scalar_
+from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 

@@ -16,7 +16,7 @@ from normfree.methods import Method
 from normfree.nn.model_state import call_arguments, preserve_model_state, small_copy, substitute_tensors
 from normfree.nn.normalizers import is_norm
 from normfree.plan import ResidualPlan
-from normfree.report.formatting import compact
+from normfree.report.terminal import compact
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 # Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.

@@ -21,7 +21,7 @@ from normfree.diagnostics.limits import (
     STEM_SMALL,
 )
 from normfree.diagnostics.model_signal import Gain, Signal
-from normfree.report.formatting import compact, shorten_names
+from normfree.report.terminal import compact, shorten_names
 
 
 def faults_of_the_input(signal: Signal) -> Iterator[Finding]:

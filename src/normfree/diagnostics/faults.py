@@ -25,7 +25,7 @@ from normfree.diagnostics.moments import Stats
 from normfree.diagnostics.places import name_pattern
 from normfree.diagnostics.sum_hooks import SumSignal
 from normfree.diagnostics.weight_faults import zeroed
-from normfree.report.formatting import shorten_names
+from normfree.report.terminal import shorten_names
 
 DIVIDES = (
     "a weight is not finite, or something divides by zero or takes a root or logarithm outside its range"  # of a sum

@@ -8,7 +8,7 @@ from normfree.diagnostics.autograd_graph import Spot
 from normfree.diagnostics.growth import Finding
 from normfree.diagnostics.limits import GATE, HEAVY_BIAS, SATURATED, SHUT_GATE, UNREACHABLE
 from normfree.diagnostics.model_signal import Signal
-from normfree.report.formatting import compact, shorten_names
+from normfree.report.terminal import compact, shorten_names
 
 BOUNDED = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax")
 

@@ -18,7 +18,7 @@ from normfree.diagnostics.limits import ALONE, INSIDE, MOST, NOISE, OPENING, SAM
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import name_pattern
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import compact
+from normfree.report.terminal import compact
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from normfree.diagnostics.limits import LARGE, LAYER_GAIN, NOTICEABLE
 from normfree.diagnostics.model_signal import Gain, Signal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
 from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.report.formatting import compact, shorten_names
+from normfree.report.terminal import compact, shorten_names
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from normfree.diagnostics.limits import DEAD_BY_CHANCE, DEAD_SHARE, EQUAL_SHARE,
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.places import name_pattern
 from normfree.plan import Branch
-from normfree.report.formatting import shorten_names
+from normfree.report.terminal import shorten_names
 
 
 def no_activation(signal: Signal) -> Iterator[Finding]:

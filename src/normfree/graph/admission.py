@@ -9,7 +9,7 @@ from torch import nn
 
 from normfree.methods import Method
 from normfree.methods.method import ONE
-from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.nn.weight_layers import cannot_reparametrize
 from normfree.plan import Branch, ResidualPlan, unwrapped
 
 

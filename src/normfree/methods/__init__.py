@@ -11,16 +11,14 @@ from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
-        "plain",
-        "shortcut",
-        "isograd",
+        "baselines",
         "scaled_sums",
+        "isograd",
         "fixup",
         "data_driven",
         "weightnorm",
         "normalizer_free",
-        "transformer_methods",
-        "normalized",
+        "transformers",
     )
 )
 

@@ -10,7 +10,7 @@ from normfree import theory
 from normfree.errors import unknown_name
 from normfree.methods.initialize import InitContext, gain
 from normfree.methods.method import NONE, ONE, RESIDUAL_SUMS, Law, Method, Rule, ScalarRate, register
-from normfree.methods.transformer_branches import ATTENTION, fused_xavier, is_transformer, linear_part
+from normfree.methods.transformers import ATTENTION, fused_xavier, is_transformer, linear_part
 from normfree.plan import Branch, Layer
 
 

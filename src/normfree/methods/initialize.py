@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from normfree import theory
 from normfree.methods.method import Method, get
-from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.model_state import eval_mode, restored_on_error
 from normfree.nn.normalizers import NORM_TYPES, is_norm
 from normfree.nn.residual import NEUTRAL, Residual
-from normfree.nn.scalar_wrapping import scalars_of
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, scalars_of
+from normfree.nn.sequence import TokenEmbedding
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan, remembered_plan
 
@@ -169,6 +168,12 @@ def fans(module: nn.Conv2d | nn.Linear) -> tuple[int, int]:
 def gain(layer: Layer) -> float:
     """Return γ of He's rule: 2 if the layer's input is a ReLU's output, else 1."""
     return theory.forward_gain("relu") if layer.activated_in else 1.0
+
+
+def xavier_(ctx: InitContext, layers: Iterable[Layer]) -> None:
+    """Draw the given layers from N(0, 2/(fan_in + fan_out))."""
+    for layer in layers:
+        ctx.set_(layer, ctx.xavier(layer))
 
 
 def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from normfree.errors import missing_package
 from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
-from normfree.report.progress import progress
+from normfree.report.terminal import progress
 from normfree_papers.claims.claim import Claim, Judgement, Scale, Status
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,

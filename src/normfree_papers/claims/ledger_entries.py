@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normfree.report.formatting import percent
 from normfree.report.tables import Column
+from normfree.report.terminal import percent
 from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
 from normfree_papers.claims.freshness import Freshness, freshness_of
 from normfree_papers.claims.kept_runs import KeptRun

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normfree as nf
-from normfree.models.transformer_layers import Memory
-from normfree.nn.embedding import END, PAD, START, UNKNOWN
+from normfree.models.transformer import Memory
+from normfree.nn.sequence import END, PAD, START, UNKNOWN
 from normfree.train.text import decoding
 from normfree.train.text.decoding import beam_search, greedy, source_plus_50
 

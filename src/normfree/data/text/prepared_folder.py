@@ -24,7 +24,7 @@ from normfree.data.text.text_files import (
     read_parallel,
     require_file,
 )
-from normfree.data.text.token_pairs import TokenLines, TokenPairs, pack_lines, unpack_lines
+from normfree.data.text.tokens import TokenLines, TokenPairs, pack_lines, unpack_lines
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.files import explain_os_errors, write_bytes
 

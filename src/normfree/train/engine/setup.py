@@ -14,15 +14,14 @@ from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.data import ImageSet
 from normfree.files import explain_os_errors
 from normfree.models import BaseModel
-from normfree.models.third_party import is_foreign
+from normfree.models.families import is_foreign
 from normfree.nn.devices import require_memory
 from normfree.nn.model_state import eval_mode
+from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
-from normfree.nn.sync_batchnorm import sync_batch_norms_, unsync_batch_norms_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, open_data

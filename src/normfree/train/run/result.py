@@ -12,8 +12,8 @@ from torch import nn
 
 from normfree.errors import missing_package
 from normfree.files import explain_os_errors
-from normfree.report.formatting import duration, percent
-from normfree.report.notebook import notebook_html
+from normfree.report.tables import notebook_html
+from normfree.report.terminal import duration, percent
 from normfree.report.training_curves import draw_training_curves
 from normfree.train.config import TrainConfig
 from normfree.train.engine.inputs import Score
