@@ -26,7 +26,7 @@ from normfree.methods import (
     register,
     unregister,
 )
-from normfree.methods.baselines import he_fan_in_
+from normfree.methods.plain import he_fan_in_
 from normfree.models import build
 from normfree.plan import Position
 
@@ -128,9 +128,9 @@ TABLE = [
     ("he_in", "robust"), ("he_out", "robust"), ("xavier", "fixup"),
     ("idshort", "robust"), ("learnscalar", "robust"), ("convshort", "robust"),
     ("idshort_brock", "robust"), ("learnscalar_brock", "robust"), ("convshort_brock", "robust"),
-    ("isograd", "none"),
     ("sqrt_half", "fixup"), ("small_branch", "normdead"), ("hanin", "normdead"), ("shao", "normdead"),
     ("skipinit", "normdead"), ("rezero", "robust"),
+    ("isograd", "none"),
     ("fixup", "fixup"), ("fixup_bounded", "none"),
     ("lsuv", "fixup"),
     ("wn", "wninit"), ("wn_default", "wninit"), ("wn_data", "wninit"), ("wn_hanin", "wninit"),

@@ -11,14 +11,15 @@ from normfree.methods.method import FORMS, Form, Law, Method, Rule, ScalarRate, 
 FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
-        "baselines",
+        "plain",
         "scaled_sums",
         "isograd",
         "fixup",
         "data_driven",
         "weightnorm",
         "normalizer_free",
-        "transformers",
+        "transformer_methods",
+        "normalized",
     )
 )
 

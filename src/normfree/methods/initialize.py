@@ -170,12 +170,6 @@ def gain(layer: Layer) -> float:
     return theory.forward_gain("relu") if layer.activated_in else 1.0
 
 
-def xavier_(ctx: InitContext, layers: Iterable[Layer]) -> None:
-    """Draw the given layers from N(0, 2/(fan_in + fan_out))."""
-    for layer in layers:
-        ctx.set_(layer, ctx.xavier(layer))
-
-
 def standardized(weight: Tensor, variance: float, *, per_channel: bool = False) -> Tensor:
     """Shift and scale a sampled weight to mean 0 and exactly this variance, overall or per output channel.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normfree import theory
-from normfree.methods.baselines import he_fan_in_
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import WITH_SEQUENCES, Law, Method, Rule, register
+from normfree.methods.plain import he_fan_in_
 from normfree.nn.normalizers import DynamicTanh
 from normfree.plan import Position
 

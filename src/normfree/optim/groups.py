@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from normfree.methods import Method, get
-from normfree.methods.transformers import is_transformer
+from normfree.methods.fixup import is_transformer
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier, scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS

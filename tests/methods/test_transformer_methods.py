@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from normfree.graph import discover
 from normfree.methods import get, initialize_
-from normfree.methods.transformers import (
+from normfree.methods.transformer_methods import (
     deepnorm_decoder_scales,
     deepnorm_encoder_scales,
     tfixup_decoder_scale,
