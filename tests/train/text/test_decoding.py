@@ -17,7 +17,7 @@ from normfree.models.transformer_layers import Memory
 from normfree.nn.embedding import END, PAD, START, UNKNOWN
 from normfree.nn.model_state import eval_mode
 from normfree.train.text import decoding
-from normfree.train.text.decoding import _SPECIAL, Longest, _checks_at, _limits, beam_search, source_plus_50
+from normfree.train.text.decoding import _SPECIAL, Longest, _limits, beam_search, source_plus_50
 
 V = 7
 WORDS = (UNKNOWN, 4, 5, 6)
@@ -103,7 +103,7 @@ def greedy(model: Any, source: Tensor, *, longest: Longest = source_plus_50) -> 
             ended = ended | (logits[:, END] >= highest) | (most <= step)
             taken[:, step] = torch.where(ended, END, word)
             last = word.unsqueeze(1)
-            if _checks_at(step, source.device) and bool(ended.all()):
+            if decoding._checks_at(step, source.device) and bool(ended.all()):
                 break
     return [row[: row.index(END)] if END in row else row for row in taken.tolist()]
 
