@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import ACTIVATIONS, name_of
+from normfree.graph.observer import ACTIVATIONS, name_of
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at

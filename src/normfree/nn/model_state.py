@@ -121,6 +121,29 @@ def preserve_model_state(
 
 
 @contextmanager
+def trial_run(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode and without gradients inside; the model is restored at the end.
+
+    Attention runs without its fast path, so that it calls its parts one by one.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with preserve_model_state(model), torch.no_grad():
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def run_on_copy(model: nn.Module, example: Any) -> Any:
+    """Run a model on a copy of an example, which it may write into."""
+    args, kwargs = call_arguments(example)
+    args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    return model(*args, **kwargs)
+
+
+@contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
     """Give the model meta tensors for its parameters and buffers: it computes shapes only, and leaves no trace.
 
