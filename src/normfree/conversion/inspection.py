@@ -133,7 +133,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
     args, kwargs = call_arguments(example)
     norms = find_norms(model)
     # In training mode a model may skip blocks at random.
-    with trial_run(model), _weight_readers(norms) as weight_read:
+    with trial_run(model):
         flow = record(model, *args, **kwargs)
     returned = {node.name: [node] for node in flow.nodes if node.is_module}
     returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
@@ -144,7 +144,7 @@ def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, hea
         flow=flow,
         norms={name: type(norm).__name__ for name, norm in norms.items()},
         unknown_norms=_unknown_norms(model),
-        weight_read=weight_read,
+        weight_read=flow.weights_read,
         overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
         several_inputs=[name for name in norms if name in flow.several_inputs],
         functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],
@@ -245,36 +245,3 @@ def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
     with substitute_tensors(layer, {id(weight): 4 * weight}):
         large = layer(x)
     return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one
-
-
-@contextmanager
-def _weight_readers(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Collect the normalizers whose weight the model's own code reads, that is, while the normalizer does not run."""
-    read: set[str] = set()
-    plain = {name: type(norm) for name, norm in norms.items()}
-    for name, norm in norms.items():
-        norm.__class__ = _reporting_class(plain[name], name, read)
-    try:
-        yield read
-    finally:
-        for name, norm in norms.items():
-            norm.__class__ = plain[name]
-
-
-def _reporting_class(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
-    """A subclass that adds `name` to `read` when its weight is read from outside."""
-    depth = [0]
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        depth[0] += 1
-        try:
-            return plain.__call__(self, *args, **kwargs)
-        finally:
-            depth[0] -= 1
-
-    def attribute(self: nn.Module, key: str) -> Any:
-        if key == "weight" and not depth[0]:
-            read.add(name)
-        return plain.__getattr__(self, key)
-
-    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})

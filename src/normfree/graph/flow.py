@@ -117,6 +117,7 @@ class Flow:
         outputs: The nodes of the tensors that the model returned.
         overwritten: The nodes whose value is written into, other than by a module with an option `inplace`.
         several_inputs: The modules that are called with more than one tensor.
+        weights_read: The normalizers whose weight other code reads.
         normalizing: The calls of functions that normalize, by module and function.
         lost: Where values of the signal left torch, by module and function.
         output_is_lost: Whether the model returned tensors, and none of them depends on the input.
@@ -131,6 +132,7 @@ class Flow:
         self.outputs: set[Node] = set()
         self.overwritten: set[Node] = set()
         self.several_inputs: set[str] = set()
+        self.weights_read: set[str] = set()
         self.normalizing: dict[tuple[str, str], None] = {}
         self.lost: dict[tuple[str, str], None] = {}
         self.output_is_lost = False

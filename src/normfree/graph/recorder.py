@@ -42,7 +42,7 @@ from normfree.graph.observer import (
     writes_into,
 )
 from normfree.nn.model_state import on_meta, preserve_random_state
-from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
+from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
@@ -104,6 +104,7 @@ def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     flow = Flow(WeightUses(dict(model.named_parameters())))
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
+    recorder.watch_norms_()
     with torch.no_grad(), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
@@ -121,6 +122,29 @@ class _Recorder(Observer):
         self._leaves = {name for name, module in modules.items() if is_leaf(module)}
         self._leaf_depth = 0
         self._zeros: list[Tensor] = []
+
+    def watch_norms_(self) -> None:
+        """Note the normalizers whose weight is read while they do not run.
+
+        Their classes change. They are restored with the other attributes, or belong to a copy.
+        """
+        norms = {name: module for name, module in self._modules.items() if is_norm(module)}
+        names = {id(module): name for name, module in norms.items()}
+        reporting: dict[type[nn.Module], type[nn.Module]] = {}
+
+        def subclass(plain: type[nn.Module]) -> type[nn.Module]:
+            def attribute(module: nn.Module, key: str) -> Any:
+                name = names.get(id(module), "")
+                if key == "weight" and name not in self.running:
+                    self.flow.weights_read.add(name)
+                return plain.__getattr__(module, key)
+
+            return type(plain.__name__, (plain,), {"__getattr__": attribute, "__module__": plain.__module__})
+
+        for module in norms.values():
+            kind = type(module)
+            reporting.setdefault(kind, subclass(kind))
+            module.__class__ = reporting[kind]
 
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Move into a module."""
