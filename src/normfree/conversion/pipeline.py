@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,7 +140,7 @@ def convert_(
         require_signal(model, facts.flow, facts.plan, heads)
     try:
         with probing(model, facts):
-            before = behave(model, example, facts.plan, facts.norms)
+            before = behave(model, example, facts.plan, facts.norms, watched=())
     except Exception as error:  # whatever the model's own code raises
         raise ValueError(
             f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
@@ -207,10 +208,10 @@ class _Conversion:
 def _change_(work: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
     """Stages 2 to 5. An error leaves the model as it was."""
     _refuse(work)
-    with restored_on_error(work.model):
+    with restored_on_error(work.model) as as_before:
         _replace_(work, generator)
         _initialize_(work, generator)
-        _check_(work)
+        _check_(work, as_before)
     changes = Changes(
         method=work.method.spec,
         removed=tuple(record for record in work.records if isinstance(record, Removed)),
@@ -333,8 +334,11 @@ def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
         raise _stopped(work.model, error) from error
 
 
-def _check_(work: _Conversion) -> None:
-    """Run the converted model once, rescale the layers outside the branches on the way, and require finite numbers."""
+def _check_(work: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the converted model, rescale the layers outside the branches on the way, and compare it with the original.
+
+    Inside `as_before()` the model is the original.
+    """
     model, plan = work.model, work.facts.plan
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
     if remaining:
@@ -360,7 +364,13 @@ def _check_(work: _Conversion) -> None:
     if work.before is None:
         return
     growth = expected_growth(plan, work.values)
-    reasons, cautions = verify(model, work.example, plan, growth, work.before, out, work.heads)
+
+    def learned(names: Collection[str]) -> Collection[str]:
+        with as_before():
+            found = behave(model, work.example, plan, work.facts.norms, watched=names).learning or {}
+        return {name for name, learns in found.items() if learns}
+
+    reasons, cautions = verify(model, work.example, plan, growth, work.before, learned, out, work.heads)
     work.notes += cautions
     if work.method.kind != "norm-free":  # a baseline may explode
         work.notes += reasons

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ def behave(
         norms: The names of its normalizers.
         replaced: The names of the zeros inside the network that are replaced, besides those of the output layers.
             Default: all.
-        watched: The names of the parameters to differentiate by. Default: all.
+        watched: The names of the parameters to differentiate by, default all. If it is empty there is no backward pass,
+            and every parameter in the graph counts as learning.
     """
     example = small_copy(example)
     generator = torch.Generator().manual_seed(0)
@@ -79,15 +80,36 @@ def behave(
             except ValueError:  # a batch norm of a single number per channel
                 model.eval()
                 out = run_on_copy(model, example)
-            outputs = floats_of(out)
-            starts = [t for t in outputs if t.requires_grad]
-            if not starts:
-                return Behaviour(tuple(outputs), None)
-            used = {name: p for name, p in (parameters | drawn).items() if watched is None or name in watched}
-            directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
+        outputs = floats_of(out)
+        starts = [t for t in outputs if t.requires_grad]
+        if not starts:
+            return Behaviour(tuple(outputs), None)
+        used = {name: p for name, p in (parameters | drawn).items() if watched is None or name in watched}
+        directions = [torch.randn(t.shape, generator=generator).to(t) for t in starts]
+        if used:
             found = torch.autograd.grad(starts, list(used.values()), directions, allow_unused=True)
-        learning = {name: bool(g.any()) for name, g in zip(used, found, strict=True) if g is not None}
+            learning = {name: not _is_zero(g) for name, g in zip(used, found, strict=True) if g is not None}
+        else:
+            reached = _reached(starts)
+            learning = {name: True for name, p in (parameters | drawn).items() if id(p) in reached}
     return Behaviour(tuple(t.detach() for t in outputs), learning)
+
+
+def _reached(starts: Sequence[Tensor]) -> set[int]:
+    """The ids of the tensors at the ends of the graph of these outputs."""
+    stack: list[Any] = [t.grad_fn or t for t in starts]
+    seen = set(stack)
+    while stack:
+        for node, _ in getattr(stack.pop(), "next_functions", ()):
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack.append(node)
+    return {id(getattr(node, "variable", node)) for node in seen}
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    """Whether all entries are 0; most tensors show by their first entry that they are not."""
+    return not tensor.reshape(-1)[:1].any() and not tensor.any()
 
 
 def floats_of(out: Any) -> list[Tensor]:
@@ -102,7 +124,7 @@ def _zeros(
     last = {layer.path for layer in plan.classifier}
     small = _SMALL * max(len(plan.branches), 1) ** -0.5
     for name, p in model.named_parameters():
-        if p.requires_grad and p.is_floating_point() and not name.endswith(_BIASES) and not p.any():
+        if p.requires_grad and p.is_floating_point() and not name.endswith(_BIASES) and _is_zero(p):
             fan_in = p[0].numel() if p.dim() > 1 else 1
             if name in last or replaced is None or name in replaced:
                 yield name, (1.0 if name in last else small) * max(fan_in, 1) ** -0.5
@@ -135,6 +157,7 @@ def verify(
     plan: ResidualPlan,
     growth: float,
     before: Behaviour,
+    learned: Callable[[Collection[str]], Collection[str]],
     out: Any,
     heads: Collection[str],
 ) -> tuple[list[str], list[str]]:
@@ -145,7 +168,8 @@ def verify(
         example: The example.
         plan: Its plan.
         growth: The factor by which the method lets the variance grow.
-        before: The behaviour of the original.
+        before: The behaviour of the original, without a backward pass.
+        learned: Returns those of the named parameters that have a gradient in the original.
         out: The output of the converted model on the example, at its initial values.
         heads: The names of the output layers that return class scores; of a single output layer it need not be given.
 
@@ -160,7 +184,9 @@ def verify(
         notes.append("whether every parameter learns was not checked, because no output of the model has a gradient")
         return reasons, notes
     held = {name for name, p in model.named_parameters() if p.requires_grad}
-    stuck = [n for n, learns in before.learning.items() if learns and n in held and not after.learning.get(n)]
+    stuck = [name for name in before.learning if name in held and not after.learning.get(name)]
+    with_gradient = learned(stuck) if stuck else ()
+    stuck = [name for name in stuck if name in with_gradient]
     why = "it had a gradient in the original and has none"
     if stuck and all(name.endswith(_BIASES) for name in stuck):
         notes.append(f"'{stuck[0]}' does nothing any more: without the normalizer, the bias cancels or is not used")
