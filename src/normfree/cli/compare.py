@@ -146,8 +146,8 @@ def make_demo(
     experiments are not run again.
     """
     from normfree.comparison.comparison_report import table
-    from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
-    from normfree.report import Column, Table, open_console, print_table, sparkline
+    from normfree.comparison.demo import run_demo, save, signal_table
+    from normfree.report import open_console, print_table
     from normfree.report.terminal import progress
 
     console = open_console()
@@ -158,14 +158,7 @@ def make_demo(
             "stopped; the runs so far are kept; run the same command to continue", style="yellow"
         )
         raise typer.Exit(130)
-    columns = (Column("method"), Column("variance, from the first block to the last"), Column("last block", "right"))
-    signals = tuple(
-        (f"{method}: {DESCRIPTIONS.get(method, '')}", sparkline(values, 40), f"{values[-1]:.3g}")
-        for method, values in demo.forward.items()
-    )
-    print_table(Table("a signal on its way", columns, signals), console)
-    console.print()
+    print_table(signal_table(demo), console)
     print_table(table(demo.depth), console)
-    console.print()
     page, picture = save(demo, out)
     console.print(f"Open {page} in a browser; {picture} is its picture.", markup=False, style="bold")
