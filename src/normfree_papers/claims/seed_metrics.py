@@ -6,19 +6,19 @@ Differences are taken seed by seed, and rows whose runs are missing are skipped.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
-from normfree.train import TrainConfig
-from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.kept_runs import Trained
+
+if TYPE_CHECKING:
+    from normfree.train import TrainConfig
+    from normfree_papers.claims.claim import Settings
 
 Numbers = dict[int, float]  # by seed
-Runs = dict[str, dict[int, Trained]]  # by row and seed; missing runs are left out
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 DEAD = 20.0  # up to twice chance counts as not trained
@@ -26,14 +26,24 @@ EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick
 SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
 
 
-def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
-    """Train or find the runs of every row, one per seed."""
-    names = {(row, seed): f"{row}, seed {seed}" for row in rows for seed in settings.seeds}
-    found = settings.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
-    return {row: {seed: run for seed in settings.seeds if (run := found[names[row, seed]]) is not None} for row in rows}
+# One run
 
 
-# Numbers of one run
+@dataclass(frozen=True)
+class Trained:
+    """A run that ended: its result, and one record per epoch."""
+
+    result: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss diverged; then it was not tested."""
+        return bool(self.result["status"] == "diverged")
+
+    def accuracy(self, chance: float) -> float:
+        """The share of test images that it classifies correctly; `chance` for a diverged run."""
+        return chance if self.diverged else float(self.result["test"]["accuracy"])
 
 
 def accuracy(run: Trained, diverged: float = CHANCE) -> float:
@@ -51,12 +61,12 @@ def training_accuracy(run: Trained, diverged: float = CHANCE) -> float:
     return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
 
 
+def bleu(run: Trained) -> float:
+    """BLEU of a run's test sentences; 0 for a diverged run."""
+    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
+
+
 # Numbers by seed
-
-
-def by_seed(runs: Mapping[int, Trained], number: Callable[[Trained], float]) -> Numbers:
-    """A number of every run, by seed."""
-    return {seed: number(run) for seed, run in runs.items()}
 
 
 def mean(numbers: Collection[float]) -> float:
@@ -69,6 +79,11 @@ def minus(a: Numbers, b: Numbers) -> Numbers:
     return {seed: a[seed] - b[seed] for seed in a if seed in b}
 
 
+def over(a: Numbers, b: Numbers) -> Numbers:
+    """Ratios for the seeds that both have."""
+    return {seed: a[seed] / b[seed] for seed in a if seed in b}
+
+
 def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
     """Combine columns into one number per seed, for the seeds that all of them have.
 
@@ -79,38 +94,70 @@ def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float])
     return {seed: number([column[seed] for column in columns]) for seed in sorted(seeds)}
 
 
-def lead(first: str, second: str) -> str:
-    """The name of a difference of two rows."""
-    return f"{first} - {second}"
+def named(words: str, row: Any) -> str:
+    """The words with the row, or the parts of a row that is a tuple, in the braces."""
+    return words.format(*row) if isinstance(row, tuple) else words.format(row)
 
 
-def leads(found: Mapping[str, Numbers], pairs: Iterable[tuple[str, str]]) -> dict[str, Numbers]:
-    """The differences of pairs of rows, by their names."""
-    return {lead(first, second): minus(found[first], found[second]) for first, second in pairs}
+class Columns(dict[Any, Numbers]):
+    """A number of the runs of every row, by seed."""
+
+    def named(self, words: str) -> Columns:
+        """The columns under `words` with the row in the braces.
+
+        >>> Columns({"one": {0: 1.0}}).named("error, {}")
+        {'error, one': {0: 1.0}}
+        """
+        return Columns({named(words, row): numbers for row, numbers in self.items()})
+
+    def leads(self, *pairs: tuple[Any, Any]) -> Columns:
+        """The differences of pairs of rows.
+
+        >>> Columns({"a": {0: 3.0, 1: 1.0}, "b": {0: 1.0}}).leads(("a", "b"))
+        {'a - b': {0: 2.0}}
+        """
+        return Columns({f"{first} - {second}": minus(self[first], self[second]) for first, second in pairs})
+
+    def accuracy_table(self, rows_are: str = "row") -> tuple[Table, ...]:
+        """The table of test accuracies, with the mean over the seeds; none without numbers."""
+        rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in self.items() if numbers)
+        columns = (Column(rows_are), Column("mean over seeds", "right"))
+        return (Table("Test accuracy, %", columns, rows),) if rows else ()
+
+    def paper_panel(self, title: str, paper: Mapping[str, float]) -> tuple[Panel, ...]:
+        """The panel of printed beside measured values; none if either is missing."""
+        if not any(self.values()) or not paper:
+            return ()
+        names = tuple(row for row in self if self[row] or row in paper)
+        printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
+        curves = (*point_curve("paper", printed), *point_curve("measured here", [self[row] for row in names]))
+        return (Panel(title, curves, "%", "", log_y=False, note=bars_note(curves), names=names),)
 
 
-def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
-    """The numbers of each name in order of the seeds; a name without numbers is left out."""
-    return {name: [numbers[seed] for seed in sorted(numbers)] for name, numbers in columns.items() if numbers}
+class Runs(dict[Any, dict[int, Trained]]):
+    """Training runs by row and seed; missing ones are left out."""
+
+    def numbers(self, number: Callable[[Trained], float]) -> Columns:
+        """A number of every run."""
+        return Columns({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
+
+    def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
+        """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
+        curves, gone = [], []
+        for row, seeds in self.items():
+            epochs = zip_longest(*(run.metrics for run in seeds.values()))
+            means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
+            curves += [Curve(row, tuple(means))] if means else []
+            if early := sum(run.diverged and not run.metrics for run in seeds.values()):
+                gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
+        if not curves:
+            return ()
+        note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+        levels = () if chance is None else (ReferenceLine("chance", chance),)
+        return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
-# Panels
-
-
-def learning_panel(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
-    """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
-    curves, gone = [], []
-    for row, seeds in runs.items():
-        epochs = zip_longest(*(run.metrics for run in seeds.values()))
-        means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
-        curves += [Curve(row, tuple(means))] if means else []
-        if early := sum(run.diverged and not run.metrics for run in seeds.values()):
-            gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
-    if not curves:
-        return ()
-    note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-    levels = () if chance is None else (ReferenceLine("chance", chance),)
-    return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
+# Points
 
 
 def point_curve(
@@ -154,23 +201,6 @@ def points_panel(
         return ()
     lines = (ReferenceLine("chance", CHANCE), *levels)
     return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves)),)
-
-
-def accuracy_table(found: Mapping[str, Numbers], rows_are: str = "row") -> tuple[Table, ...]:
-    """The table of test accuracies, with the mean over the seeds; none without numbers."""
-    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
-    columns = (Column(rows_are), Column("mean over seeds", "right"))
-    return (Table("Test accuracy, %", columns, rows),) if rows else ()
-
-
-def paper_panel(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
-    """The panel of printed beside measured values; none if either is missing."""
-    if not any(found.values()) or not paper:
-        return ()
-    names = tuple(row for row in found if found[row] or row in paper)
-    printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
-    curves = (*point_curve("paper", printed), *point_curve("measured here", [found[row] for row in names]))
-    return (Panel(title, curves, "%", "", log_y=False, note=bars_note(curves), names=names),)
 
 
 # Sweeps over learning rates

@@ -14,8 +14,7 @@ from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.models import build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
 from normfree_papers.claims.seed_metrics import bars_note, point_curve
 
 _HE = "PyTorch default, He directions"

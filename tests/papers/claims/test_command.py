@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from normfree_papers.claims import storage
-from normfree_papers.claims.claim import Check, Cost
-from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.storage import result_path
+from normfree_papers.claims.claim import Check, Cost, all_claims
+from normfree_papers.claims.reproduction import result_path
 
 RESULTS = Path(__file__).parents[3] / "results"
 

@@ -8,9 +8,9 @@ import pytest
 from made_up_runs import checks_that, measure
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 from normfree_papers.claims.translation_runs import made_up_language
 
 LAYER_NORM = "layernorm:xavier=true"
