@@ -222,7 +222,10 @@ def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
 
 
 def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    def fixed(value: Any) -> Any:
+        return tuple(map(fixed, value)) if isinstance(value, list) else value
+
+    return {key: fixed(value) for key, value in plain.items()}
 
 
 # Files

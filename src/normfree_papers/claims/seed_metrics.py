@@ -5,10 +5,10 @@ Differences are taken seed by seed, and rows whose runs are missing are skipped.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
@@ -58,7 +58,11 @@ def error(run: Trained) -> float:
 
 def training_accuracy(run: Trained, diverged: float = CHANCE) -> float:
     """Accuracy on the augmented training images over the last epoch."""
-    return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
+    return diverged if run.diverged else _fitted(run, -1)
+
+
+def _fitted(run: Trained, epoch: int) -> float:
+    return 100 * float(run.metrics[epoch]["train_accuracy"])
 
 
 def bleu(run: Trained) -> float:
@@ -131,7 +135,7 @@ class Columns(dict[Any, Numbers]):
         names = tuple(row for row in self if self[row] or row in paper)
         printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
         curves = (*point_curve("paper", printed), *point_curve("measured here", [self[row] for row in names]))
-        return (Panel(title, curves, "%", "", log_y=False, note=bars_note(curves), names=names),)
+        return (Panel(title, curves, "%", "", log_y=False, note=seeds_note(curves), names=names),)
 
 
 class Runs(dict[Any, dict[int, Trained]]):
@@ -142,17 +146,21 @@ class Runs(dict[Any, dict[int, Trained]]):
         return Columns({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
 
     def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
-        """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
+        """The panel of training accuracy after every epoch: the median of the seeds that reached it, and each seed."""
         curves, gone = [], []
         for row, seeds in self.items():
-            epochs = zip_longest(*(run.metrics for run in seeds.values()))
-            means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
-            curves += [Curve(row, tuple(means))] if means else []
+            longest = max((len(run.metrics) for run in seeds.values()), default=0)
+            epochs: list[Numbers] = [
+                {seed: _fitted(run, epoch) for seed, run in seeds.items() if epoch < len(run.metrics)}
+                for epoch in range(longest)
+            ]
+            curves += [_seeds_curve(row, epochs)] if epochs else []
             if early := sum(run.diverged and not run.metrics for run in seeds.values()):
                 gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
         if not curves:
             return ()
-        note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+        told = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+        note = "; ".join(filter(None, (seeds_note(curves), told)))
         levels = () if chance is None else (ReferenceLine("chance", chance),)
         return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
@@ -163,7 +171,9 @@ class Runs(dict[Any, dict[int, Trained]]):
 def point_curve(
     name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
 ) -> list[Curve]:
-    """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
+    """A point for every column that has numbers: the median, with a small one for each of several seeds.
+
+    It is the median because a seed that collapsed would move the mean to where no seed is.
 
     Args:
         name: Name of the curve.
@@ -171,21 +181,27 @@ def point_curve(
         crossed: The columns to mark with a cross.
         at: The positions of the columns; 1, 2, 3, … by default.
 
-    >>> point_curve("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
-    [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
+    >>> point_curve("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.5, 2: 9.0}], crossed=[2])[0].values
+    (1.0, 4.5)
     """
     here = [place for place, numbers in enumerate(columns) if numbers]
-    values = [list(columns[place].values()) for place in here]
-    spread = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in values)
+    there = [columns[place] for place in here]
     marked = tuple(i for i, place in enumerate(here) if place in crossed)
     x = tuple(place + 1.0 if at is None else float(at[place]) for place in here)
-    return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
+    return [_seeds_curve(name, there, x=x, crossed=marked)] if here else []
 
 
-def bars_note(curves: Sequence[Curve]) -> str:
-    """A note that explains the bars; '' if there are none."""
-    shown = any(half > 0 for curve in curves for half in curve.spread)
-    return "bars: standard deviation over the seeds" if shown else ""
+def _seeds_curve(name: str, columns: Sequence[Numbers], **options: Any) -> Curve:
+    """The curve of the median of each column, with one small curve for each of several seeds."""
+    seeds = sorted({seed for numbers in columns for seed in numbers})
+    singles = [tuple(numbers.get(seed, math.nan) for numbers in columns) for seed in seeds] if len(seeds) > 1 else []
+    medians = tuple(statistics.median(numbers.values()) for numbers in columns)
+    return Curve(name, medians, singles=tuple(singles), **options)
+
+
+def seeds_note(curves: Sequence[Curve]) -> str:
+    """A note that explains the marks of single seeds; '' if there are none."""
+    return "pale: single seeds; strong: their median" if any(curve.singles for curve in curves) else ""
 
 
 def points_panel(
@@ -200,7 +216,7 @@ def points_panel(
     if not curves:
         return ()
     lines = (ReferenceLine("chance", CHANCE), *levels)
-    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves)),)
+    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=seeds_note(curves)),)
 
 
 # Sweeps over learning rates
@@ -343,19 +359,14 @@ class Sweep:
 
     def panels(self, images: str) -> tuple[Panel, ...]:
         """The panels of test and training accuracy over depth, at the best of the rates that were tried."""
-        panels = []
+        found: list[Panel] = []
         for title, number in (("test", self.accuracy), ("training", self.training_accuracy)):
-            curves = []
-            for label in self.labels:
-                bests = {depth: self.best(label, depth, whole=False) for depth in self.depths}
-                points = {
-                    float(depth): mean([number(run) for run in runs.values()]) for depth, runs in bests.items() if runs
-                }
-                if points:
-                    curves.append(Curve(label, tuple(points.values()), tuple(points)))
-            if curves:
-                chance = (ReferenceLine("chance", CHANCE),)
-                panels.append(
-                    Panel(f"{title} accuracy, {images}", tuple(curves), "%", "layers", False, log_x=True, levels=chance)
-                )
-        return tuple(panels)
+            drawn = {
+                label: [
+                    {seed: number(run) for seed, run in self.best(label, depth, whole=False).items()}
+                    for depth in self.depths
+                ]
+                for label in self.labels
+            }
+            found += points_panel(f"{title} accuracy, {images}", drawn, self.depths, "layers")
+        return tuple(found)

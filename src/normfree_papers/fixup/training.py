@@ -5,22 +5,11 @@ Reference: Zhang, Dauphin, Ma 2019, section 4.1, appendix C.1. All accuracies an
 
 from __future__ import annotations
 
-from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    SMALL,
-    accuracy,
-    bars_note,
-    error,
-    over,
-    point_curve,
-    training_accuracy,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, accuracy, error, over, points_panel, training_accuracy
 
 MATCHES = reading(
     "matches",
@@ -121,18 +110,12 @@ def fig3(settings: Settings) -> Measurement:
             ratio = over(errors[method, depth], errors["batch norm", depth])
             columns[f"errors over batch norm's, {method}, {depth:,} layers"] = ratio
     depths = _DEPTHS[settings.scale]
-    curves: list[Curve] = []
-    for method in dict.fromkeys(method for method, _ in rows):
-        curves += point_curve(method, [found.get((method, depth), {}) for depth in depths], at=depths)
+    methods = dict.fromkeys(method for method, _ in rows)
+    drawn = {method: [found.get((method, depth), {}) for depth in depths] for method in methods}
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
-    note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars_note(curves)) else ""
-    chance = (ReferenceLine("chance", CHANCE),)
-    panels: tuple[Panel, ...] = ()
-    if curves:
-        panels = (Panel(title, tuple(curves), "%", "layers", log_y=False, log_x=True, note=note, levels=chance),)
     return Measurement(
         values=columns,
-        panels=panels,
+        panels=points_panel(title, drawn, depths, "layers"),
         notes=(
             "a diverged run counts as chance; the paper prints no numbers for this figure",
             "the paper gives no rate for the scalars here; a tenth is that of the authors' code, and of the text where "

@@ -15,7 +15,7 @@ from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
-from normfree_papers.claims.seed_metrics import Runs, bars_note, bleu, minus, point_curve
+from normfree_papers.claims.seed_metrics import Runs, bleu, minus, point_curve, seeds_note
 from normfree_papers.claims.translation_runs import made_up_language
 
 _METHODS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Me
     if curves := tuple(point_curve("measured here", list(here.values()))):
         names = tuple(here)
         panels = (
-            Panel("test sentences", curves, "BLEU", "", log_y=False, note=bars_note(curves), names=names),
+            Panel("test sentences", curves, "BLEU", "", log_y=False, note=seeds_note(curves), names=names),
             *panels,
         )
     return Measurement(

@@ -23,11 +23,11 @@ from normfree_papers.claims.seed_metrics import (
     Columns,
     Runs,
     accuracy,
-    bars_note,
     combined,
     mean,
     minus,
     point_curve,
+    seeds_note,
 )
 from normfree_papers.robust.signal import BROCK, PROPOSED
 
@@ -244,7 +244,7 @@ def _tested(network: str, runs: Runs, found: Columns) -> tuple[Panel, ...]:
             "%",
             x_label="",
             log_y=False,
-            note="; ".join(filter(None, ("× diverged, and counts as chance", bars_note(curves)))),
+            note="; ".join(filter(None, ("× diverged, and counts as chance", seeds_note(curves)))),
             levels=tuple(levels),
             names=tuple(map(_short, PROPOSED.values())),
         ),

@@ -138,4 +138,4 @@ def test_canary_of_an_earlier_commit_is_looked_up(tmp_path: Path) -> None:
 def test_without_runs_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert freshness_of(tmp_path, {}) == freshness_of(tmp_path, {"one": {}}) == Freshness()
     gone = freshness_of(tmp_path, {"one": {"folder": "gone"}})
-    assert gone.text == "unknown: 1 of 1 runs no longer kept"
+    assert gone == Freshness("unknown", ("1 of 1 runs no longer kept",))

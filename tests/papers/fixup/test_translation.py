@@ -47,7 +47,7 @@ def test_what_the_paper_counts_as_a_gain_below_layer_norm_is_the_limit(fixup: fl
     panel = measurement.panels[0]
     assert panel.names == ("layer norm", "Fixup")
     assert panel.curves[0].values == pytest.approx((38.5, fixup + 0.5))
-    assert panel.curves[0].spread == pytest.approx((0.5, 0.5))
+    assert panel.curves[0].singles[0] == pytest.approx((38.0, fixup))
     assert len(runs.missing) == 5 * 3
 
 
