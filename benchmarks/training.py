@@ -4,6 +4,7 @@
     python benchmarks/training.py width
     python benchmarks/training.py depth
     python benchmarks/training.py kernels
+    python benchmarks/training.py batch
 
 `step`   images/s of ResNet-110 at batch 128. The engine's rows are whole steps: gathering, cropping and flipping the
          batch, the schedule, the update. The rivals get a fixed batch and do only forward, backward and update:
@@ -13,8 +14,9 @@
 `depth`  time per step and peak memory of Fixup with 100, 1,000 and 10,000 layers, batch 64.
 `kernels` whole steps by the stage kernels (docs/kernels.md) beside the compiled path, batch norm in the engine, and
          batch norm in plain loops: first ResNet-110 at batch 128, with 1,000 layers at batch 128 and 10,000 at batch
-         64, then ResNets of other depths (--depths), then other batches (--batches). An epoch of 50,000 images is
-         extrapolated from the steps. "Cold" rows run in a process of their own with empty caches.
+         64, then ResNets of other depths (--depths). An epoch of 50,000 images is extrapolated from the steps. "Cold"
+         rows run in a process of their own with empty caches.
+`batch`  the same paths for ResNet-110 at several batches (--batches).
 `one`    the JSON row of one run of the engine: MODEL METHOD BATCH STEPS KERNELS (for the cold rows).
 
 Images are random bytes in the shape of CIFAR-10. The set-up (building, compiling, capturing) is timed separately.
@@ -202,11 +204,13 @@ def measure_depth(device: str, steps: int, depths: list[int]) -> list[dict[str, 
 
 STAGE, COMPILED, NORMED = "fixup, stage kernels", "fixup, compiled", "batchnorm, compiled"
 PLAIN = "batchnorm, plain loop"
+Task = tuple[str, str, int, int, bool]
+"""Model, path, batch, number of steps, and whether the row is cold."""
 METHODS = {"wrn-1000-1": "fixup:scalar_lr=10/L", "wrn-10000-1": "fixup:scalar_lr=10/L"}
 
 
-def kernel_tasks(steps: int, depths: list[int], batches: list[int]) -> Iterator[tuple[str, str, int, int, bool]]:
-    """Iterate over model, path, batch, number of steps, and whether the row is cold; the table's rows come first."""
+def kernel_tasks(steps: int, depths: list[int]) -> Iterator[Task]:
+    """Iterate over the rows of `kernels`; those of the table come first."""
     yield "resnet110", STAGE, 128, 5 * steps, True
     yield "wrn-10000-1", STAGE, 64, steps // 8, True
     yield "wrn-1000-1", STAGE, 128, steps // 2, False
@@ -215,18 +219,26 @@ def kernel_tasks(steps: int, depths: list[int], batches: list[int]) -> Iterator[
         yield "resnet110", path, 128, steps, False
     for mode in ("reduce-overhead", "max-autotune"):
         yield "resnet110", f"batchnorm, torch.compile(mode='{mode}')", 128, steps, False
-    for model, batch in [*((f"resnet{depth}", 128) for depth in depths), *(("resnet110", batch) for batch in batches)]:
-        size = int(model.removeprefix("resnet")) * batch / (110 * 128)
-        for path in (STAGE, COMPILED, NORMED, PLAIN):
-            yield model, path, batch, min(steps, 40 + int(steps / 4 / size)), False
+    for depth in depths:
+        yield from _tasks_at(depth, 128, steps)
 
 
-def measure_kernels(
-    device: str, steps: int, rivals: str, depths: list[int], batches: list[int]
-) -> Iterator[list[dict[str, Any]]]:
+def batch_tasks(steps: int, batches: list[int]) -> Iterator[Task]:
+    """Iterate over the rows of `batch`."""
+    for batch in batches:
+        yield from _tasks_at(110, batch, steps)
+
+
+def _tasks_at(depth: int, batch: int, steps: int) -> Iterator[Task]:
+    size = depth * batch / (110 * 128)
+    for path in (STAGE, COMPILED, NORMED, PLAIN):
+        yield f"resnet{depth}", path, batch, min(steps, 40 + int(steps / 4 / size)), False
+
+
+def measure_tasks(device: str, tasks: Iterator[Task], rivals: str) -> Iterator[list[dict[str, Any]]]:
     """The rows after each measurement; a long one that fails does not lose those before it."""
     rows: list[dict[str, Any]] = []
-    for model, path, batch, count, cold in kernel_tasks(steps, depths, batches):
+    for model, path, batch, count, cold in tasks:
         method, _, how = path.partition(", ")
         method, kernels = METHODS.get(model, method), "stage" if how == "stage kernels" else "compiled"
         row = {"what": f"{model}, {path}", "model": model, "path": path, "batch": batch, "cold": cold}
@@ -272,22 +284,23 @@ def _kernel_ratio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step", "width", "depth", "kernels", "one"])
+    parser.add_argument("what", choices=["step", "width", "depth", "kernels", "batch", "one"])
     parser.add_argument("words", nargs="*", metavar="MODEL METHOD BATCH STEPS KERNELS", help="of the row `one`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rivals", choices=["all", "eager", "none"], default="all", help="eager: no compiled ones")
     parser.add_argument("--depths", help="default: 100,1000,10000 for depth, 20,56,998 for kernels")
-    parser.add_argument("--batches", default="32,512,1024")
+    parser.add_argument("--batches", default="128,32,512,1024", help="of batch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     if given.what == "step":
         rows = measure_step(given.device, given.steps, given.rivals)
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
-    elif given.what == "kernels":
-        depths, batches = _integers(given.depths or "20,56,998"), _integers(given.batches)
-        for rows in measure_kernels(given.device, given.steps, given.rivals, depths, batches):
+    elif given.what in ("kernels", "batch"):
+        deeper = kernel_tasks(given.steps, _integers(given.depths or "20,56,998"))
+        tasks = deeper if given.what == "kernels" else batch_tasks(given.steps, _integers(given.batches))
+        for rows in measure_tasks(given.device, tasks, given.rivals):
             print(next(row for row in reversed(rows) if "path" in row), file=sys.stderr, flush=True)
             _store(given, rows)
     elif given.what == "one":

@@ -25,7 +25,8 @@ def load(name: str) -> ModuleType:
 
 
 def made_up(page: ModuleType) -> list[dict[str, object]]:
-    tasks = load("training").kernel_tasks(400, [20, 56], [32, 512])
+    training = load("training")
+    tasks = [*training.kernel_tasks(400, [20, 56]), *training.batch_tasks(400, [32, 512])]
     return [
         {"what": f"{model}, {path}", "model": model, "path": path, "batch": batch, "cold": cold, "steps": steps}
         | {"images_per_second": 1e6 / batch, "peak_gib": batch / 64, "precision": "bf16", "milliseconds": 1.0}

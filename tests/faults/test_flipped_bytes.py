@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import normfree as nf
-from normfree.checksums import write_sealed_json
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.text.prepared_folder import open_prepared
+from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder

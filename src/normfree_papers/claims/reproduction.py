@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from normfree.checksums import read_sealed_json, write_sealed_json
-from normfree.files import atomic_path, explain_os_errors, from_json_values, to_json_values
+from normfree.checksums import read_sealed_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, to_json_values, write_sealed_json
 from normfree.provenance import commit, hardware, versions
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table

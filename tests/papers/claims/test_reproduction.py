@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from made_up_runs import reproduce
-from normfree.checksums import write_sealed_json
-from normfree.files import to_json_values, write_json
+from normfree.files import to_json_values, write_json, write_sealed_json
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
 from normfree_papers.claims.claim import PAPERS, Measurement, Settings, all_claims

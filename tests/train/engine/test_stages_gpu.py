@@ -1,6 +1,6 @@
 """Training by the stage kernels beside the compiled path, on a GPU: `pytest -m gpu`.
 
-Run as a program this file is one of two processes.
+Run as a program this file is one of two processes, which train together or each alone.
 """
 
 from __future__ import annotations
@@ -123,6 +123,16 @@ def test_two_runs_give_the_same_bits(tmp_path: Path, method: str) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_two_processes_with_the_defaults_give_the_same_bits(tmp_path: Path) -> None:
+    """With `kernels`, `compile` and `graph` as they are if nothing is set: each process compiles for itself."""
+    alone = [[sys.executable, __file__, str(tmp_path / name), "alone"] for name in ("one", "two")]
+    started = [subprocess.Popen(command) for command in alone]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
+    assert RunFolder(tmp_path / "one").read_result()["config"]["kernels"] == "stage"
+    one, two = state(tmp_path / "one"), state(tmp_path / "two")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_resuming_in_an_epoch_is_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -189,11 +199,14 @@ def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     assert far > 10 * BF16
 
 
-def main(out: Path) -> None:
+def main(out: Path, *, alone: bool) -> None:
+    if alone:
+        fit(out, compile=None)
+        return
     dist.init_process_group("gloo")
     fit(out, kernels="stage")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), alone="alone" in sys.argv)
