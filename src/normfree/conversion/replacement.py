@@ -1,8 +1,12 @@
-"""Keep the signal at unit variance where a normalizer did: embeddings, tokens, layer scales, other layers."""
+"""Replace the normalizers: remove them, and keep the signal at unit variance where they did.
+
+That takes new scales for embeddings, learned tokens, layer scales, and the layers outside the branches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +14,124 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Added, Rescaled
+from normfree.conversion.changes import Added, Removed, Rescaled
+from normfree.conversion.inspection import Inspection
 from normfree.graph.flow import Flow
+from normfree.nn.normalizers import FUSED, DynamicTanh
 from normfree.nn.scalar_wrapping import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
+
+
+class RemovedNorm(nn.Module):
+    """Identity that keeps the removed normalizer's weight, for code that reads it (usually only its dtype)."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the signal."""
+        return x
+
+
+class Copied(nn.Module):
+    """Returns a copy of its input, where the model's own code writes into the output of a normalizer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same values in new memory."""
+        return x.clone()
+
+
+def channels_of(norm: nn.Module) -> tuple[int, int] | None:
+    """The number of channels of a normalizer and their dimension in its input; None if the number is unknown."""
+    weight = getattr(norm, "weight", None)
+    sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
+    size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
+    if isinstance(size, tuple | list):
+        size = size[0] if len(size) == 1 else None
+    if not isinstance(size, int) or (isinstance(weight, Tensor) and weight.dim() != 1):
+        return None
+    batched = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm | nn.GroupNorm
+    by_channel = isinstance(norm, batched) or re.search(r"2d|BatchNorm|GroupNorm", type(norm).__name__)
+    return size, 1 if by_channel else -1
+
+
+def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
+    """Remove every normalizer, or replace it with dynamic tanh of initial α = `tanh` if given.
+
+    Also sets `inplace=False` on every module: its input is now the residual stream.
+    """
+    names = {id(model.get_submodule(name)): name for name in inspection.norms}
+    replacements: dict[int, nn.Module] = {}
+    removed: dict[int, Removed] = {}
+    for parent in list(model.modules()):
+        for key, child in list(parent._modules.items()):
+            if child is None or id(child) not in names:
+                continue
+            if id(child) not in replacements:
+                name = names[id(child)]
+                new = _replacement(
+                    child,
+                    tanh=tanh,
+                    keep_weight=name in inspection.weight_read,
+                    copied=name in inspection.overwritten,
+                )
+                replacements[id(child)] = new
+                removed[id(child)] = Removed(name, type(child).__name__, _classes(new))
+            parent._modules[key] = replacements[id(child)]
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010  (no type declares the attribute)
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
+    return [removed[key] for key in names if key in removed]
+
+
+def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | None]) -> list[Removed]:
+    """Make the layers that standardize their own weight plain: the method sets the scale, or standardizes, itself."""
+    removed = []
+    for name, base in sorted(standardized.items()):
+        layer = model.get_submodule(name)
+        if base is not None:
+            removed.append(Removed(name, type(layer).__name__, base.__name__))
+            layer.__class__ = base
+            for extra in set(layer._parameters) - {"weight", "bias"}:
+                delattr(layer, extra)
+    return removed
+
+
+def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
+    """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
+
+    `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may be written to.
+    """
+    parts: list[nn.Module] = []
+    if tanh is not None:
+        size, dim = channels_of(norm) or (1, -1)
+        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_tensor_of(norm)))
+    elif keep_weight:
+        parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
+    elif copied:
+        parts.append(Copied())
+    fused = [getattr(norm, name, None) for name in FUSED]
+    parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
+    out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
+    return out.train(norm.training)
+
+
+def _tensor_of(norm: nn.Module) -> Tensor:
+    """A tensor whose device and type the replacement takes."""
+    return next((t for t in [*norm.parameters(), *norm.buffers()] if t.is_floating_point()), torch.empty(0))
+
+
+def _classes(module: nn.Module) -> str:
+    """The classes of a replacement, in words."""
+    if isinstance(module, nn.Identity):
+        return "nothing"
+    return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))
 
 
 @torch.no_grad()
@@ -32,12 +149,12 @@ def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
 
 @torch.no_grad()
 def scale_embeddings_(
-    model: nn.Module, plan: ResidualPlan, called: Container[str]
-) -> tuple[list[Rescaled], list[Added]]:
+    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
+) -> list[Rescaled | Added]:
     """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
 
     Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
-    output of the embedding if the classifier shares the weight.
+    output of the embedding if one of the `layers` of the plan shares the weight.
     """
     modules = dict(model.named_modules())
     width = _width(modules, plan)
@@ -45,9 +162,8 @@ def scale_embeddings_(
     for name, module in modules.items():
         if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
             groups.setdefault(name.rpartition(".")[0], []).append((name, module))
-    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in plan.layers()}
-    rescaled: list[Rescaled] = []
-    added: list[Added] = []
+    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
+    records: list[Rescaled | Added] = []
     done: set[int] = set()
     for group in groups.values():
         power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
@@ -56,12 +172,12 @@ def scale_embeddings_(
         for name, embedding in group:
             if id(embedding.weight) in tied:
                 add_scalar_(embedding, "beta", factor, learnable=False)
-                added.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
+                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
             elif id(embedding.weight) not in done:
                 embedding.weight.mul_(factor)
-                rescaled.append(Rescaled(f"{name}.weight", factor))
+                records.append(Rescaled(f"{name}.weight", factor))
             done.add(id(embedding.weight))
-    return rescaled, added
+    return records
 
 
 def _scale(embedding: nn.Embedding) -> float:
@@ -79,7 +195,7 @@ def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
     return -1
 
 
-def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow]) -> list[str]:
+def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str]:
     """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
     width = _width(dict(model.named_modules()), plan)
     parameters = dict(model.named_parameters())
@@ -88,7 +204,7 @@ def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Callable[[], Flow
         return token is not None and token.dim() >= 2 and token.shape[-1] == width
 
     vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
-    return [name for name in vectors if "joined" in flow().weights.uses[name]]
+    return [name for name in vectors if "joined" in flow.weights.uses[name]]
 
 
 @torch.no_grad()
