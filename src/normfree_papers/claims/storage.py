@@ -1,0 +1,191 @@
+"""Stored results: one JSON file per claim and scale.
+
+    results/<paper>/<name>.json          a full run
+    results/<paper>/<name>.quick.json    a quick run
+
+A file holds the claim, command, commit, date, seeds, versions, hardware, the values (mean and standard deviation over
+the seeds, and the value of each seed), and the data of the picture. It names no folder, user or host. Numbers that are
+not finite are stored as the strings "nan", "inf" and "-inf", because JSON cannot represent them.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+from normfree.checksums import read_sealed_json
+from normfree.files import from_json_values, to_json_values
+from normfree.provenance import commit, hardware, versions
+from normfree.report.panels import Curve, Panel, ReferenceLine
+from normfree.report.tables import Column, Table
+from normfree_papers.claims.claim import Claim, Measurement, Scale, Settings
+from normfree_papers.claims.intervals import mean
+
+Result = dict[str, Any]
+_NUMERIC = ("values", "panels")  # in these parts "nan", "inf" and "-inf" are numbers, except below the keys
+_TEXTS = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
+_REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
+
+
+def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".json") -> Path:
+    """The path of a claim's result below a folder."""
+    return Path(out) / claim.paper / f"{claim.name}{'.quick' if scale == 'quick' else ''}{suffix}"
+
+
+def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
+    """The result of a run as plain data, with everything needed to run it again."""
+    contents = contents_of(measurement, settings)
+    if settings.runs is not None and settings.runs.missing:
+        from normfree_papers.claims.run_training import gpu_seconds  # builds networks
+
+        for name, config in settings.runs.missing.items():
+            contents["runs"][name] = {"gpu_seconds": round(gpu_seconds(config))}
+    return {
+        "claim": claim.id,
+        "version": claim.version,
+        "command": command(claim, settings),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scale": settings.scale,
+        "seeds": list(settings.seeds),
+        "versions": versions(),
+        "hardware": hardware(settings.device),
+        "seconds": round(seconds, 3),
+        **contents,
+    }
+
+
+def contents_of(measurement: Measurement, settings: Settings) -> Result:
+    """The part of a result that does not depend on time and place; a missing training run has an empty record."""
+    runs = {name: settings.runs.records.get(name, {}) for name in settings.runs.asked} if settings.runs else {}
+    return {
+        "values": {name: summarize(value) for name, value in measurement.values.items()},
+        "panels": [asdict(panel) for panel in measurement.panels],
+        "tables": [
+            {"title": t.title, "columns": [c.name for c in t.columns], "rows": [list(row) for row in t.rows]}
+            for t in measurement.tables
+        ],
+        "notes": list(measurement.notes),
+        **({"runs": runs} if runs else {}),
+    }
+
+
+def same_contents(result: Result, other: Result) -> bool:
+    """Whether two results hold the same numbers, texts and training runs, whenever and wherever they were made."""
+
+    def contents(one: Result) -> Any:
+        folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
+        panels = [asdict(panel) for panel in panels_of(one)]  # a stored panel lacks the fields that came later
+        return to_json_values([folders, panels, *(one.get(key) for key in ("values", "tables", "notes"))])
+
+    return bool(contents(result) == contents(other))
+
+
+def summarize(value: float | Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation of several numbers, and the numbers themselves.
+
+    >>> summarize([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'values': [1.0, 3.0]}
+    >>> summarize(2)
+    {'mean': 2.0, 'values': [2.0]}
+    """
+    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+    if not numbers:
+        raise ValueError("expected a number or one per seed, got none; leave the value out")
+    if len(numbers) == 1:
+        return {"mean": numbers[0], "values": numbers}
+    spread = statistics.stdev(numbers) if all(map(math.isfinite, numbers)) else math.nan
+    return {"mean": mean(numbers), "std": spread, "values": numbers}
+
+
+def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
+    """The panels of a result, ready to be drawn."""
+    panels = []
+    for plain in result["panels"]:
+        fields = _tuples(plain)
+        fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
+        fields["levels"] = tuple(ReferenceLine(**level) for level in plain.get("levels", ()))
+        panels.append(Panel(**fields))
+    return tuple(panels)
+
+
+def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
+    """The tables of a result."""
+    return tuple(
+        Table(t["title"], tuple(map(Column, t["columns"])), tuple(tuple(map(str, row)) for row in t["rows"]))
+        for t in result.get("tables", ())
+    )
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+
+
+# Files
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.
+
+    Raises:
+        ValueError: if the file holds no result.
+        FileNotFoundError: if there is no file.
+    """
+    remedy = "delete it, or run the claim with --again"
+    result = read_sealed_json(path, "the result of a claim", remedy)
+    for key, kind in _REQUIRED.items():
+        if not isinstance(result.get(key), kind):
+            raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
+    return {key: from_json_values(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
+
+
+def is_whole(result: Result) -> bool:
+    """Whether all training runs of a result were made."""
+    return all("folder" in run for run in result.get("runs", {}).values())
+
+
+def is_empty(result: Result) -> bool:
+    """Whether a result has training runs, and none of them was made."""
+    runs = result.get("runs", {})
+    return bool(runs) and not any("folder" in run for run in runs.values())
+
+
+def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
+    """The stored result of a claim; None if there is none, or only that of an older measurement."""
+    path = result_path(out, claim, scale)
+    if not path.exists():
+        return None
+    result = read_result(path)
+    if result["claim"] != claim.id or result["scale"] != scale:
+        raise ValueError(
+            f"expected the {scale} result of '{claim.id}' in '{path}', got the {result['scale']} one of "
+            f"'{result['claim']}'; delete it, or run the claim with --again"
+        )
+    return result if result.get("version") == claim.version else None
+
+
+# The command
+
+
+def command(claim: Claim, settings: Settings) -> str:
+    """The command that runs a claim with these settings; it names no folder outside the current one.
+
+    If the training runs were only read, it is the command that trains them, on the GPU that the full scale needs.
+    """
+    words = ["normfree", "reproduce", claim.id]
+    words += ["--quick"] if settings.quick else []
+    if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
+        words += ["--seeds", str(len(settings.seeds))]
+    only_read = claim.needs_training and settings.runs is not None and not settings.runs.trains
+    device = "cuda" if only_read and not settings.quick else settings.device
+    words += ["--device", device] if device != "cpu" else []
+    if claim.needs_data and settings.data is not None:
+        inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
+        words += ["--data-dir", str(settings.data) if inside else "DIR"]
+    return shlex.join(words)
