@@ -62,7 +62,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredFile]:
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"P6 8 8 255\n" + bytes(range(192)))
     return {
-        "configuration (config.toml)": StoredFile(run.config_path, lambda: run.read_config(warn=True)),
+        "configuration (config.toml)": StoredFile(run.config_path, run.read_config),
         "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
         "result (result.json)": StoredFile(run.result_path, run.read_result),
         "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),

@@ -138,7 +138,7 @@ def read_result(path: Path) -> Result:
         FileNotFoundError: if there is no file.
     """
     remedy = "delete it, or run the claim with --again"
-    result = read_sealed_json(path, "the result of a claim", remedy, warn=False)
+    result = read_sealed_json(path, "the result of a claim", remedy)
     for key, kind in _REQUIRED.items():
         if not isinstance(result.get(key), kind):
             raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
