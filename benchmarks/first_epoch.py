@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from saving import shown_command
 
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    origin = {"command": shlex.join(["python", "benchmarks/first_epoch.py", *sys.argv[1:]]), "commit": commit()}
+    origin = {"command": shown_command("first_epoch.py", sys.argv[1:]), "commit": commit()}
     origin |= {"versions": versions(), "hardware": hardware(given.device), "seeds": list(range(given.seeds))}
     rows = []
     for path in given.path or PATHS:
