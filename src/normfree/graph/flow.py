@@ -72,6 +72,7 @@ class Node:
         is_module: Whether the step is the call of a module.
         bounded: Whether it is a bounded function of the signal, such as a sigmoid, up to constants and its shape.
         divides_itself: Whether it divides a signal by the signal's own norm: 0 would become 0/0.
+        discrete: Whether its output is an index or a mask, which has no gradient.
         users: The nodes that read it.
     """
 
@@ -90,6 +91,7 @@ class Node:
     is_module: bool = False
     bounded: bool = False
     divides_itself: bool = False
+    discrete: bool = False
     users: list[Node] = field(default_factory=list, repr=False)
 
 
@@ -158,6 +160,7 @@ class Flow:
         first = None
         for tensor in tensors_of(out):
             node = self.step(kind, name, distinct, tuple(tensor.shape), **details)
+            node.discrete = not (tensor.is_floating_point() or tensor.is_complex())
             self._latest[id(tensor)] = node
             self._alive.append(tensor)
             first = first or node

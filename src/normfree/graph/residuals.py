@@ -271,9 +271,10 @@ def _degree(end: Node, side: Iterable[Node], layers: set[Node], shortcuts: Mappi
 
 
 def unbounded_inputs(node: Node) -> tuple[Node, ...]:
-    """The inputs of a node without its bounded factors, which change its size by a bounded factor only."""
+    """The inputs of a node without its bounded factors, and without indices and masks beside a signal."""
     dropped = set(node.factors) - set(_growing_factors(node))
-    return tuple(source for source in node.inputs if source not in dropped)
+    unbounded = tuple(source for source in node.inputs if source not in dropped)
+    return tuple(source for source in unbounded if not source.discrete) or unbounded
 
 
 def _growing_factors(node: Node) -> tuple[Node, ...]:

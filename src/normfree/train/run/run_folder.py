@@ -160,13 +160,13 @@ class RunFolder:
         names = (*_REPLACED, self.result_path.name, "tensorboard")
         checkpoints = (path for path in self.path.glob("checkpoint-*") if checkpoint.step_of(path) >= 0)
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
-        ours = has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
+        ours = not found or has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
         if (
             not ours and (self.path / "lock").is_file()
         ):  # a run that ended before its first step, or of an earlier release
             with suppress(ValueError, OSError):
                 ours = not self.config_path.exists() or bool(self.read_config())
-        if found and not ours:
+        if not ours:
             raise ValueError(
                 f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
                 "move it, or choose another folder"
