@@ -223,6 +223,10 @@ class GraphFacts:
         doubled: The sigmoids and softmaxes that read the output of the same function.
         swamped: The normalizers whose epsilon is 1,000 times the variance; `function` is the epsilon.
         single_norms: The group and layer norms whose groups are single values, which become zero.
+        wrong_axis: The layers behind which attention weights do not add up to 1 over the positions that they weigh.
+        uniform: The layers behind which attention weights are all exactly equal.
+        future_only: The layers behind which every position attends to later positions only.
+        dropped: The factors that are zero or 1 / (1 - p), as those of a dropout, and their share of zeros.
         nonlinear: Whether a function is neither linear nor a normalizer.
         activation: The most frequent activation function.
         unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
@@ -238,11 +242,35 @@ class GraphFacts:
     swamped: tuple[Spot, ...] = ()
     unregistered: tuple[str, ...] = ()
     single_norms: tuple[str, ...] = ()
+    wrong_axis: tuple[str, ...] = ()
+    uniform: tuple[str, ...] = ()
+    future_only: tuple[str, ...] = ()
+    dropped: tuple[Spot, ...] = ()
     nonlinear: bool = False
     activation: str = ""
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModuleFact:
+    """One place of a module.
+
+    Attributes:
+        name: The module.
+        kind: Its class.
+        role: 'activation', 'normalizer', 'layer' for one with weights of its own, 'list' for the same module at another
+            place of a list, or ''.
+        training: Whether it is in training mode.
+        same_as: The earlier module that is the same one, or has the same weight.
+    """
+
+    name: str
+    kind: str
+    role: str
+    training: bool
+    same_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,6 +329,17 @@ class Signal:
         gates: The gates of recurrent layers, such as 'forget', and the mean of the sigmoid of their biases.
         dropouts: The dropouts that are on, and their probabilities.
         embeddings: The embeddings, and their root mean squares.
+        targets: The targets, if they are a tensor.
+        zero_loss: The loss of an output of zeros, NaN if it is not known.
+        modules: The innermost modules, and those that stand in a list twice.
+        recurrences: The recurrent layers with one weight, their activation, and the weight's largest eigenvalue.
+        steps: The length of the input's second dimension.
+        frozen_in_use: Whether every parameter with a gradient is frozen.
+        idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
+        mixing: The module that mixes samples, or 'before' the module that reads mixed ones; '' if none.
+        noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
+        noise_place: Where the noise begins, in the way of `mixing`.
+        loss_cut: Whether the loss has no gradient at all.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
@@ -332,6 +371,17 @@ class Signal:
     gates: tuple[Spot, ...] = ()
     dropouts: tuple[Spot, ...] = ()
     embeddings: tuple[Spot, ...] = ()
+    targets: InputFacts = field(default_factory=InputFacts)
+    zero_loss: float = math.nan
+    modules: tuple[ModuleFact, ...] = ()
+    recurrences: tuple[Spot, ...] = ()
+    steps: int = 0
+    frozen_in_use: bool = False
+    idle: tuple[str, ...] = ()
+    mixing: str = ""
+    noise: float = 0.0
+    noise_place: str = ""
+    loss_cut: bool = False
     unused: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""

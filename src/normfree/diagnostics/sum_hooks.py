@@ -149,6 +149,11 @@ class SumObserver(Observer):
 
         for name in layers:
             self.add_hook(self.modules[name]._forward_hooks, hook(name))
+        for name in () if layers else sorted(last & self.modules.keys()):  # the weights before it are in no module
+            layers[name] = Layer(name)
+            measure = hook(name)
+            pre_hooks = self.modules[name]._forward_pre_hooks
+            self.add_hook(pre_hooks, lambda m, args, measure=measure: measure(m, args, args[0] if args else None))
         for module in self.modules.values():
             if isinstance(module, NORM_TYPES):
                 self.add_hook(module._forward_hooks, behind_normalizer)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_rules, rules
+from normfree.diagnostics import end_rules, module_rules, rules
 from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, finding
 from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
 from normfree.diagnostics.model_signal import Gain, Signal, SumSignal
@@ -108,10 +108,12 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     left_out.update(_side_outputs(signal))
     reached = [s for s in signal.sums if s.name not in left_out]
     stages = _stages(signal.sums)
-    points = [DepthPoint(s.name, s.around or "", stages[s.name], s.level) for s in signal.sums]
-    back_points = [DepthPoint(s.name, s.around or "", stages[s.name], s.gradient_level) for s in reached]
+    streams = _streams(signal)
+    first = rules.first_normalized(signal)
+    points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums]
+    back_points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached]
     kind = {"plain": signal.plain, "normalized": signal.normalized}
-    forward = judge_direction(points, **kind)
+    forward = judge_direction(points[first:], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
     local = _local_faults(signal, forward, backward, dead)
@@ -156,13 +158,19 @@ def _local_faults(
     found = [
         *end_rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
+        *end_rules.faults_of_the_targets(signal),
         *end_rules.large_embeddings(signal),
+        *end_rules.small_embeddings(signal),
         *end_rules.faults_of_the_loss(signal),
+        *module_rules.nothing_learns(signal),
+        *module_rules.unlike_modules(signal),
         *rules.forgotten_skips(signal),
-        *rules.unused_modules(signal),
-        *rules.faulty_weights(signal),
-        *rules.missing_activations(signal),
+        *module_rules.unused_modules(signal),
+        *module_rules.faulty_weights(signal),
+        *module_rules.missing_activations(signal),
         *rules.faulty_functions(signal),
+        *rules.recurrences(signal),
+        *rules.mixed_samples(signal),
         *rules.faulty_branches(signal, dead),
         *rules.small_branches(signal),
         *rules.silent(signal, forward),
@@ -170,11 +178,12 @@ def _local_faults(
     ]
     if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
         found += rules.saturated_functions(signal)
-    found += [*rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
+    found += [*module_rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
         found += rules.deep_post_norm(signal)
+    found = found or [*module_rules.unusual_activation(signal)]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    return (*found, *(f for f in rules.heavy_biases(signal) if f.place not in places))
+    return (*found, *(f for f in module_rules.heavy_biases(signal) if f.place not in places))
 
 
 def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
@@ -223,12 +232,31 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
         remedy = f"look at {one.name}: it {size}, far more than any other module; compare its weights with the others'"
         words = {"block": "layer", "large": "large" if one.factor > 1 else "small", "text": ""}
         return finding("{block} too {large}", one.name, status, remedy=remedy, **words)
-    names = {s.name.partition("#")[0] for s in signal.sums}
-    place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
+    names = [_module(s.name) for s in signal.sums]
+    once = _module(d.worst)
+    place = once if names.count(once) >= MANY_CALLS or len(set(names)) == 1 < len(names) else ""
     unit = "step" if place else "layer" if signal.plain else "block"
+    if place and not signal.plain:
+        advice = RECURRENT
+    if not place and status != "drifting" and (jump := _jump(d, status, way)):
+        return jump
     where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
+    if not place and len(names) > 1:
+        where += f"; it runs from {signal.sums[0].name} to {signal.sums[-1].name}"
     change = f"{way} ×{d.factor:.2f} per {unit}"
     return finding("{change}", place, status, change=change, remedy=f"{advice}{where}")
+
+
+def _jump(d: Direction, status: SignalStatus, way: str) -> Finding | None:
+    """A change at one place that makes up most of the change in all, and is a hundredfold."""
+    one, whole = math.log(d.worst_factor), math.log(d.total)
+    if one * whole <= 0 or abs(one) < max(math.log(end_rules.LAYER_GAIN), 0.8 * abs(whole)):
+        return None
+    remedy = (
+        f"look at {d.worst} and next to it: the {way} changes ×{compact(d.worst_factor)} at this place, and hardly "
+        f"elsewhere; it is too {'large' if one > 0 else 'small'} there by a weight, a factor or code between modules"
+    )
+    return finding("{change}", d.worst, status, change=f"{way} ×{compact(d.worst_factor)}", remedy=remedy)
 
 
 def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
@@ -242,6 +270,23 @@ def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
     if most is None or logs[most] < math.log(end_rules.LAYER_GAIN):
         return None
     return most if all(v < logs[most] / 2 for g, v in logs.items() if g is not most) else None
+
+
+RECURRENT = "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
+MANY_CALLS = 6  # of one layer, which make a sequence of their own: a recurrence, but no layer shared by two towers
+
+
+def _streams(signal: Signal) -> dict[str, str]:
+    """The streams of the sums: those of the branch around them, or the calls of one layer without sums."""
+    calls = Counter(_module(s.name) for s in signal.sums)
+    return {
+        s.name: name if (name := _module(s.name)) and calls[name] >= MANY_CALLS else s.around or "" for s in signal.sums
+    }
+
+
+def _module(name: str) -> str:
+    """The module of a call; '' for an addition of the model's own code."""
+    return name.partition("#")[0].replace("(model)", "")
 
 
 def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
@@ -371,7 +416,7 @@ def _plain_remedy(signal: Signal, forward: Direction, backward: Direction) -> st
         return "nothing to do"
     activation = signal.graph.activation
     if any("#" in s.name for s in signal.sums):
-        return "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
+        return RECURRENT
     falls = wrong[0].factor < 1 or (wrong[0].status == "vanishing" and math.isnan(wrong[0].factor))
     if "sigmoid" in activation:
         return "sigmoid passes at most a quarter of the gradient per layer: use ReLU and He's initialization ('he_in')"
