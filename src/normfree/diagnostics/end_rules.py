@@ -57,15 +57,19 @@ TARGETS_LARGE = 30.0  # root mean square; an output has about 1 at the start, an
 
 
 def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
-    """Targets that are all the same or too large, and a loss that is a sum."""
+    """Targets that are too large, and a loss that is a sum."""
     y, head = signal.targets, signal.head
-    if y.alike and "int" in y.dtype:  # a number for all is the label of real images in an adversarial network
-        yield finding("targets constant", "the targets", mean=y.mean)
-    elif "float" in y.dtype and y.size > TARGETS_LARGE:
+    if "float" in y.dtype and y.size > TARGETS_LARGE and not y.alike:
         yield finding("targets scale", "the targets", size=y.size)
     count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
     if count > 3 and abs(count - round(count)) < 1e-3 * count:
         yield finding("loss is a sum", "the loss", count=round(count))
+
+
+def constant_targets(signal: Signal) -> Iterator[Finding]:
+    """Labels that are all the same; a float for all is the label of real images in an adversarial network."""
+    if signal.targets.alike and "int" in signal.targets.dtype:
+        yield finding("targets constant", "the targets", mean=signal.targets.mean)
 
 
 BOUNDED = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax")
@@ -97,7 +101,7 @@ STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 
 
 def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
     """A stem that scales the input far up or down."""
-    stem = [layer.name for layer in signal.plan.stem]
+    stem = [layer.name or "(model)" for layer in signal.plan.stem]
     if not stem or not signal.sums or math.isnan(signal.inputs.size) or not signal.inputs.size:
         return
     first = signal.sums[0]

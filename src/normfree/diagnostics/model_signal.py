@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from normfree.plan import Branch, ResidualPlan
+from normfree.plan import ResidualPlan
 
 
 def name_pattern(name: str) -> str:
@@ -22,59 +20,6 @@ def name_pattern(name: str) -> str:
     'layer.'
     """
     return re.sub(r"\d+", "", name)
-
-
-def place_names(plan: ResidualPlan) -> dict[str, str]:
-    """Name each branch of a plan after a module that the user wrote, by the branch's name in the plan.
-
-    A module with one sum gives its name. If the sum stands in a loop over blocks, or a module has several sums, the
-    name is that of the outermost module that holds the branch and no other branch, or that of the branch's layers.
-    A branch that is called several times is named by its module and the number of the call, and a branch without
-    layers by the number of its addition.
-
-    >>> from normfree.plan import Layer, Position
-    >>> place = Position(1, 2, 1, 1, 2)
-    >>> plan = ResidualPlan(tuple(Branch(f"#{i + 1}", place, (Layer(f"blocks.{i}.mlp.1"),)) for i in range(2)))
-    >>> place_names(plan)
-    {'#1': 'blocks.0', '#2': 'blocks.1'}
-    """
-    homes = Counter(b.place for b in plan.branches)
-    inside: Counter[str] = Counter()
-    for b in plan.branches:
-        inside.update({prefix for layer in b.layers for prefix in _prefixes(layer.name)})
-    names: dict[str, str] = {}
-    for b in plan.branches:
-        plain = b.name if b.name.partition("#")[0] else f"(model){b.name}"
-        alone = homes[b.place] == 1 and b.place
-        names[b.name] = plain if alone else _name_by_layers(b, inside) or plain
-    counts = Counter(names.values())
-    return {
-        key: name if counts[name] == 1 or key == name else f"{name}#{key.partition('#')[2]}"
-        for key, name in names.items()
-    }
-
-
-def _prefixes(name: str) -> list[str]:
-    """The module names from the outermost to the module itself."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
-
-
-def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
-    """The outermost module below the sum's home that holds all layers of this branch and of no other; '' if none."""
-    layers = list(dict.fromkeys(layer.name for layer in branch.layers))
-    if not layers:
-        return ""
-    shared = [p for p in _prefixes(layers[0]) if all(f"{name}.".startswith(f"{p}.") for name in layers)]
-    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.place)]
-    if own:
-        return own[0]
-    if any(inside[name] > 1 for name in layers):  # the block is called several times
-        times = inside[layers[0]]
-        same = [p for p in shared if inside[p] == times]
-        return same[0] if same and same[0] != branch.place else ""
-    names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
-    return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,16 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     # In a chain of layers of one size, but not at the code of an autoencoder, whose size differs.
     chain = [layer for layer in signal.plan.body if not layer.gate]
     units = {layer.name: layer.units for layer in signal.layers}
-    without = [b.name for a, b in pairwise(chain) if not b.activated_in and units.get(a.name) == units.get(b.name)]
-    active_in = sum(layer.activated_in for layer in chain)
+    patterns = Counter(name_pattern(layer.name) for layer in chain if layer.activated_in)
+    without = [
+        b.name
+        for a, b in pairwise(chain)
+        if not b.activated_in
+        and units.get(a.name) == units.get(b.name)
+        and patterns[name_pattern(b.name)] >= SIMILAR
+        and name_pattern(a.name) == name_pattern(b.name)
+    ]
+    active_in = patterns.total()
     simple = not signal.plan.branches and not recurrent and not any(layer.gate for layer in signal.plan.body)
     if simple and len(without) == 1 and active_in >= max(SIMILAR, len(chain) - 2):
         yield finding("forgotten activation", without[0], names=without, others=active_in)

@@ -41,8 +41,9 @@ from normfree.diagnostics.layer_signals import (
     recurrences,
 )
 from normfree.diagnostics.model_signal import OutputFacts, Signal
+from normfree.diagnostics.places import find_missing_sums
 from normfree.diagnostics.second_look import with_origin
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver, find_missing_sums
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state

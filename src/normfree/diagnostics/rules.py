@@ -262,11 +262,12 @@ POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
 POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
 
 
-def first_normalized(signal: Signal) -> int:
-    """The number of sums before the normalizers, if one follows every sum: small embeddings say nothing about depth."""
-    powers = [s.shortcut.power for s in signal.sums[1:]]
-    same = [abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers]
-    return int(len(powers) >= SIMILAR and all(same) and powers[0] > NOTICEABLE * signal.sums[0].sum.power)
+def before_normalizers(signal: Signal) -> str:
+    """The first sum, if normalizers follow all others, but not its small input, which says nothing about depth."""
+    main = [s for s in signal.sums if s.around is None]
+    powers = [s.shortcut.power for s in main[1:]]
+    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers)
+    return main[0].name if len(powers) >= SIMILAR and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
 
 
 def deep_post_norm(signal: Signal) -> Iterator[Finding]:
