@@ -70,7 +70,7 @@ samples mixed | faulty | one sample changes the output of another one in evaluat
   the output of a sample depends on the other samples of the batch
   look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
   the batch, as with batch_first, view, transpose or softmax
-noise too strong | faulty | two passes differ tenfold more than two samples
+noise too strong | faulty | two passes of a faulty network differ five times as much as two samples, squared
   two passes of the same batch differ {size} times as much as two samples
   look {spot}: random noise or dropout there is far larger than the signal
 embedding too small | faulty | 1/100 of another embedding

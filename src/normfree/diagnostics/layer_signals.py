@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,6 +112,18 @@ class LayerWeights:
         biases = [self.parts.modules[layer.name]._parameters.get("bias") for layer in layers]
         found = [whole(b.detach()) for b in biases if b is not None]
         return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
+
+    def facts(self) -> dict[str, Any]:
+        """The facts of a `Signal` that need no pass: sizes of weights, gates, dropouts, and the modules."""
+        return {
+            "scales": self.scales(),
+            "biases": self.biases(),
+            "gates": gates(self.parts),
+            "dropouts": dropouts(self.parts),
+            "embeddings": embeddings(self.parts),
+            "modules": module_facts(self.parts),
+            "recurrences": recurrences(self.parts),
+        }
 
     def biases(self) -> tuple[Spot, ...]:
         """The layers with a bias, and its root mean square."""

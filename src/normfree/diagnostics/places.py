@@ -89,6 +89,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     """
     named = {name for name in place_names(plan).values() if any(True for _ in modules.get(name, _LEAF).children())}
     homes = {branch.place for branch in plan.branches} | named  # named: in a loop of another module's forward pass
+    inside = {p for b in plan.branches for layer in b.layers for p in _prefixes(layer.name) if len(p) > len(b.place)}
     kinds = {name: (name_pattern(name), type(module)) for name, module in modules.items() if name}
     with_sum = Counter(kinds[home] for home in homes if home in kinds)
     same_shape: dict[str, bool] = {}
@@ -104,7 +105,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     handles = [
         modules[name].register_forward_hook(hook(name))
         for name, kind in kinds.items()
-        if name not in homes and with_sum[kind]
+        if name not in homes | inside and with_sum[kind]
     ]
     try:
         yield found

@@ -31,15 +31,7 @@ from normfree.diagnostics.ends import (
     target_facts,
     unreachable_targets,
 )
-from normfree.diagnostics.layer_signals import (
-    LayerWeights,
-    dropouts,
-    embeddings,
-    gates,
-    learning_branches,
-    module_facts,
-    recurrences,
-)
+from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
 from normfree.diagnostics.model_signal import OutputFacts, Signal
 from normfree.diagnostics.places import find_missing_sums
 from normfree.diagnostics.second_look import with_origin
@@ -168,21 +160,15 @@ def propagate(
         inputs=given,
         head=head,
         half=observer.half,
-        scales=weights.scales(),
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
         classifier_bias=weights.largest_bias(plan.classifier),
         graph=graph,
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
-        biases=weights.biases(),
-        gates=gates(parts),
-        dropouts=dropouts(parts),
-        embeddings=embeddings(parts),
         targets=target_facts(targets),
+        **weights.facts(),
         zero_loss=zero_loss,
         loss_cut=result is not None and not result.requires_grad,
-        modules=module_facts(parts),
-        recurrences=recurrences(parts),
         steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
         frozen_in_use=bool(moving) and moving <= weights.frozen,
         idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),

@@ -136,12 +136,15 @@ def recurrences(signal: Signal) -> Iterator[Finding]:
             return
 
 
+NOISY = 5.0  # squared difference of two passes over that of two samples
+
+
 def mixed_samples(signal: Signal) -> Iterator[Finding]:
     """Samples that influence each other, and noise that is larger than their differences."""
     if (place := signal.mixing) and not signal.head.variation <= CONSTANT_OUTPUT:
         name = place.removeprefix("before ")
         yield finding("samples mixed", name, spot=place if place.startswith("before") else f"at {name}")
-    if signal.noise > NOTICEABLE and (place := signal.noise_place):
+    if signal.noise > NOISY and (place := signal.noise_place):
         name = place.removeprefix("before ")
         spot = place if place.startswith("before") else f"at {name}"
         yield finding("noise too strong", name, size=math.sqrt(signal.noise), spot=spot)
@@ -275,6 +278,8 @@ def deep_post_norm(signal: Signal) -> Iterator[Finding]:
     main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
     powers = [s.shortcut.power for s in main[1:]]
     sums = [s.sum.power for s in main]
+    if 2 * len(signal.plan.body) >= len(main):
+        return  # layers stand between the sums, which is no post-norm
     if len(powers) < 4 or not all(0 < p < math.inf for p in (*powers, *sums)):
         return
     if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):

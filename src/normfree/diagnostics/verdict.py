@@ -87,7 +87,7 @@ class Verdict:
 def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal.
 
-    Both directions are judged by `judge_direction`, and single places by the functions of `faults`. A branch is *dead*
+    Both directions are judged by `judge_direction`, and single places by the rules. A branch is *dead*
     if none of its weights gets a gradient although one arrives at its sum; a branch that merely starts at zero, as with
     Fixup, is not. Sums that no gradient reaches because the branch around them starts at zero are left out of the
     backward direction. If the signal is harmless without its outliers, the verdict recommends to look at them and not
@@ -108,10 +108,13 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     left_out.update(_side_outputs(signal))
     reached = [s for s in signal.sums if s.name not in left_out]
     stages = _stages(signal.sums)
-    streams = _streams(signal)
     first = rules.before_normalizers(signal)
+    streams = _streams(signal)
     points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums]
-    back_points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached]
+    back_points = [
+        DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached if s.name != first
+    ]
+    back_points = [p for p in back_points if p.name != first]
     kind = {"plain": signal.plain, "normalized": signal.normalized}
     forward = judge_direction([p for p in points if p.name != first], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
