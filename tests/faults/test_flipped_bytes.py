@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 import normfree as nf
-from normfree.checksums import write_sealed_json
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.text.prepared_folder import open_prepared
+from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree_papers.claims.storage import read_result
+from normfree_papers.claims.reproduction import read_result
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 from tiny_text import tiny_pairs
@@ -62,7 +62,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredFile]:
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"P6 8 8 255\n" + bytes(range(192)))
     return {
-        "configuration (config.toml)": StoredFile(run.config_path, lambda: run.read_config(warn=True)),
+        "configuration (config.toml)": StoredFile(run.config_path, run.read_config),
         "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
         "result (result.json)": StoredFile(run.result_path, run.read_result),
         "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),

@@ -134,15 +134,7 @@ def propagate(
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
-            try:
-                torch.autograd.backward(list(starts), list(starts.values()))
-            except RuntimeError as error:
-                if not (place := overwritten_place(parts, starts)):
-                    raise
-                raise ValueError(
-                    f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; write "
-                    "x = x * y there, not x *= y or x.mul_(y)"
-                ) from error
+            _backward(parts, starts)
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
     moving = {name for name, size in gradient_sizes.items() if size > 0}
@@ -293,6 +285,19 @@ def _start(
     start = features[-1] if features else first_tensor(output)
     starts[start] = _random_gradient(start, source)
     return starts, "features" if features else "output", value, zero_loss
+
+
+def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
+    """Run the backward pass; a tensor that was changed in place on the way is one clear error."""
+    try:
+        torch.autograd.backward(list(starts), list(starts.values()))
+    except RuntimeError as error:
+        if not (place := overwritten_place(parts, starts)):
+            raise
+        raise ValueError(
+            f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; write "
+            "x = x * y there, not x *= y or x.mul_(y)"
+        ) from error
 
 
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.checksums import warn_without_checksum
 from normfree.conversion.saving import (
     PLAN,
     Factory,
@@ -35,9 +36,10 @@ from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.inputs import Data, Score, score
 from normfree.train.run import checkpoint
-from normfree.train.run.run_folder import RunFolder, require_same_settings
-from normfree.train.run.state_values import image_shape
+from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
+
+_MOST_NUMBERS = 1 << 26  # of an image, so that an example fits into the memory
 
 
 def read_config(run: str | Path) -> TrainConfig:
@@ -56,9 +58,8 @@ def read_config(run: str | Path) -> TrainConfig:
     path = folder.config_path
     if not path.exists():
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
-    if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
-        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-    return folder.read_config(warn=True)
+    warn_without_checksum(path)
+    return folder.read_config()
 
 
 def load(
@@ -79,7 +80,7 @@ def load(
         factory: How to build the original of a converted model, as it was before the conversion: a function, a model of
             the same architecture, or a name. Default: the stored name.
         model: A model to fill with the weights of a run. It is needed if the run was trained on a model that was
-            passed to `fit` and cannot be made from its name.
+            passed to `fit` and cannot be made from its name, and for the checkpoints of `save_sharded`.
         device: The torch device of the model.
         best: Whether to load the checkpoint with the best validation accuracy among those that a run keeps, instead of
             the last.
@@ -101,20 +102,21 @@ def load(
                 "of the original model as the second argument"
             )
         return load_converted(folder, factory, trust=trust)[0].to(device)
-    if not RunFolder(folder).config_path.exists():
+    configured = RunFolder(folder).config_path.exists()
+    if not configured and (model is None or checkpoint.latest(folder) is None):
         raise ValueError(
             f"expected a run in '{folder}' or a converted model, found no config.toml and no {PLAN} there; "
-            "give the folder that --out named"
+            "give the folder that --out named, or pass model= for sharded checkpoints"
         )
-    config = read_config(folder)
+    config = read_config(folder) if configured else TrainConfig()
     tensors, state = checkpoint.load(folder, best=best)
-    if "config" in state:  # config.toml may have been edited since
+    if configured and "config" in state:  # config.toml may have been edited since
         before = TrainConfig.from_toml_text(state["config"], str(folder))
-        require_same_settings(before, config, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
+        config.require_same(before, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
-        with SizeLimit(tensors, folder) if factory is None and not trust else nullcontext():
+        with SizeLimit(tensors, folder):
             model = _build(Path(folder), config, state, factory, trust)
     _fill_(model, weights, folder)
     return model.to(device).eval()
@@ -148,7 +150,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
         return torch.randn(batch, *example.shape[1:], generator=generator).to(example.dtype)
     config, state = read_config(folder), checkpoint.load_state(folder)
     if "vocabulary" not in state:
-        return torch.randn(batch, *image_shape(state, folder), generator=generator)
+        return torch.randn(batch, *_image_shape(state, folder), generator=generator)
     family = find_family(config.model)[0]
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
@@ -160,7 +162,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
         words = state["vocabulary"]
         made: nn.Module = build(config.model, config.method, num_classes=words, **settings, device="meta")
         return made.to_empty(device="cpu")
-    shape = image_shape(state, folder)
+    shape = _image_shape(state, folder)
     if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
             return build(
@@ -179,6 +181,22 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
         return made
     noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return convert_again(made, read_plan(folder), noise)
+
+
+def _image_shape(state: Mapping[str, Any], folder: str | Path) -> list[int]:
+    """Return the shape of the images that a run was trained on.
+
+    Raises:
+        ValueError: If the state has no classes or no shape, or images of that shape would fill the memory.
+    """
+    shape: list[int] = state.get("input_shape", [])
+    plain = bool(shape) and all(isinstance(side, int) and side > 0 for side in shape)
+    if "classes" not in state or not plain or math.prod(shape) > _MOST_NUMBERS:
+        raise ValueError(
+            f"expected classes and a shape of images in the checkpoint in '{folder}', got "
+            f"{'no classes' if 'classes' not in state else shape}; start the run again"
+        )
+    return shape
 
 
 @torch.no_grad()
@@ -239,8 +257,7 @@ def evaluate(
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
-    layout = bool(config.channels_last)
-    inputs = data.inputs(config, device=place, dtype=dtype, channels_last=layout, processes=Processes())
+    inputs = data.inputs(config, device=place, dtype=dtype, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
     return score(model, _counted(inputs.test(), progress), inputs.sums)

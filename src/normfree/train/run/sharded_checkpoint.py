@@ -9,7 +9,7 @@ number of processes can load them.
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from normfree.checksums import Checksum
 from normfree.train.run import checkpoint
 
-_log = logging.getLogger("normfree.train")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 T = TypeVar("T")
@@ -101,13 +100,9 @@ def load_sharded_(
     Raises:
         ValueError: In all processes, if there is no checkpoint, all are damaged, or the model does not fit.
     """
-    folder, state = _on_first(lambda: _newest_intact(Path(run)))
+    folder, state = _on_first(lambda: checkpoint.first_intact(run, _verify_shards))
     tensors, _ = _parts(model, optimizer)
-    try:
-        load(tensors, storage_reader=HuggingFaceStorageReader(folder))
-    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
+    _load(tensors, folder)
     set_model_state_dict(model, _named(tensors, _MODEL))
     plain = state.pop("optimizer")
     if optimizer is not None:
@@ -115,27 +110,33 @@ def load_sharded_(
     return state
 
 
-def _newest_intact(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the newest checkpoint whose files are as they were written, and its state; the log names the others."""
-    errors: list[ValueError] = []
-    for folder in checkpoint.newest_first(run):
-        try:
-            digests, state = checkpoint.read_state(folder)
-            if not isinstance(digests, dict):
-                raise ValueError(
-                    f"expected a checkpoint of several processes, got one of a single process in '{folder}'"
-                )
-            for name, digest in digests.items():
-                path = folder / Path(name).name
-                if not path.is_file() or Checksum.of(path).sha256 != digest:
-                    raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
-        except ValueError as error:
-            errors.append(error)
-            continue
-        for damage in errors:
-            _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], folder.name)
-        return str(folder), state
-    raise errors[0] if errors else ValueError(f"expected a checkpoint in '{run}', found none; start the run again")
+def _verify_shards(folder: Path) -> dict[str, Any]:
+    if (folder / checkpoint.WEIGHTS).exists():
+        raise ValueError(f"expected a checkpoint of several processes, got one of a single process in '{folder}'")
+    return checkpoint.verify(folder)
+
+
+def read_shards(folder: Path) -> dict[str, Tensor]:
+    """Put the shards of a checkpoint together, in one process: the model's tensors and those of its optimizer, by name.
+
+    Raises:
+        ValueError: If a shard is missing.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in stored.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        _load(tensors, folder, no_dist=True)
+    return tensors
+
+
+def _load(tensors: dict[str, Tensor], folder: Path, **options: Any) -> None:
+    try:
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), **options)
+    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
