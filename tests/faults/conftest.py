@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for table in counts:
         terminalreporter.section(f"faults: {table}")
         terminalreporter.write_line(plain(table, counts))
-    if config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
+    if getattr(config, "cache", None) and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
         kept: Counts = config.cache.get(STORED, {})
         for table, found in counts.items():
             kept[table] = _joined(kept.get(table), found)

@@ -33,7 +33,7 @@ TABLES = {
     "processes": Table(
         "tests/faults/test_disturbed_processes.py",
         ("work", "fault"),
-        ("whole", "refused", "lost", "accepted", "traceback"),
+        ("whole", "refused", "lost", "accepted", "traceback", "hang"),
     ),
 }
 Counts = dict[str, dict[str, Any]]

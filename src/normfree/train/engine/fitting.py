@@ -17,6 +17,7 @@ from normfree.nn.devices import device_of
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Stop, join_processes, seeded_generators
+from normfree.train.engine.inputs import explained_worker_end
 from normfree.train.engine.loop import Trainer
 from normfree.train.engine.setup import prepare_training
 from normfree.train.run.result import RunResult, Snapshot
@@ -74,6 +75,7 @@ def fit(
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
         stack.enter_context(_explained_shortage(config))
+        stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         folder = RunFolder(out) if out is not None else None
         stop = stack.enter_context(Stop())

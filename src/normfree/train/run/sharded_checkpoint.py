@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from normfree.checksums import Checksum
+from normfree.train.engine.environment import explained_disconnection
 from normfree.train.run import checkpoint
 
 _log = logging.getLogger("normfree.train")
@@ -60,7 +61,15 @@ def save_sharded(
 
     Raises:
         ValueError: In all processes, if it cannot be written; earlier checkpoints stay intact.
+        ConnectionError: If another process ended.
     """
+    with explained_disconnection(dist.get_world_size()):
+        return _save(Path(run), model, state, optimizer, keep)
+
+
+def _save(
+    run: Path, model: nn.Module, state: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, keep: int
+) -> Path:
     tensors, plain = _parts(model, optimizer)
     told = False
 
@@ -77,7 +86,7 @@ def save_sharded(
 
     def publish() -> str:
         try:
-            return str(checkpoint.publish(Path(run), {**state, "optimizer": plain}, write, keep=keep))
+            return str(checkpoint.publish(run, {**state, "optimizer": plain}, write, keep=keep))
         finally:
             if not told:
                 _share(None)  # the others do not write either
@@ -100,12 +109,18 @@ def load_sharded_(
 
     Raises:
         ValueError: In all processes, if there is no checkpoint, all are damaged, or the model does not fit.
+        ConnectionError: If another process ended.
     """
-    folder, state = _on_first(lambda: _newest_intact(Path(run)))
+    with explained_disconnection(dist.get_world_size()):
+        return _load(Path(run), model, optimizer)
+
+
+def _load(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    folder, state = _on_first(lambda: _newest_intact(run))
     tensors, _ = _parts(model, optimizer)
     try:
         load(tensors, storage_reader=HuggingFaceStorageReader(folder))
-    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+    except (CheckpointException, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
     set_model_state_dict(model, _named(tensors, _MODEL))
