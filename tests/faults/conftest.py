@@ -38,6 +38,12 @@ def count_process(request: pytest.FixtureRequest) -> Iterator[Callable[..., None
     yield from _counter(request, "processes")
 
 
+@pytest.fixture
+def count_data(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Count an outcome of damaging a kind of data file that has no checksum."""
+    yield from _counter(request, "data")
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the tables, and keep them."""
     counts: Counts = {
