@@ -230,7 +230,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ValueError: If it is damaged, or its header is larger than that of any network.
-        FileNotFoundError: If there is no file.
+        OSError: If there is no file, or it cannot be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -244,6 +244,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"expected a safetensors file, but '{path}' is damaged: {error}") from error
+    except RuntimeError as error:  # of torch, which maps the file into memory
+        raise OSError(f"could not read '{path}': {str(error).partition(chr(10))[0]}; check the disk") from error
 
 
 @contextmanager
