@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from normfree.checksums import (
-    Checksum,
-    check_sealed_text,
-    parse_json,
-    read_limited,
-    read_sealed_json,
-    write_sealed_json,
-    write_sealed_text,
-)
+from normfree.checksums import Checksum, check_sealed_text, parse_json, read_limited, read_sealed_json
+from normfree.files import write_sealed_json, write_sealed_text
 
 RECORD: dict[str, Any] = {"status": "finished", "loss": 0.1, "steps": [1, 2], "none": None, "name": "größer \udcff"}
 

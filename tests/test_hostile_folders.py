@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import normfree as nf
-from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
 from normfree.data.download.formats import read_idx, read_pickled
 from normfree.data.images.folder_contents import CACHE, contents_digest
 from normfree.data.images.image_folder import folder_in_order, read_folder
+from normfree.files import write_sealed_json, write_sealed_text
 from normfree.models.third_party import transformers_model
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import noise_for

@@ -1,9 +1,9 @@
-"""Checksums of stored files, so that damage is noticed when a file is read.
+"""Read stored files, which may be damaged or forged: every file has a checksum, and no file can fill the memory.
 
-    write_sealed_json(path, record)         # the sha256 of the content is the last entry
+    write_sealed_json(path, record)         # of `normfree.files`
     record = read_sealed_json(path, "a result", "run it again")
 
-A JSON file that normfree writes carries the sha256 of its own content, and so does a TOML file, as its last comment.
+A JSON file that normfree writes has the sha256 of its own content as its last entry, a TOML file as its last comment.
 The JSON file also lists the size and sha256 of files beside it that cannot carry their own (`Checksum.to_json`).
 Files of earlier releases have no checksum; they are read with a warning.
 """
@@ -15,13 +15,12 @@ import io
 import json
 import logging
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from normfree.files import require_regular, to_json_values, write_text
 
 KEY = "sha256"
 _log = logging.getLogger("normfree")
@@ -100,18 +99,6 @@ def list_checksums(contents: Mapping[str, bytes | Path]) -> dict[str, Any]:
     return {name: Checksum.of(content).to_json() for name, content in contents.items()}
 
 
-def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a mapping atomically as strict JSON, with the sha256 of its content as the last entry."""
-    write_text(path, seal_json(value))
-
-
-def seal_json(value: Mapping[str, Any]) -> str:
-    """Render a mapping as `write_sealed_json` writes it; a text that UTF-8 cannot hold gets '?' in its place."""
-    text = json.dumps(to_json_values(value), ensure_ascii=False, allow_nan=False)
-    body = {key: item for key, item in json.loads(text.encode(errors="replace")).items() if key != KEY}
-    return json.dumps({**body, KEY: digest_of(body)}, indent=1, ensure_ascii=False) + "\n"
-
-
 def digest_of(body: Mapping[str, Any]) -> str:
     """Return the sha256 of plain data, which does not depend on the order of its keys or on spaces."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -145,12 +132,6 @@ def read_sealed_json(path: Path, what: str, remedy: str, *, warn: bool = True) -
     return body
 
 
-def write_sealed_text(path: Path, text: str) -> None:
-    """Write a text of TOML atomically, with the sha256 of its content in a comment at the end."""
-    content = text.encode(errors="replace")
-    write_text(path, content.decode() + f"# sha256 {hashlib.sha256(content).hexdigest()}\n")
-
-
 def check_sealed_text(path: Path, what: str, remedy: str, *, warn: bool = True) -> None:
     """Compare a file with the sha256 in its last comment; the arguments and errors are those of `read_sealed_json`."""
     raw = read_limited(path)
@@ -164,6 +145,12 @@ def check_sealed_text(path: Path, what: str, remedy: str, *, warn: bool = True) 
 def is_sealed_text(path: Path) -> bool:
     """Whether a file has a sha256 in its last comment, right or wrong."""
     return path.is_file() and _SEAL.search(read_limited(path)) is not None
+
+
+def require_regular(path: Path) -> None:
+    """Raise `ValueError` for a device, pipe or folder, and `FileNotFoundError` if nothing is there."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"expected a file at '{path}', got a folder, device or pipe; check the path")
 
 
 def read_limited(path: Path) -> bytes:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from normfree import __version__
 
 RELEASE = ".".join(__version__.split(".")[:2])
 """The release that defines today's methods; stored runs and conversions name theirs under the key 'normfree'."""
+_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
+_NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
+
+
+def origin(device: str = "cpu") -> dict[str, Any]:
+    """Commit, versions, hardware and date, as a stored result names them."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"commit": commit(), "versions": versions(), "hardware": hardware(device), "date": date}
 
 
 def commit() -> str:
@@ -60,6 +71,29 @@ def hardware(device: str = "cpu") -> dict[str, Any]:
 def available_cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def without_folders(value: Any) -> Any:
+    """Cut absolute paths in plain data to their last part.
+
+    >>> without_folders({"data": "/home/me/.data", "why": "no room in '/home/me/run'", "speed": "9 images/s"})
+    {'data': '.data', 'why': "no room in 'run'", 'speed': '9 images/s'}
+    >>> without_folders(["pairs:/home/me and you/de-en", "--set data=text:/home/me/a", "https://a.org/b/c"])
+    ['pairs:de-en', '--set data=text:a', 'https://a.org/b/c']
+    """
+    if isinstance(value, Mapping):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(item) for item in value]
+    if isinstance(value, PurePath):
+        value = str(value)
+    if not isinstance(value, str):
+        return value
+    named = _NAMED.match(value)
+    kind = named[0] if named else ""
+    if PurePath(value.removeprefix(kind)).is_absolute():
+        return kind + PurePath(value).name
+    return _PATH.sub(lambda match: match[0].rpartition("/")[2], value)
 
 
 def _cpu_model() -> str:

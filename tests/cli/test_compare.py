@@ -90,7 +90,10 @@ def test_demo_prints_and_writes(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(room, "DemoSettings", lambda: tiny)
     out = run("demo", "--out", tmp_path, "--jobs", "1")
-    assert "he_in: no normalization, plain He" in out
+    row = next(line for line in out.splitlines() if "no normalization, plain He" in line)
+    assert "he_in" in row
+    assert "▃▄▅▆" in row  # the variance grows
+    assert "keeps it between" in row
     assert f"Open {tmp_path / 'index.html'} in a browser" in out
     assert (tmp_path / "index.html").exists()
     assert (tmp_path / "demo.png").exists()

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.moments import Stats
+from normfree.diagnostics.model_signal import Signal, Stats
 from normfree.diagnostics.outliers import find_outliers
 from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.verdict import judge

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.moments import Stats, channel_moments, reduce_batch
+from normfree.diagnostics.model_signal import Signal, Stats
+from normfree.diagnostics.moments import channel_moments, reduce_batch
 from normfree.diagnostics.propagation import propagate
 from normfree.nn.residual import Residual
 from normfree.plan import Branch, Layer, Position, ResidualPlan

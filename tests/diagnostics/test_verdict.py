@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
+from normfree.diagnostics.findings import SEVERITY, SignalStatus
+from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.propagation import propagate
 from normfree.diagnostics.verdict import Verdict, judge

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import normfree as nf
-from normfree.checksums import Checksum, write_sealed_json
+from normfree.checksums import Checksum
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
@@ -28,6 +28,7 @@ from normfree.data.download.data_sets import get, load
 from normfree.data.download.formats import read_idx, write_idx
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.text.prepared_folder import open_prepared
+from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import normfree as nf
-from normfree.checksums import write_sealed_json
+from normfree.files import write_sealed_json
 from normfree.frameworks.huggingface import GroupedTrainer, HuggingFaceSignal, save_pretrained
 
 WORDS, LENGTH = 11, 6

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import normfree as nf
-from normfree.checksums import write_sealed_text
 from normfree.conversion.saving import PLAN, read_plan, save_converted
+from normfree.files import write_sealed_text
 from normfree.methods import get
 from normfree.methods.history import CHANGES, FIRST_RELEASE, as_of
 from normfree.provenance import RELEASE

@@ -45,7 +45,7 @@ def test_other_data_than_that_of_a_run_is_refused() -> None:
 
 def inputs(data: ImageSet | Data, rank: int = 0, world: int = 1, **changes: Any) -> Inputs:
     config = TrainConfig(batch_size=16, workers=0).with_changes(**changes)
-    layout: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32, "channels_last": False}
+    layout: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
     opened = as_data(data) if isinstance(data, ImageSet) else data
     return opened.inputs(config, **layout, processes=Processes(rank, world))
 

@@ -146,10 +146,9 @@ def make_demo(
     experiments are not run again.
     """
     from normfree.comparison.comparison_report import table
-    from normfree.comparison.demo import DESCRIPTIONS, run_demo, save
+    from normfree.comparison.demo import run_demo, save, signal_table
     from normfree.report import open_console, print_table
     from normfree.report.progress import progress
-    from normfree.report.terminal import line_plot
 
     console = open_console()
     with progress("demo") as update:
@@ -159,10 +158,7 @@ def make_demo(
             "stopped; the runs so far are kept; run the same command to continue", style="yellow"
         )
         raise typer.Exit(130)
-    named = {f"{method}: {DESCRIPTIONS.get(method, '')}": values for method, values in demo.forward.items()}
-    console.print(line_plot(named, title="a signal on its way", x_label="residual block", y_label="variance"))
-    console.print()
+    print_table(signal_table(demo), console)
     print_table(table(demo.depth), console)
-    console.print()
     page, picture = save(demo, out)
     console.print(f"Open {page} in a browser; {picture} is its picture.", markup=False, style="bold")

@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,6 @@ from normfree.cli.options import (
     require_alone,
     require_either,
 )
-from normfree.cli.slurm import requeue, was_requeued
 from normfree.cli.text import SIZE, SOURCE, TARGET, TEXT, prepared_name
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from normfree.train import RunResult, TrainConfig
     from normfree.train.run.result import Snapshot
 
+_log = logging.getLogger("normfree.train")
+_SLURM_SECONDS = 60.0  # for SLURM to answer
 DIVERGED = 3  # exit status; a signal gives 128 plus its number, as in a shell
 
 
@@ -109,8 +111,11 @@ def train_model(
     if show:
         typer.echo(chosen.to_toml(explained=True), nl=False)
         return
+    from normfree.train import RunFolder
+
     folder = resume or out or _new_folder(chosen)
-    goes_on = resume is not None or _continues(out)
+    # A job of SLURM that was queued again continues the run in its folder.
+    goes_on = resume is not None or (out is not None and was_requeued() and RunFolder(out).has_begun)
     typed = {**named, "--set": changes, "--config": config, "--out": out, "--resume": resume, "--plugin": plugin}
     command = command_line("train", *([recipe] if recipe else []), options=typed) + (" --trust" if trust else "")
     result = _fit(chosen, folder, resume=goes_on, overwrite=overwrite and not goes_on, command=command)
@@ -183,7 +188,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
     from normfree.report.progress import metrics_text, progress
-    from normfree.train import fit
+    from normfree.train import RunFolder, fit
     from normfree.train.engine.environment import SharedError
 
     first = _is_first_process()
@@ -191,7 +196,7 @@ def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, co
     try:
         with (
             _log_shown(first),
-            progress(config.model, done=_steps_done(folder) if resume else 0, show=first) as update,
+            progress(config.model, done=(RunFolder(folder).saved_step or 0) if resume else 0, show=first) as update,
         ):
 
             def show_progress(s: Snapshot) -> None:
@@ -272,18 +277,30 @@ def evaluate_run(
         typer.echo(f"BLEU {translated.score:.2f}  ({translated.signature})")
 
 
-def _continues(out: Path | None) -> bool:
-    """Whether the folder of --out holds the run of this job of SLURM, which was queued again."""
-    from normfree.train import RunFolder
-
-    return out is not None and was_requeued() and RunFolder(out).has_begun
+def was_requeued() -> bool:
+    """Whether this job was queued again, so that its run may have begun."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0").strip() not in ("", "0")
 
 
-def _steps_done(run: Path) -> int:
-    """Return the step of the last checkpoint in a folder."""
-    from normfree.train.run.run_folder import RunFolder
+def requeue(number: int | None) -> bool:
+    """Queue this job again if the signal that ended the run is the one before the end of a job's time.
 
-    return RunFolder(run).saved_step or 0
+    Args:
+        number: The signal; None if there was none.
+
+    Returns:
+        Whether SLURM queued the job. If it refuses, the log says why.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or number != signal.SIGUSR1:
+        return False
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=_SLURM_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip()
+        _log.warning("SLURM did not queue job %s again: %s; start it again yourself", job, reason)
+        return False
+    return True
 
 
 def _new_folder(config: TrainConfig) -> Path:
@@ -307,56 +324,46 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
     from normfree.report import open_console
     from normfree.report.formatting import duration, percent
 
-    console = open_console()
-    config = result.config
+    console, config = open_console(), result.config
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, markup=False, style=style)
+
     look = shlex.join(["normfree", "diagnose", str(folder), *(p for name in plugins or () for p in ("--plugin", name))])
-    console.print(
-        f"{config.model} ({config.method}) on {config.data}, {result.epochs:.3g} of {config.epochs} epochs",
-        markup=False,
-    )
-    if result.train_loss is not None:
-        console.print(
-            f"training    accuracy {percent(result.train_accuracy, digits=2)}, loss {result.train_loss:.4g}",
-            markup=False,
-        )
-    for name, found in (("validation", result.validation), ("test", result.test)):
+    say(f"{config.model} ({config.method}) on {config.data}, {result.epochs:.3g} of {config.epochs} epochs")
+    train = None if result.train_loss is None else (result.train_loss, result.train_accuracy)
+    for name, found in (("training", train), ("validation", result.validation), ("test", result.test)):
         if found is not None:
-            perplexity = f", perplexity {math.exp(min(found.loss, 700)):.4g}" if result.unit == "tokens" else ""
-            line = f"{name:11s} accuracy {percent(found.accuracy, digits=2)}, loss {found.loss:.4g}{perplexity}"
-            console.print(line, markup=False)
+            loss, accuracy = found
+            tokens = result.unit == "tokens" and name != "training"
+            perplexity = f", perplexity {math.exp(min(loss, 700)):.4g}" if tokens else ""
+            say(f"{name:11s} accuracy {percent(accuracy, digits=2)}, loss {loss:.4g}{perplexity}")
     if result.linear_accuracy is not None:
-        console.print(
-            f"for comparison: a linear classifier gets {percent(result.linear_accuracy, digits=2)}", markup=False
-        )
+        say(f"for comparison: a linear classifier gets {percent(result.linear_accuracy, digits=2)}")
     if result.bleu is not None:
-        console.print(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})", markup=False)
+        say(f"test        BLEU {result.bleu.score:.2f}  ({result.bleu.signature})")
     took = f"{result.throughput:,.0f} {result.unit}/s" if result.throughput else "nothing was left to train"
-    speed = f"{took}, {duration(result.seconds)}"
-    console.print(f"{speed}, {folder}", markup=False, style="dim")
+    say(f"{took}, {duration(result.seconds)}, {folder}", "dim")
     if result.status == "diverged":
-        console.print(
+        say(
             "diverged: the loss is no longer finite, or above the limit. The folder keeps the model of the last "
             f"checkpoint before that, or the initial model. Try a lower lr, or see where the signal goes with: {look}",
-            markup=False,
-            style="red",
+            "red",
         )
         return
     if result.status == "interrupted":
         name = signal.Signals(result.signal).name if result.signal else "a signal"
-        console.print(
-            f"stopped by {name}; continue with: normfree train --resume {folder}", markup=False, style="yellow"
-        )
+        say(f"stopped by {name}; continue with: normfree train --resume {folder}", "yellow")
         return
     if result.guesses and result.judged is not None:
         name, (loss, _) = result.judged
         above = "above that" if loss > 1.005 * result.guess_loss else "that"
         kinds = "tokens" if result.unit == "tokens" else "classes"
-        console.print(
+        say(
             f"nothing was learned: the {name} loss, {loss:.4g}, is {above} of a guess among {result.classes:,} "
             f"{kinds}, {result.guess_loss:.4g}. Try another lr or more epochs, or see where the signal is lost with: "
             f"{look}",
-            markup=False,
-            style="yellow",
+            "yellow",
         )
     _print_warnings(config, result.steps, console)
 

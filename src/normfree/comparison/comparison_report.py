@@ -113,40 +113,38 @@ def panel(comparison: Comparison) -> Panel:
     points = comparison.points
     shapes = {_shape(p.model) for p in points}
     groups: dict[str, list[Point]] = {}
-    for p in sorted(points, key=lambda p: p.depth):
+    for p in sorted(points, key=lambda p: (comparison.methods.index(p.method), p.depth)):
         groups.setdefault(p.method if len(shapes) == 1 else f"{p.method}, {_shape(p.model)}", []).append(p)
-    order = {method: number for number, method in enumerate(comparison.methods)}
-    curves = [curve(name, [p.depth for p in g], g) for name, g in groups.items()]
-    drawn, words = _levels_to_draw(comparison, curves)
-    return Panel(
+    return _accuracy_panel(
+        comparison,
         f"accuracy of {next(iter(shapes))} against depth" if len(shapes) == 1 else "accuracy against depth",
-        tuple(sorted(curves, key=lambda c: order[groups[c.name][0].method])),
-        y_label=_y_label(comparison),
-        x_label="layers",
-        log_y=False,
-        log_x=True,
-        levels=drawn,
-        note=_caption(comparison) + (" × marks them." if any(p.diverged for p in points) else "") + words,
+        [curve(name, [p.depth for p in g], g) for name, g in groups.items()],
+        "layers",
+        _caption(comparison) + (" × marks them." if any(p.diverged for p in points) else ""),
     )
 
 
 def panel_over_rates(comparison: Comparison) -> Panel:
     """Plot the test accuracy of a single model against the learning rate, one curve per method."""
-    curves = []
+    model, curves = comparison.runs[0].model, []
     for method in comparison.methods:
-        found = [p for lr in comparison.lrs if (p := comparison.point(method, comparison.runs[0].model, lr))]
-        found.sort(key=lambda p: p.lr)
+        found = [p for lr in sorted(comparison.lrs) if (p := comparison.point(method, model, lr))]
         curves.append(curve(method, [p.lr for p in found], found))
+    title = f"accuracy of {model} against the learning rate"
+    return _accuracy_panel(comparison, title, curves, "learning rate", _caption(comparison, best=False))
+
+
+def _accuracy_panel(comparison: Comparison, title: str, curves: Sequence[Curve], x_label: str, note: str) -> Panel:
     drawn, words = _levels_to_draw(comparison, curves)
     return Panel(
-        f"accuracy of {comparison.runs[0].model} against the learning rate",
+        title,
         tuple(curves),
         y_label=_y_label(comparison),
-        x_label="learning rate",
+        x_label=x_label,
         log_y=False,
         log_x=True,
         levels=drawn,
-        note=_caption(comparison, best=False) + words,
+        note=note + words,
     )
 
 

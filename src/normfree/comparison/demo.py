@@ -25,6 +25,8 @@ from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.progress import ProgressCallback
+from normfree.report.tables import Column, Table
+from normfree.report.terminal import sparkline
 from normfree.train import TrainConfig
 from normfree.train.engine.environment import Stop
 
@@ -279,7 +281,7 @@ def _card(demo: Demo, method: str) -> Card:
 def _signal_section(demo: Demo) -> Section:
     s = demo.settings
     blocks = max(map(len, demo.forward.values()))
-    texts = [_fate(method, values) for method, values in demo.forward.items()]
+    texts = [f"{method} {_fate(values)}" for method, values in demo.forward.items()]
     lost = [method for method, values in demo.backward.items() if all(map(math.isnan, values))]
     measured = {method: values for method, values in demo.backward.items() if method not in lost} or demo.backward
     note = f"Not measured, because the forward signal does not stay finite: {', '.join(lost)}." if lost else ""
@@ -300,18 +302,28 @@ def _signal_section(demo: Demo) -> Section:
     )
 
 
-def _fate(method: str, values: list[float]) -> str:
-    """Describe what becomes of a signal.
+def signal_table(demo: Demo) -> Table:
+    """Tabulate the signal before training: a row per method, with its variance over the blocks as a sparkline."""
+    columns = (Column("method", style="cyan"), Column("description"), Column("variance"), Column("outcome"))
+    rows = tuple(
+        (method, DESCRIPTIONS.get(method, ""), sparkline(values, width=30), _fate(values))
+        for method, values in demo.forward.items()
+    )
+    return Table(f"A signal through {demo.settings.signal_model}", columns, rows)
 
-    >>> _fate("he_in", [1.0, 1e20, float("inf")]), _fate("fixup", [1.0, 2.5])
-    ('he_in leaves the range of float32 at block 3', 'fixup keeps it between 1 and 2.5')
+
+def _fate(values: list[float]) -> str:
+    """Describe what becomes of a signal, after the name of the method.
+
+    >>> _fate([1.0, 1e20, float("inf")]), _fate([1.0, 2.5])
+    ('leaves the range of float32 at block 3', 'keeps it between 1 and 2.5')
     """
     lost = next((place for place, value in enumerate(values, 1) if not math.isfinite(value)), None)
     if lost is not None:
-        return f"{method} leaves the range of float32 at block {lost}"
+        return f"leaves the range of float32 at block {lost}"
     if values[-1] < _FADED * values[0]:
-        return f"{method} fades to {values[-1]:.0e}"
-    return f"{method} keeps it between {min(values):.3g} and {max(values):.3g}"
+        return f"fades to {values[-1]:.0e}"
+    return f"keeps it between {min(values):.3g} and {max(values):.3g}"
 
 
 def _depth_section(demo: Demo) -> Section:

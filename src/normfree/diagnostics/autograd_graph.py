@@ -7,22 +7,25 @@ place is the weight layer, or normalizer, that the node reads from.
 from __future__ import annotations
 
 import math
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from normfree.diagnostics.limits import SWAMPED
+from normfree.diagnostics.model_signal import GraphFacts, Spot
 from normfree.diagnostics.moments import concatenate
+from normfree.graph.functions import ACTIVATIONS
 from normfree.nn.model_state import ModelParts
 from normfree.nn.sharding import is_sharded
 
 MOST_NODES = 50_000  # that are walked through
 MOST_SAMPLES = 4096  # numbers of a tensor that are looked at
+SWAMPED = 1e-3  # variance over epsilon, about the variance that a normalizer then returns
 NEAR = 64  # nodes in which the layer before a function is searched
 VIEWS = (
     "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "Clone", "Select", "Slice", "T",
@@ -37,46 +40,6 @@ LINEAR = frozenset({
     "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MeanAdaptive", "NativeDropout", "Embedding", "ConstantPadNd", "Dropout",
     "MaxPool2DWithIndices", "MaxPool2D", "Repeat", "Copy", "CopySlices", "CopyBackwards", "ThnnConv2D", "Linear", "",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A function at a place, a number about it, and the mean of its output."""
-
-    function: str
-    place: str
-    value: float = math.nan
-    mean: float = math.nan
-
-
-@dataclass(frozen=True)
-class GraphFacts:
-    """Facts about the functions of a forward pass.
-
-    Attributes:
-        openness: For each tanh, sigmoid and attention, the mean square of its derivative relative to the largest
-            possible one.
-        single_softmax: The layers whose output goes through a softmax over one value.
-        batch_softmax: The layers behind which a softmax runs over the samples of the batch.
-        doubled: The sigmoids and softmaxes that read the output of the same function.
-        swamped: The normalizers whose epsilon is far above the variance; `function` is the epsilon.
-        nonlinear: Whether a function is neither linear nor a normalizer.
-        unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
-        output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
-        output_place: The layer before it.
-        loss: The functions between the loss and the output.
-    """
-
-    openness: tuple[Spot, ...] = ()
-    single_softmax: tuple[str, ...] = ()
-    batch_softmax: tuple[str, ...] = ()
-    doubled: tuple[Spot, ...] = ()
-    swamped: tuple[Spot, ...] = ()
-    unregistered: tuple[str, ...] = ()
-    nonlinear: bool = False
-    output: str = ""
-    output_place: str = ""
-    loss: tuple[str, ...] = ()
 
 
 def graph_facts(
@@ -114,12 +77,13 @@ class _Reader:
         self.single: dict[str, None] = {}
         self.over_batch: dict[str, None] = {}
         self.doubled: list[Spot] = []
-        self.nonlinear = False
+        self.single_norms: dict[str, None] = {}
+        self.functions: Counter[str] = Counter()
         self.unknown: set[int] = set()  # parameters that the model does not have
 
     def read(self, node: Any) -> None:
         kind = _kind(node)
-        self.nonlinear = self.nonlinear or kind not in LINEAR
+        self.functions[kind] += 1
         if kind == "AccumulateGrad":
             if isinstance(node.variable, nn.Parameter) and id(node.variable) not in self.names:
                 self.unknown.add(id(node.variable))
@@ -146,6 +110,8 @@ class _Reader:
         elif kind in NORMALIZERS:
             rate = _saved(node, "result2")
             place = _place(node, self.names, near=8)
+            if _group_size(node) == 1:
+                self.single_norms[place] = None
             eps = getattr(node, "_saved_eps", None) or getattr(self.modules.get(place), "eps", None)
             if rate is not None and rate.numel() and eps:
                 self.rates.append((place, node, float(eps), _sample(rate).square().mean() * eps))
@@ -184,15 +150,30 @@ class _Reader:
                 variance = _variance(node)
                 if 0 < variance < SWAMPED * eps and place:
                     swamped.append(Spot(f"{eps:g}", place, variance))
+        active = [n for k, _ in self.functions.most_common() if (n := _snake_case(k)) in ACTIVATIONS]
         return GraphFacts(
-            openness,
-            tuple(self.single),
-            tuple(self.over_batch),
-            tuple(self.doubled),
-            tuple(swamped),
-            tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
-            self.nonlinear,
+            openness=openness,
+            single_softmax=tuple(self.single),
+            batch_softmax=tuple(self.over_batch),
+            doubled=tuple(self.doubled),
+            swamped=tuple(swamped),
+            single_norms=tuple(self.single_norms),
+            unregistered=tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
+            nonlinear=not self.functions.keys() <= LINEAR,
+            activation=active[0] if active else "",
         )
+
+
+def _snake_case(kind: str) -> str:
+    """The name of a function in torch: 'leaky_relu' for 'LeakyRelu'."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+def _group_size(node: Any) -> int:
+    """The number of values that a group or layer norm normalizes together; 0 for others."""
+    if _kind(node) == "NativeGroupNorm":
+        return int(node._saved_C * node._saved_HxW // node._saved_group)
+    return math.prod(getattr(node, "_saved_normalized_shape", (0,)))
 
 
 def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.diagnostics.growth import SEVERITY, Direction, SignalStatus
+from normfree.diagnostics.findings import SEVERITY, SignalStatus
+from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.layer_signals import layer_table
 from normfree.diagnostics.model_signal import Signal
 from normfree.diagnostics.propagation import Loss, propagate
+from normfree.diagnostics.rules import suspect_biases
 from normfree.diagnostics.second_look import look_again
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
@@ -161,7 +163,7 @@ def diagnose(
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
-    if verdict.at_least("vanishing") or signal.heavy_biases:
+    if verdict.at_least("vanishing") or suspect_biases(signal):
         signal = look_again(signal, model, inputs, targets, loss)
         verdict = judge_model(model, signal)
     return Diagnosis(label, signal, verdict)
@@ -244,22 +246,16 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
         Column("in all", justify="right"),
         Column("worst place"),
     )
-    rows = []
-    for d in diagnoses:
-        v = d.verdict
-        rows.append(
-            (
-                d.name,
-                v.status,
-                sparkline([s.level for s in d.signal.sums], width=12),
-                _factor(v.forward),
-                _total(v.forward),
-                "not measured" if _is_unmeasured(v) else sparkline([s.gradient_level for s in d.signal.sums], width=12),
-                _factor(v.backward),
-                _total(v.backward),
-                _worst_place(v),
-            )
+    rows = tuple(
+        (
+            d.name,
+            d.verdict.status,
+            *_cells(d.verdict.forward, [s.level for s in d.signal.sums]),
+            *_cells(d.verdict.backward, [s.gradient_level for s in d.signal.sums]),
+            _worst_place(d.verdict),
         )
+        for d in diagnoses
+    )
     caption = (
         "curves are log variance, first block left; 'in all' compares both ends of the network; "
         "'per block' is within stages"
@@ -267,7 +263,7 @@ def table(diagnoses: Sequence[Diagnosis]) -> Table:
     if any("growing" in (d.verdict.forward.status, d.verdict.backward.status) for d in diagnoses):
         caption += ", ↘ approaches 1 with depth"
     where = "weight layers" if all(d.signal.plain for d in diagnoses) else "residual blocks"
-    return Table(f"signal through the {where}", columns, tuple(rows), caption)
+    return Table(f"signal through the {where}", columns, rows, caption)
 
 
 def _worst_place(verdict: Verdict) -> str:
@@ -276,31 +272,17 @@ def _worst_place(verdict: Verdict) -> str:
         return verdict.findings[0].place
     if verdict.dead or verdict.outliers:
         return (*verdict.dead, *(outlier.name for outlier in verdict.outliers))[0]
-    worst = verdict.backward if _is_worse(verdict.backward, verdict.forward) else verdict.forward
+    measured = [d for d in (verdict.forward, verdict.backward) if d.status != "not measured"]
+    worst = max(measured, key=lambda d: SEVERITY.index(d.status))
     return worst.worst if verdict.at_least("vanishing") else "–"
 
 
-def _factor(direction: Direction) -> str:
-    """The factor per block; an arrow marks the mean of factors that fall with depth."""
+def _cells(direction: Direction, levels: Sequence[float]) -> tuple[str, str, str]:
+    """The curve, the factor per block and the change in all; an arrow marks factors that fall with depth."""
     if direction.status == "not measured":
-        return "–"
-    return f"{direction.factor:.2f}{'↘' if direction.status == 'growing' else ''}"
-
-
-def _total(direction: Direction) -> str:
-    if direction.status == "not measured":
-        return "–"
-    return compact(direction.total)
-
-
-def _is_unmeasured(verdict: Verdict) -> bool:
-    return verdict.backward.status == "not measured"
-
-
-def _is_worse(one: Direction, other: Direction) -> bool:
-    if one.status == "not measured" or other.status == "not measured":
-        return other.status == "not measured"
-    return SEVERITY.index(one.status) > SEVERITY.index(other.status)
+        return "not measured", "–", "–"
+    factor = f"{direction.factor:.2f}{'↘' if direction.status == 'growing' else ''}"
+    return sparkline(levels, width=12), factor, compact(direction.total)
 
 
 def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
@@ -308,7 +290,7 @@ def panels(diagnoses: Sequence[Diagnosis]) -> tuple[Panel, ...]:
     sums = max((d.signal.sums for d in diagnoses), key=len)
     names = tuple(s.name for s in sums)
     stages = tuple(i + 1 for i, s in enumerate(sums) if i > 0 and s.stage != sums[i - 1].stage)
-    measured = [d for d in diagnoses if not _is_unmeasured(d.verdict)] or diagnoses
+    measured = [d for d in diagnoses if d.verdict.backward.status != "not measured"] or diagnoses
     lost = "; ".join(f"{d.name}: {not_measured(d.signal.unmeasured)}" for d in diagnoses if d.signal.unmeasured)
     plain = all(d.signal.plain for d in diagnoses)
     wanted = _PLAIN_PANELS if plain else _SUM_PANELS

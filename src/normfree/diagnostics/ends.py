@@ -4,68 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import ACTIVATIONS, name_of
+from normfree.diagnostics.model_signal import InputFacts, OutputFacts
 from normfree.nn.model_state import ModelParts
 
 MOST_VALUES = 2**22  # of an output that are looked at
-
-
-@dataclass(frozen=True)
-class InputFacts:
-    """The main input: the largest tensor of floating-point numbers among the arguments.
-
-    Attributes:
-        finite: Whether no argument holds NaN or infinity; a mask of 0 and -∞ is finite.
-        mean: The mean of all numbers, NaN without such an input.
-        deviation: Their standard deviation.
-        alike: Whether all samples of the batch are the same.
-        dtype: The name of the type, such as 'float32'; '' without such an input.
-    """
-
-    finite: bool = True
-    mean: float = math.nan
-    deviation: float = math.nan
-    alike: bool = False
-    dtype: str = ""
-
-    @property
-    def size(self) -> float:
-        """The root mean square."""
-        return math.hypot(self.mean, self.deviation)
-
-
-@dataclass(frozen=True)
-class OutputFacts:
-    """The output, as logits of classes where its shape allows that.
-
-    Attributes:
-        classes: The number of classes: the second dimension, or the last of a sequence (N, T, C); 0 without classes.
-        mean_square: The second moment.
-        chance_loss: The mean cross-entropy over all classes as targets. It is log C if all logits are equal.
-        confidence: The mean of the largest probability.
-        variation: The variance over the batch relative to the second moment.
-        favourite: The class that is the most likely one for every sample and position, -1 if there is none.
-        probabilities: Whether the output is not negative and adds up to 1, so that it has been through a softmax.
-    """
-
-    classes: int = 0
-    mean_square: float = math.nan
-    chance_loss: float = math.nan
-    confidence: float = math.nan
-    variation: float = math.nan
-    favourite: int = -1
-    probabilities: bool = False
 
 
 @torch.no_grad()
@@ -157,48 +107,9 @@ def broadcasts(output: Tensor | None, targets: Any, loss: tuple[str, ...]) -> bo
     return math.prod(shape) > output.numel() and not reshaped
 
 
-@contextmanager
-def find_single_values(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
-    """Collect the group and layer norms whose groups are single values, which become zero, while a model runs."""
-    found: list[str] = []
-
-    def hook(name: str) -> Any:
-        def look(module: nn.Module, args: Any) -> None:
-            groups = module.num_groups if isinstance(module, nn.GroupNorm) else 0
-            size = args[0][0].numel() // groups if groups else math.prod(getattr(module, "normalized_shape", (0,)))
-            if size == 1 and name not in found:
-                found.append(name)
-
-        return look
-
-    kinds = (nn.GroupNorm, nn.LayerNorm)
-    handles = [m.register_forward_pre_hook(hook(name)) for name, m in modules.items() if isinstance(m, kinds)]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor has no NaN and no infinity, or is a mask."""
     return bool(torch.isfinite(tensor).all()) or is_mask(tensor)
-
-
-class CountActivations(TorchFunctionMode):
-    """Counts the activation functions that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = name_of(func).rstrip("_")
-        if name in ACTIVATIONS:
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.autograd_graph import Spot
-from normfree.diagnostics.limits import EQUAL_SHARE, HEAVY_SIZE, INPUT_LARGE, NOTICEABLE, SHUT_GATE, TINY_SCALE
+from normfree.diagnostics.model_signal import LayerSignal, Spot
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
@@ -24,29 +22,6 @@ from normfree.report.tables import Column, Table
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
 COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal
-
-
-@dataclass(frozen=True)
-class LayerSignal:
-    """The norms of a layer's weight and of its gradient; a composed weight counts with all its parts.
-
-    `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
-    `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
-    `frozen`: whether the weight requires no gradient.
-    """
-
-    name: str
-    weight_norm: float
-    gradient_norm: float
-    units: int = 0
-    dead: float = 0.0
-    equal: float = 0.0
-    frozen: bool = field(default=False, compare=False)
-
-    @property
-    def ratio(self) -> float:
-        """Gradient norm over weight norm: the relative size of an SGD step with learning rate 1."""
-        return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
 
 
 class LayerWeights:
@@ -136,34 +111,21 @@ class LayerWeights:
         found = [whole(b.detach()) for b in biases if b is not None]
         return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
 
-    def heavy_biases(self, layers: Iterable[LayerSignal]) -> tuple[str, ...]:
-        """The layers with a large bias, which has a larger norm than their weight."""
-        sizes = {layer.name: layer.weight_norm for layer in layers}
-        every = {name: self.parts.modules[name]._parameters.get("bias") for name in sizes if name in self.parts.modules}
-        found = {name: b.detach() for name, b in every.items() if b is not None and not is_sharded(b)}
-        lengths = norms(found)
-        values: list[float] = concatenate([t.flatten() for t in lengths.values()]).tolist() if lengths else []
-        return tuple(
-            name
-            for name, v in zip(lengths, values, strict=True)
-            if 0 < sizes[name] <= v and v >= HEAVY_SIZE * math.sqrt(found[name].numel())
-        )
+    def biases(self) -> tuple[Spot, ...]:
+        """The layers with a bias, and its root mean square."""
+        modules = self.parts.modules
+        every = {name: modules[name]._parameters.get("bias") for name in self.names if name in modules}
+        return _sizes("bias", {name: b for name, b in every.items() if b is not None and not is_sharded(b)})
 
-    def tiny_scales(self) -> tuple[str, ...]:
-        """The vectors and numbers among the parameters that are not zero, but below the rounding of float32."""
+    def scales(self) -> tuple[Spot, ...]:
+        """The vectors and numbers among the parameters, but for biases, and their root mean squares."""
         named = self.parts.parameters.items()
-        small = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
-        sizes = norms(small)
-        values: list[float] = concatenate([whole(t).flatten() for t in sizes.values()]).tolist() if sizes else []
-        return tuple(
-            name
-            for (name, p), size in zip(((n, small[n]) for n in sizes), values, strict=True)
-            if 0 < size < TINY_SCALE * math.sqrt(p.numel())
-        )
+        vectors = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
+        return _sizes("scale", vectors)
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
-        if _equal_rows(starts) < EQUAL_SHARE:
+        if not _equal_rows(starts):
             return 0.0
         weight = whole(self.parts.parameters[name].detach()).movedim(self.outputs[name], 0).flatten(1)
         module = self.parts.modules.get(name.rpartition(".")[0])
@@ -245,52 +207,43 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
     return found
 
 
-def strong_dropouts(parts: ModelParts) -> tuple[Spot, ...]:
-    """The dropouts of a model that trains whose noise, p / (1 - p) of the squared signal, is nine times the signal."""
+def _sizes(kind: str, tensors: Mapping[str, Tensor]) -> tuple[Spot, ...]:
+    """The root mean square of each tensor, after one transfer from the device."""
+    lengths = norms(tensors)
+    values: list[float] = concatenate([whole(t).flatten() for t in lengths.values()]).tolist() if lengths else []
+    return tuple(Spot(kind, n, v / math.sqrt(max(tensors[n].numel(), 1))) for n, v in zip(lengths, values, strict=True))
+
+
+def dropouts(parts: ModelParts) -> tuple[Spot, ...]:
+    """The dropouts that are on, and their probabilities."""
     kinds = nn.modules.dropout._DropoutNd
-    return tuple(
-        Spot("dropout", name, m.p)
-        for name, m in parts.modules.items()
-        if isinstance(m, kinds) and m.training and 1 - 1 / NOTICEABLE <= m.p < 1
-    )
+    return tuple(Spot("dropout", n, m.p) for n, m in parts.modules.items() if isinstance(m, kinds) and m.training)
 
 
-def large_embeddings(parts: ModelParts) -> tuple[Spot, ...]:
-    """The embeddings whose root mean square is above the limit of an input, which they take the place of."""
+def embeddings(parts: ModelParts) -> tuple[Spot, ...]:
+    """The embeddings and their root mean squares."""
     kinds = (nn.Embedding, nn.EmbeddingBag)
     tables = {n: m.weight.detach() for n, m in parts.modules.items() if isinstance(m, kinds)}
-    lengths = norms({n: w for n, w in tables.items() if not is_sharded(w)})
-    values: list[float] = concatenate([t.flatten() for t in lengths.values()]).tolist() if lengths else []
-    sizes = {n: v / math.sqrt(max(tables[n].numel(), 1)) for n, v in zip(lengths, values, strict=True)}
-    return tuple(Spot("embedding", n, v) for n, v in sizes.items() if INPUT_LARGE < v < math.inf)
+    return _sizes("embedding", {n: w for n, w in tables.items() if not is_sharded(w)})
 
 
-def shut_gates(parts: ModelParts) -> tuple[Spot, ...]:
-    """The gates of recurrent layers that their biases shut: the module, the gate, and the mean of its sigmoid.
+def gates(parts: ModelParts) -> tuple[Spot, ...]:
+    """The gates of recurrent layers, and the mean of the sigmoid of their biases.
 
     With a gate of g, one time step leaves g² of the squared gradient. The gates stand in torch's order: input, forget,
     cell and output in an LSTM; reset, update and new in a GRU, whose update gate keeps the old state.
     """
+    orders = {nn.LSTM: (4, {"input": 0, "forget": 1, "output": 3}), nn.GRU: (3, {"update": 1})}
+    orders |= {nn.LSTMCell: orders[nn.LSTM], nn.GRUCell: orders[nn.GRU]}
     found = []
     for name, module in parts.modules.items():
-        gates = (
-            {"input": 0, "forget": 1, "output": 3}
-            if isinstance(module, nn.LSTM | nn.LSTMCell)
-            else {"update": 1}
-            if isinstance(module, nn.GRU | nn.GRUCell)
-            else {}
-        )
-        for inner in [n for n in module._parameters if n.startswith("bias_ih")] if gates else ():
+        count, order = next((o for kind, o in orders.items() if isinstance(module, kind)), (1, {}))
+        for inner in [n for n in module._parameters if n.startswith("bias_ih")] if order else ():
             pair = [module._parameters[n] for n in (inner, inner.replace("_ih", "_hh"))]
-            if any(b is None or is_sharded(b) for b in pair):
-                continue
-            bias = sum(b.detach().double() for b in pair if b is not None)
-            assert isinstance(bias, Tensor)
-            size = len(bias) // (4 if len(gates) > 1 else 3)
-            for gate, i in gates.items():
-                mean = float(bias[i * size : (i + 1) * size].sigmoid().mean())
-                if mean < SHUT_GATE:
-                    found.append(Spot(gate, name, mean))
+            biases = [b.detach().double() for b in pair if b is not None and not is_sharded(b)]
+            if len(biases) == 2:
+                pieces = (biases[0] + biases[1]).sigmoid().chunk(count)
+                found += [Spot(gate, name, float(pieces[i].mean())) for gate, i in order.items()]
     return tuple(found)
 
 

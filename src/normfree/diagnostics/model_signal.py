@@ -1,16 +1,248 @@
-"""The signal of a model in one forward and one backward pass, as plain numbers."""
+"""The facts about a model that one forward and one backward pass give, as plain numbers.
+
+`propagation.py` measures them, and `verdict.py` judges them.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from normfree.diagnostics.autograd_graph import GraphFacts, Spot
-from normfree.diagnostics.ends import InputFacts, OutputFacts
-from normfree.diagnostics.layer_signals import LayerSignal
-from normfree.diagnostics.sum_hooks import SumSignal
-from normfree.plan import ResidualPlan
+from normfree.plan import Branch, ResidualPlan
+
+
+def name_pattern(name: str) -> str:
+    """The name of a module or sum without its numbers: equal for repeated blocks.
+
+    >>> name_pattern("layer3.1")
+    'layer.'
+    """
+    return re.sub(r"\d+", "", name)
+
+
+def place_names(plan: ResidualPlan) -> dict[str, str]:
+    """Name each branch of a plan after a module that the user wrote, by the branch's name in the plan.
+
+    A module with one sum gives its name. If the sum stands in a loop over blocks, or a module has several sums, the
+    name is that of the outermost module that holds the branch and no other branch, or that of the branch's layers.
+    A branch that is called several times is named by its module and the number of the call, and a branch without
+    layers by the number of its addition.
+
+    >>> from normfree.plan import Layer, Position
+    >>> place = Position(1, 2, 1, 1, 2)
+    >>> plan = ResidualPlan(tuple(Branch(f"#{i + 1}", place, (Layer(f"blocks.{i}.mlp.1"),)) for i in range(2)))
+    >>> place_names(plan)
+    {'#1': 'blocks.0', '#2': 'blocks.1'}
+    """
+    homes = Counter(b.place for b in plan.branches)
+    inside: Counter[str] = Counter()
+    for b in plan.branches:
+        inside.update({prefix for layer in b.layers for prefix in _prefixes(layer.name)})
+    names: dict[str, str] = {}
+    for b in plan.branches:
+        plain = b.name if b.name.partition("#")[0] else f"(model){b.name}"
+        alone = homes[b.place] == 1 and b.place
+        names[b.name] = plain if alone else _name_by_layers(b, inside) or plain
+    counts = Counter(names.values())
+    return {
+        key: name if counts[name] == 1 or key == name else f"{name}#{key.partition('#')[2]}"
+        for key, name in names.items()
+    }
+
+
+def _prefixes(name: str) -> list[str]:
+    """The module names from the outermost to the module itself."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
+    """The outermost module below the sum's home that holds all layers of this branch and of no other; '' if none."""
+    layers = list(dict.fromkeys(layer.name for layer in branch.layers))
+    if not layers:
+        return ""
+    shared = [p for p in _prefixes(layers[0]) if all(f"{name}.".startswith(f"{p}.") for name in layers)]
+    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.place)]
+    if own:
+        return own[0]
+    if any(inside[name] > 1 for name in layers):  # the block is called several times
+        times = inside[layers[0]]
+        same = [p for p in shared if inside[p] == times]
+        return same[0] if same and same[0] != branch.place else ""
+    names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
+    return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Squared mean, variance and norm of one tensor."""
+
+    mean_square: float
+    variance: float
+    norm: float
+
+    @property
+    def power(self) -> float:
+        """The second moment."""
+        return self.mean_square + self.variance
+
+
+@dataclass(frozen=True)
+class SumSignal:
+    """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
+
+    `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
+    none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
+    `sum` is the output of a weight layer; there is no branch and no shortcut.
+    """
+
+    name: str
+    stage: int
+    transition: bool
+    sum: Stats
+    branch: Stats
+    shortcut: Stats
+    sum_gradient: Stats
+    branch_gradient: Stats
+    shortcut_gradient: Stats
+    learns: bool = True
+    around: str | None = None
+    layer: bool = False
+
+    @property
+    def level(self) -> float:
+        """The size of the forward signal: the variance of a sum, the second moment of a layer's output.
+
+        In a deep ReLU network all samples become alike, so that the variance over them falls although the signal is
+        preserved. Shortcuts prevent that.
+        """
+        return self.sum.power if self.layer else self.sum.variance
+
+    @property
+    def gradient_level(self) -> float:
+        """The size of the gradient: its variance at a sum, its squared norm per sample at a layer.
+
+        The norm does not change with the resolution, which differs from layer to layer without blocks.
+        """
+        return self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
+
+
+@dataclass(frozen=True)
+class LayerSignal:
+    """The norms of a layer's weight and of its gradient; a composed weight counts with all its parts.
+
+    `units` is the number of outputs, `dead` the fraction of them whose weights get no gradient while others do, and
+    `equal` the fraction of filters that equal another one. Both are 0 for composed weights, whose rows are not units.
+    `frozen`: whether the weight requires no gradient.
+    """
+
+    name: str
+    weight_norm: float
+    gradient_norm: float
+    units: int = 0
+    dead: float = 0.0
+    equal: float = 0.0
+    frozen: bool = field(default=False, compare=False)
+
+    @property
+    def ratio(self) -> float:
+        """Gradient norm over weight norm: the relative size of an SGD step with learning rate 1."""
+        return self.gradient_norm / self.weight_norm if self.weight_norm else math.inf
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """The main input: the largest tensor of floating-point numbers among the arguments.
+
+    Attributes:
+        finite: Whether no argument holds NaN or infinity; a mask of 0 and -∞ is finite.
+        mean: The mean of all numbers, NaN without such an input.
+        deviation: Their standard deviation.
+        alike: Whether all samples of the batch are the same.
+        dtype: The name of the type, such as 'float32'; '' without such an input.
+    """
+
+    finite: bool = True
+    mean: float = math.nan
+    deviation: float = math.nan
+    alike: bool = False
+    dtype: str = ""
+
+    @property
+    def size(self) -> float:
+        """The root mean square."""
+        return math.hypot(self.mean, self.deviation)
+
+
+@dataclass(frozen=True)
+class OutputFacts:
+    """The output, as logits of classes where its shape allows that.
+
+    Attributes:
+        classes: The number of classes: the second dimension, or the last of a sequence (N, T, C); 0 without classes.
+        mean_square: The second moment.
+        chance_loss: The mean cross-entropy over all classes as targets. It is log C if all logits are equal.
+        confidence: The mean of the largest probability.
+        variation: The variance over the batch relative to the second moment.
+        favourite: The class that is the most likely one for every sample and position, -1 if there is none.
+        probabilities: Whether the output is not negative and adds up to 1, so that it has been through a softmax.
+    """
+
+    classes: int = 0
+    mean_square: float = math.nan
+    chance_loss: float = math.nan
+    confidence: float = math.nan
+    variation: float = math.nan
+    favourite: int = -1
+    probabilities: bool = False
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A function at a place, a number about it, and the mean of its output."""
+
+    function: str
+    place: str
+    value: float = math.nan
+    mean: float = math.nan
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """Facts about the functions of a forward pass.
+
+    Attributes:
+        openness: For each tanh, sigmoid and attention, the mean square of its derivative relative to the largest
+            possible one.
+        single_softmax: The layers whose output goes through a softmax over one value.
+        batch_softmax: The layers behind which a softmax runs over the samples of the batch.
+        doubled: The sigmoids and softmaxes that read the output of the same function.
+        swamped: The normalizers whose epsilon is 1,000 times the variance; `function` is the epsilon.
+        single_norms: The group and layer norms whose groups are single values, which become zero.
+        nonlinear: Whether a function is neither linear nor a normalizer.
+        activation: The most frequent activation function.
+        unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
+        output: The function that made the output, such as 'Sigmoid'; '' if it is not known.
+        output_place: The layer before it.
+        loss: The functions between the loss and the output.
+    """
+
+    openness: tuple[Spot, ...] = ()
+    single_softmax: tuple[str, ...] = ()
+    batch_softmax: tuple[str, ...] = ()
+    doubled: tuple[Spot, ...] = ()
+    swamped: tuple[Spot, ...] = ()
+    unregistered: tuple[str, ...] = ()
+    single_norms: tuple[str, ...] = ()
+    nonlinear: bool = False
+    activation: str = ""
+    output: str = ""
+    output_place: str = ""
+    loss: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,24 +285,22 @@ class Signal:
         constant_sums: Modules like these that add the same to every sample.
         inputs: The main input.
         head: The output, and the loss by chance.
-        activations: The activation functions of a network without sums, the most frequent first.
         broken: The parameters and buffers that are not finite; empty if the signal is finite.
         origin: The innermost module that made non-finite numbers out of finite ones, or zeros out of others; '' if
             there is none.
         origin_kind: The class of that module.
         cut: The last layers outside of branches that change the output although they get no gradient.
-        tiny_scales: The vectors of scales that are below the rounding of float32, but not zero.
-        single_values: The normalizers whose groups are single values.
+        scales: The root mean square of each vector of scales and of each single number among the parameters.
         half: Whether the network computes in float16.
         normalized: Whether there is a normalizer for at least every second weight layer.
         classifier_bias: The largest bias of the classifier above the mean of its biases.
         graph: The functions of the forward pass.
         unreachable: The fraction of the targets that the last function of the network cannot return.
         broadcast: Whether output and targets differ in shape, so that the loss compares every sample with every other.
-        heavy_biases: The layers whose bias has a larger norm than their weight.
-        shut_gates: The gates of recurrent layers that are shut by their biases, such as 'forget'.
-        dropouts: The dropouts that drop so much that the noise is tenfold the signal.
-        embeddings: The embeddings with a root mean square that is too large for an input.
+        biases: The root mean square of each layer's bias.
+        gates: The gates of recurrent layers, such as 'forget', and the mean of the sigmoid of their biases.
+        dropouts: The dropouts that are on, and their probabilities.
+        embeddings: The embeddings, and their root mean squares.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
@@ -87,21 +317,19 @@ class Signal:
     constant_sums: tuple[str, ...] = ()
     inputs: InputFacts = field(default_factory=InputFacts)
     head: OutputFacts = field(default_factory=OutputFacts)
-    activations: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     origin: str = ""
     origin_kind: str = ""
     cut: tuple[str, ...] = ()
-    tiny_scales: tuple[str, ...] = ()
-    single_values: tuple[str, ...] = ()
+    scales: tuple[Spot, ...] = ()
     half: bool = False
     normalized: bool = False
     classifier_bias: float = 0.0
     graph: GraphFacts = field(default_factory=GraphFacts)
     unreachable: float = 0.0
     broadcast: bool = False
-    heavy_biases: tuple[str, ...] = ()
-    shut_gates: tuple[Spot, ...] = ()
+    biases: tuple[Spot, ...] = ()
+    gates: tuple[Spot, ...] = ()
     dropouts: tuple[Spot, ...] = ()
     embeddings: tuple[Spot, ...] = ()
     unused: tuple[str, ...] = ()

@@ -21,20 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normfree.diagnostics.model_signal import Stats
 from normfree.nn.model_state import Key, by_device_and_type
 
 HALF = (torch.bfloat16, torch.float16)
 # From this many values per sample and channel on, a GPU is twice as fast if each sample is reduced separately.
 SIDE_BY_SIDE = 512
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Squared mean, variance and norm of one tensor."""
-
-    mean_square: float
-    variance: float
-    norm: float
 
 
 @dataclass(eq=False, slots=True)

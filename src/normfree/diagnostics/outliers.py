@@ -14,11 +14,20 @@ from statistics import median
 from typing import NamedTuple
 
 from normfree.diagnostics.growth import DepthPoint, bounded_exp
-from normfree.diagnostics.limits import ALONE, INSIDE, MOST, NOISE, OPENING, SAME, SIMILAR, SPREADS
-from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.places import name_pattern
-from normfree.diagnostics.sum_hooks import SumSignal
+from normfree.diagnostics.model_signal import Signal, SumSignal, name_pattern
 from normfree.report.formatting import compact
+
+# Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
+# has an outlier by these limits. Inside stages no block differs by six spreads and a factor of 1.35 in both directions;
+# the first block of a stage differs by up to 4, and in one direction alone by up to 11 (batch norm over four vectors).
+SPREADS = 6.0  # threshold in robust standard deviations from similar blocks
+INSIDE = 1.35  # least ratio, forward and backward in the same sense, inside a stage
+OPENING = 10.0  # the same for the first two blocks of a stage, whose input differs from that of similar blocks
+ALONE = 20.0  # least ratio in one direction alone, inside a stage
+SIMILAR = 4  # number of the nearest similar blocks that a block is compared with
+NOISE = 0.02  # added to the spread of log factors, so that tiny differences do not count
+MOST = 0.75  # fraction of branches with the same variance, such as all that end in a normalizer or start at zero
+SAME = 0.05  # relative difference of variances that count as the same; a normalizer's epsilon changes small ones
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,29 +21,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.autograd_graph import graph_facts
 from normfree.diagnostics.ends import (
-    CountActivations,
-    OutputFacts,
     broadcasts,
     clear_type_errors,
     cross_entropy,
-    find_single_values,
     first_tensor,
     input_facts,
     output_facts,
     own_loss,
     unreachable_targets,
 )
-from normfree.diagnostics.layer_signals import (
-    LayerWeights,
-    large_embeddings,
-    learning_branches,
-    shut_gates,
-    strong_dropouts,
-)
-from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.places import find_missing_sums, memory_readers
+from normfree.diagnostics.layer_signals import LayerWeights, dropouts, embeddings, gates, learning_branches
+from normfree.diagnostics.model_signal import OutputFacts, Signal
 from normfree.diagnostics.second_look import with_origin
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver, find_missing_sums
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
@@ -105,11 +95,10 @@ def propagate(
         plan = plan_of(model, args or kwargs, plan, parts)
     given = input_facts((args, kwargs))  # before the model can write into them
     weights = LayerWeights(parts, plan)
-    activations = CountActivations()
     observer = SumObserver(parts.modules, plan)
     features: list[Tensor] = []
     read: defaultdict[str, list[Tensor]] = defaultdict(list)
-    readers = memory_readers(plan)
+    readers = _memory_readers(plan)
     zero = zero_classifier(model, plan)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -124,9 +113,8 @@ def propagate(
             handle = parts.modules[layer].register_forward_pre_hook(lambda _m, a, seen=read[layer]: seen.extend(a[:1]))
             stack.callback(handle.remove)
         missing = stack.enter_context(find_missing_sums(parts.modules, plan))
-        single = stack.enter_context(find_single_values(parts.modules))
         gradients = stack.enter_context(weights.gradient_norms())
-        with clear_type_errors(parts, (args, kwargs)), nullcontext() if plan.branches else activations:
+        with clear_type_errors(parts, (args, kwargs)):
             output = model(*args, **kwargs)
         observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
@@ -139,7 +127,7 @@ def propagate(
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
-        graph = graph_facts(parts, size, result, (t for t in tree_leaves(output) if isinstance(t, Tensor)))
+        graph = graph_facts(parts, size, result, [t for t in tree_leaves(output) if isinstance(t, Tensor)])
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
@@ -159,19 +147,17 @@ def propagate(
         constant_sums=tuple(missing.constant),
         inputs=given,
         head=head,
-        activations=tuple(name for name, _ in activations.counts.most_common()),
         half=observer.half,
-        tiny_scales=weights.tiny_scales(),
-        single_values=tuple(single),
+        scales=weights.scales(),
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
         classifier_bias=weights.largest_bias(plan.classifier),
         graph=graph,
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
-        heavy_biases=weights.heavy_biases(layers),
-        shut_gates=shut_gates(parts),
-        dropouts=strong_dropouts(parts),
-        embeddings=large_embeddings(parts),
+        biases=weights.biases(),
+        gates=gates(parts),
+        dropouts=dropouts(parts),
+        embeddings=embeddings(parts),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
     return with_origin(signal, model, parts, inputs, set(gradients), silent=zero is None)
@@ -226,6 +212,20 @@ def _without_artefacts(signal: Signal, *, output_is_finite: bool) -> Signal:
     if not output_is_finite:
         layers = tuple(replace(layer, gradient_norm=math.nan) for layer in layers)
     return replace(signal, sums=sums, layers=layers, unmeasured=lost[0] if lost else "the output")
+
+
+def _memory_readers(plan: ResidualPlan) -> dict[str, tuple[str, str]]:
+    """The branches that may attend over another sequence, with the layers that would make their keys and values.
+
+    In such a branch of four layers only the query reads the branch's input. The same holds for a chain of four
+    layers, so the caller checks that key and value read the same tensor.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for b in plan.branches:
+        inner = [layer.name for layer in b.layers if layer not in b.entries and layer not in b.ends]
+        if b.depth == 4 and len(b.layers) == 4 and len(inner) == 2:
+            found[b.name] = inner[0], inner[1]
+    return found
 
 
 def zero_classifier(model: nn.Module, plan: ResidualPlan) -> nn.Module | None:

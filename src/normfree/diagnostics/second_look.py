@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
-from normfree.diagnostics.model_signal import Gain, Signal
-from normfree.diagnostics.places import name_pattern
+from normfree.diagnostics.model_signal import Gain, Signal, name_pattern
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.normalizers import is_norm
 from normfree.nn.sharding import whole

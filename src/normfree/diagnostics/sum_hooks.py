@@ -6,14 +6,13 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.moments import ChannelMoments, Stats, channel_dim, channel_moments, reduce_batch, to_stats
-from normfree.diagnostics.places import place_names
+from normfree.diagnostics.model_signal import Stats, SumSignal, name_pattern, place_names
+from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
 from normfree.graph.functions import operands_of
 from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.normalizers import NORM_TYPES
@@ -26,46 +25,6 @@ BYTES_PER_REDUCTION = 2**24  # of means per sample that are reduced over the bat
 MISSING = Stats(math.nan, math.nan, math.nan)
 ZERO = Stats(0.0, 0.0, 0.0)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-
-
-@dataclass(frozen=True)
-class SumSignal:
-    """The signal at one residual sum: forward and backward, at the sum, the branch's end and the shortcut.
-
-    `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
-    none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
-    `sum` is the output of a weight layer; there is no branch and no shortcut.
-    """
-
-    name: str
-    stage: int
-    transition: bool
-    sum: Stats
-    branch: Stats
-    shortcut: Stats
-    sum_gradient: Stats
-    branch_gradient: Stats
-    shortcut_gradient: Stats
-    learns: bool = True
-    around: str | None = None
-    layer: bool = False
-
-    @property
-    def level(self) -> float:
-        """The size of the forward signal: the variance of a sum, the second moment of a layer's output.
-
-        In a deep ReLU network all samples become alike, so that the variance over them falls although the signal is
-        preserved. Shortcuts prevent that.
-        """
-        return self.sum.mean_square + self.sum.variance if self.layer else self.sum.variance
-
-    @property
-    def gradient_level(self) -> float:
-        """The size of the gradient: its variance at a sum, its squared norm per sample at a layer.
-
-        The norm does not change with the resolution, which differs from layer to layer without blocks.
-        """
-        return self.sum_gradient.norm**2 if self.layer else self.sum_gradient.variance
 
 
 class _MeasuredTensor(NamedTuple):
@@ -349,3 +308,61 @@ def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
     if isinstance(module, nn.modules.conv._ConvNd):
         return _Channels(1, module.out_channels)
     return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)
+
+
+_LEAF = nn.Identity()
+
+
+class MissingSums(NamedTuple):
+    """The modules without a residual sum although most modules like them have one, by what they return.
+
+    `skipped` return f(x) or x alone, `constant` return x plus a constant.
+    """
+
+    skipped: list[str]
+    constant: list[str]
+
+
+@contextmanager
+def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[MissingSums]:
+    """Collect the modules that have no residual sum although most modules like them have one, while the model runs.
+
+    Modules are alike if they have the same class, and the same name but for numbers. A module is collected if it
+    returns the shape that it gets, so that it could add its input.
+    """
+    named = {name for name in place_names(plan).values() if any(True for _ in modules.get(name, _LEAF).children())}
+    homes = {branch.place for branch in plan.branches} | named  # named: in a loop of another module's forward pass
+    kinds = {name: (name_pattern(name), type(module)) for name, module in modules.items() if name}
+    with_sum = Counter(kinds[home] for home in homes if home in kinds)
+    same_shape: dict[str, bool] = {}
+    found = MissingSums([], [])
+
+    def hook(name: str) -> Callable[..., None]:
+        def compare(_m: nn.Module, args: Any, out: Any) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape:
+                same_shape[name] = _adds_constant(args[0].detach(), out.detach())
+
+        return compare
+
+    handles = [
+        modules[name].register_forward_hook(hook(name))
+        for name, kind in kinds.items()
+        if name not in homes and with_sum[kind]
+    ]
+    try:
+        yield found
+        without = Counter(kinds[name] for name in same_shape)
+        for name, constant in same_shape.items():
+            if with_sum[kinds[name]] > without[kinds[name]]:
+                (found.constant if constant else found.skipped).append(name)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _adds_constant(x: Tensor, out: Tensor) -> bool:
+    """Whether a module adds the same to every sample of its input, and not zero."""
+    with torch._C.DisableTorchFunction():  # an observer counts the model's additions, not these
+        added = (out - x).float()
+        spread = (added - added[:1]).abs().max()
+        return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))

@@ -2,7 +2,7 @@
 
 The words are *preserved*, *growing* (by less and less per block, as with batch norm), *drifting* (exponentially, but
 not yet a failure at this depth), *vanishing*, *exploding*, *faulty* (at one place, whatever the depth) and *dead
-branch*. The verdict is a pure function of the signal. `limits.py` has the numbers, `docs/diagnosis.md` explains them.
+branch*. The verdict is a pure function of the signal. `docs/diagnosis.md` explains the words and their limits.
 """
 
 from __future__ import annotations
@@ -14,20 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_faults, faults, function_faults, weight_faults
-from normfree.diagnostics.growth import (
-    HARMLESS,
-    SEVERITY,
-    DepthPoint,
-    Direction,
-    Finding,
-    SignalStatus,
-    judge_direction,
-)
-from normfree.diagnostics.limits import LARGE, LAYER_GAIN, NOTICEABLE
-from normfree.diagnostics.model_signal import Gain, Signal
+from normfree.diagnostics import end_rules, rules
+from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, finding
+from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
+from normfree.diagnostics.model_signal import Gain, Signal, SumSignal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
-from normfree.diagnostics.sum_hooks import SumSignal
 from normfree.report.formatting import compact, shorten_names
 
 
@@ -143,7 +134,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
         findings.append(_growth(forward, backward, worst, advice, signal))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
         drifting = bool(findings) and forward.status == "drifting"
-        ends = tuple(end_faults.faults_of_the_head(signal, drifting=drifting))
+        ends = tuple(end_rules.faults_of_the_head(signal, drifting=drifting))
         if drifting and [f.cause for f in ends] == ["first loss"]:
             findings = [replace(findings[0], status="exploding" if forward.factor > 1 else "vanishing")]  # it shows
         else:
@@ -162,34 +153,28 @@ def _local_faults(
     signal: Signal, forward: Direction, backward: Direction, dead: Sequence[SumSignal]
 ) -> tuple[Finding, ...]:
     """The faults at single places, causes before their consequences."""
-
-    def found() -> Iterator[Finding]:
-        yield from end_faults.faults_of_the_input(signal)
-        yield from faults.non_finite(signal, forward)
-        yield from function_faults.large_embeddings(signal)
-        yield from function_faults.faults_of_the_loss(signal)
-        yield from faults.forgotten_skips(signal)
-        yield from function_faults.unused_modules(signal)
-        yield from weight_faults.faulty_weights(signal)
-        yield from weight_faults.no_activation(signal)
-        yield from weight_faults.forgotten_activation(signal)
-        yield from function_faults.swamped_normalizers(signal)
-        yield from function_faults.noisy_dropout(signal)
-        yield from function_faults.faulty_functions(signal)
-        yield from faults.faulty_branches(signal, dead)
-        yield from faults.small_branches(signal)
-        yield from faults.silent(signal, forward)
-        yield from faults.gradient_cut(signal, forward, backward)
-        if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
-            yield from function_faults.saturated_functions(signal)
-        yield from weight_faults.dead_units(signal)
-        yield from end_faults.faults_of_the_stem(signal)
-        if forward.status in HARMLESS:
-            yield from faults.deep_post_norm(signal)
-
-    local = tuple(found())
-    places = {f.place for f in local}  # a bias may make a layer dead, which says more
-    return (*local, *(f for f in function_faults.heavy_biases(signal) if f.place not in places))
+    found = [
+        *end_rules.faults_of_the_input(signal),
+        *rules.non_finite(signal, forward),
+        *end_rules.large_embeddings(signal),
+        *end_rules.faults_of_the_loss(signal),
+        *rules.forgotten_skips(signal),
+        *rules.unused_modules(signal),
+        *rules.faulty_weights(signal),
+        *rules.missing_activations(signal),
+        *rules.faulty_functions(signal),
+        *rules.faulty_branches(signal, dead),
+        *rules.small_branches(signal),
+        *rules.silent(signal, forward),
+        *rules.gradient_cut(signal, forward, backward),
+    ]
+    if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
+        found += rules.saturated_functions(signal)
+    found += [*rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
+    if forward.status in HARMLESS:
+        found += rules.deep_post_norm(signal)
+    places = {f.place for f in found}  # a bias may make a layer dead, which says more
+    return (*found, *(f for f in rules.heavy_biases(signal) if f.place not in places))
 
 
 def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
@@ -197,11 +182,15 @@ def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Fi
     for outlier in outliers[:1]:
         ratio = max((outlier.forward_excess, outlier.backward_excess), key=lambda r: abs(math.log(r)))
         if abs(math.log(ratio)) >= math.log(NOTICEABLE):
-            status: SignalStatus = "exploding" if ratio > 1 else "vanishing"
-            cause = f"{'layer' if signal.plain else 'block'} too {'large' if ratio > 1 else 'small'}"
             before = _module_before(outlier.name, ratio, signal)
             remedy = f"look at {before}: it changes the scale before {outlier.name}" if before else _look_at(outliers)
-            yield Finding(cause, before or outlier.name, status, str(outlier), remedy)
+            yield _wrong_size(before or outlier.name, ratio, signal, remedy, str(outlier))
+
+
+def _wrong_size(place: str, ratio: float, signal: Signal, remedy: str, text: str = "") -> Finding:
+    block, large = "layer" if signal.plain else "block", "large" if ratio > 1 else "small"
+    status: SignalStatus = "exploding" if ratio > 1 else "vanishing"
+    return finding("{block} too {large}", place, status, block=block, large=large, text=text, remedy=remedy)
 
 
 def _module_before(name: str, ratio: float, signal: Signal) -> str:
@@ -228,16 +217,18 @@ def _growth(forward: Direction, backward: Direction, status: SignalStatus, advic
     """The growth over depth as a finding; its place is the network, or the one layer that is applied repeatedly."""
     way, d = ("forward signal", forward) if forward.status == status else ("gradient", backward)
     if math.isnan(d.factor):
-        return Finding(way, d.broken_at or d.worst, status, "", advice)
+        return finding("{change}", d.broken_at or d.worst, status, change=way, remedy=advice)
     if d is forward and (one := _only_large_gain(signal, 1 if forward.total > 1 else -1)):
         size = f"multiplies the signal by {compact(math.sqrt(one.factor))}"
         remedy = f"look at {one.name}: it {size}, far more than any other module; compare its weights with the others'"
-        return Finding(f"layer too {'large' if one.factor > 1 else 'small'}", one.name, status, "", remedy)
+        words = {"block": "layer", "large": "large" if one.factor > 1 else "small", "text": ""}
+        return finding("{block} too {large}", one.name, status, remedy=remedy, **words)
     names = {s.name.partition("#")[0] for s in signal.sums}
     place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
     unit = "step" if place else "layer" if signal.plain else "block"
     where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
-    return Finding(f"{way} ×{d.factor:.2f} per {unit}", place, status, "", f"{advice}{where}")
+    change = f"{way} ×{d.factor:.2f} per {unit}"
+    return finding("{change}", place, status, change=change, remedy=f"{advice}{where}")
 
 
 def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
@@ -248,7 +239,7 @@ def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
         if 0 < g.factor < math.inf and not g.normalized and (sign > 0 or not re.search("Pool|Embed", g.kind))
     }
     most = max(logs, key=logs.__getitem__, default=None)
-    if most is None or logs[most] < math.log(LAYER_GAIN):
+    if most is None or logs[most] < math.log(end_rules.LAYER_GAIN):
         return None
     return most if all(v < logs[most] / 2 for g, v in logs.items() if g is not most) else None
 
@@ -378,7 +369,7 @@ def _plain_remedy(signal: Signal, forward: Direction, backward: Direction) -> st
     wrong = [d for d in (forward, backward) if d.status not in ("preserved", "growing", "not measured")]
     if not wrong:
         return "nothing to do"
-    activation = signal.activations[0] if signal.activations else ""
+    activation = signal.graph.activation
     if any("#" in s.name for s in signal.sums):
         return "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
     falls = wrong[0].factor < 1 or (wrong[0].status == "vanishing" and math.isnan(wrong[0].factor))

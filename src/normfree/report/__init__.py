@@ -1,6 +1,6 @@
 """Tables, plots and pages from plain records. It imports no other part of normfree but `extras`, and no torch."""
 
 from normfree.report.tables import Column, Link, Table, print_table, to_markdown
-from normfree.report.terminal import line_plot, open_console, sparkline
+from normfree.report.terminal import open_console, sparkline
 
-__all__ = ["Column", "Link", "Table", "line_plot", "open_console", "print_table", "sparkline", "to_markdown"]
+__all__ = ["Column", "Link", "Table", "open_console", "print_table", "sparkline", "to_markdown"]

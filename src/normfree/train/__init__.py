@@ -14,7 +14,7 @@ _HOMES = {
     "TrainConfig": "config",
     "evaluate": "run.loading",
     "evaluate_translation": "run.loading",
-    "fit": "engine.fitting",
+    "fit": "engine.loop",
     "load": "run.loading",
     "read_config": "run.loading",
     "recipe": "recipes",
@@ -35,7 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from normfree.train.config import TrainConfig
-    from normfree.train.engine.fitting import fit
+    from normfree.train.engine.loop import fit
     from normfree.train.recipes import Recipe, recipe
     from normfree.train.run.loading import evaluate, evaluate_translation, load, read_config
     from normfree.train.run.result import RunResult, Snapshot

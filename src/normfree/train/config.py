@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -261,7 +261,11 @@ class TrainConfig:
             require_known(name, field_types(cls), where=f" in '{where}'")
         try:
             config = replace(base or cls(), **values)
-            return config if release == RELEASE or "method" not in values else _as_of(config, release)
+            if release == RELEASE or "method" not in values:
+                return config
+            from normfree.methods.history import as_of  # imported here because it loads torch
+
+            return replace(config, method=as_of(config.method, release, config.model))
         except ValueError as error:
             raise ValueError(f"{error}; correct it in '{where}'") from None
 
@@ -328,6 +332,16 @@ class TrainConfig:
             found.append(f"a batch of {self.batch_size:,}{content}; make it smaller with --set batch_size=…")
         return found
 
+    def require_same(self, before: TrainConfig, free: Collection[str], whose: str) -> None:
+        """Raise `ValueError` with the names of all settings that `before` has otherwise, other than those in `free`."""
+        values = ((name, value, getattr(self, name)) for name, value in asdict(before).items())
+        differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
+        if differing:
+            raise ValueError(
+                f"expected the configuration of {whose}, got a different one: it has {'; '.join(differing)}; resume it "
+                f"without changes (only {', '.join(sorted(free))} may change), or choose another folder"
+            )
+
     @property
     def lr_schedule(self) -> Schedule:
         """The schedule of the learning rate."""
@@ -349,11 +363,7 @@ class TrainConfig:
         return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
 
     def augmentation(self) -> Augmentation:
-        """Make the augmentation of training images that the settings `crop` to `randaugment` describe.
-
-        Returns:
-            The augmentation.
-        """
+        """Make the augmentation of training images that the settings `crop` to `randaugment` describe."""
         from normfree.data.images.augment import Augmentation
 
         return Augmentation(
@@ -365,25 +375,10 @@ class TrainConfig:
         )
 
 
-def _as_of(config: TrainConfig, release: str) -> TrainConfig:
-    from normfree.methods.history import as_of  # imported here because it loads torch
-
-    return replace(config, method=as_of(config.method, release, config.model))
-
-
 DEEP = 400  # residual branches
 # Settings that change no number of a run; `fingerprint` gives the reasons.
-NOT_IN_FINGERPRINT = {
-    "data_dir",
-    "device",
-    "kernels",
-    "checkpoint_minutes",
-    "checkpoint_epochs",
-    "keep_last",
-    "keep_best",
-    "workers",
-    "tensorboard",
-}
+NOT_IN_FINGERPRINT = {"data_dir", "device", "kernels", "workers", "tensorboard"}
+NOT_IN_FINGERPRINT |= {"checkpoint_minutes", "checkpoint_epochs", "keep_last", "keep_best"}
 # Settings that may differ when a run is resumed. Another number of epochs changes the schedule from there on.
 MAY_CHANGE = NOT_IN_FINGERPRINT | {"epochs"}
 _DEFAULTS = asdict(TrainConfig())

@@ -1,13 +1,13 @@
 """The data of a run: open it by name; images in memory, or in a folder from which they are read as they are needed.
 
-Text is in `train/text/`, which is imported only for text. `Data` in `train/engine/inputs.py` is the protocol of both.
+Text is in `train/text/`, which is imported only for text. `Data` in `train/engine/inputs.py` is the base of both.
 """
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from normfree.train.engine.step import image_loss
 
 if TYPE_CHECKING:
     from normfree.data.text.prepared_folder import Prepared
-    from normfree.train.text.generation import Bleu
 
 AS_BUILT = "as built"  # method name for third-party models trained unchanged
 FOLDER = "folder:"
@@ -104,21 +103,23 @@ def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, An
             )
 
 
-class ImageData(ABC):
-    """Labelled images; implements `Data` except for how the images are read."""
+class ImageData(Data):
+    """Labelled images; a subclass says how they are read.
+
+    Args:
+        name: The name of the data in a configuration.
+        classes: The names of the classes.
+        train: The training images, a `Split` or an `ImageFolder`.
+        test: The test images.
+    """
 
     kind = "images"
     unit = "images"
     unused_settings: tuple[str, ...] = ("dropout", "inner_dropout", "block", "beam", "length_penalty")
-    source_files = None
-    translates_test = False
-    linear_accuracy: float | None = None
 
-    name: str
-    classes: tuple[str, ...]
-
-    train: Any  # a `Split` or an `ImageFolder`, as is `test`
-    test: Any
+    def __init__(self, name: str, classes: tuple[str, ...], train: Any, test: Any) -> None:
+        super().__init__(name, len(classes))
+        self.classes, self.train, self.test = classes, train, test
 
     @abstractmethod
     def _batches(self, part: Any, **settings: Any) -> ImageBatches | FolderBatches:
@@ -139,11 +140,6 @@ class ImageData(ABC):
     def _reading(self, config: TrainConfig) -> dict[str, Any]:
         """Return more settings of the batches."""
         return {}
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes."""
-        return len(self.classes)
 
     def missing_validation(self, config: TrainConfig) -> str | None:
         """Return the remedy if no training images are held out."""
@@ -182,15 +178,7 @@ class ImageData(ABC):
         """Return the first training images as the network reads them."""
         return (next(self._in_order(self.train.take(slice(count)), batch_size=count))[0],)
 
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
+    def inputs(self, config: TrainConfig, *, device: torch.device, dtype: torch.dtype, processes: Processes) -> Inputs:
         """Return the batches; part of the training images is held out for validation.
 
         Raises `ValueError` if the processes cannot share a batch evenly.
@@ -202,7 +190,7 @@ class ImageData(ABC):
                 f"evenly, got {config.batch_size}; change it"
             )
         train, held_out = self._hold_out(round(config.validation * len(self.train)), config.seed)
-        layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": channels_last}
+        layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": bool(config.channels_last)}
         layout |= self._reading(config)
 
         def scored(part: Any) -> EvalBatches:
@@ -248,23 +236,13 @@ class ImageData(ABC):
         """Return the digest of the contents, if that of `_update_digest` does not cover them."""
         return {}
 
-    def translate_test(
-        self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
-    ) -> tuple[list[str], Bleu]:
-        """Raise `ValueError`: there are no sentences to translate."""
-        raise ValueError(f"expected pairs of sentences to translate, got images ('{self.name}'); see translates_test")
-
-    def write_files(self, folder: Path) -> None:
-        """Write nothing: the checkpoint has all that `load` needs."""
-        return
-
 
 class MemoryImages(ImageData):
     """An `ImageSet`, all in memory."""
 
     def __init__(self, images: ImageSet) -> None:
-        self.images, self.name, self.classes = images, images.name, images.classes
-        self.train, self.test = images.train, images.test
+        super().__init__(images.name, images.classes, images.train, images.test)
+        self.images = images
         self.linear_accuracy = LINEAR_ACCURACY if images.name == "fashion14" else None
 
     def require_usable(self) -> None:
@@ -306,13 +284,9 @@ class FolderImages(ImageData):
     """
 
     def __init__(self, root: str) -> None:
-        self.name, self.root = f"{FOLDER}{root}", Path(root)
-        self.train = read_folder(root, "train")
-        self.classes = self.train.classes
-        self.test = read_folder(root, "val", self.classes)
-
-    def require_usable(self) -> None:
-        """Do nothing: `read_folder` made sure of it."""
+        train = read_folder(root, "train")
+        super().__init__(f"{FOLDER}{root}", train.classes, train, read_folder(root, "val", train.classes))
+        self.root = Path(root)
 
     def _reading(self, config: TrainConfig) -> dict[str, Any]:
         return {"workers": config.workers}

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from normfree.checksums import write_sealed_json
-from normfree.files import atomic_path, explain_os_errors
+from normfree.files import atomic_path, explain_os_errors, write_sealed_json
 from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
 from normfree_papers.claims.registry import all_claims, get
 from normfree_papers.claims.run_cache import RunCache

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.comparison.process_pool import Reports, summarize_reports
 from normfree.comparison.sweep import RunTask, train_runs
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors
+from normfree.files import TEMPORARY, atomic_path, explain_os_errors, write_sealed_json, write_sealed_text
 from normfree.models import build
 from normfree.models.third_party import is_foreign
 from normfree.nn.devices import device_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normfree.checksums import write_sealed_json
+from normfree.files import write_sealed_json
 from normfree_papers.claims.claim import Measurement, Settings
 from normfree_papers.claims.registry import PAPERS, all_claims
 from normfree_papers.claims.reproduction import draw, redraw, reproduce

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from normfree.data.images.image_set import in_order
 from normfree.nn.model_state import eval_mode
-from normfree.train.engine.inputs import OneShapeFeed, ShapedFeed, score
+from normfree.train.engine.inputs import ShapedFeed, mean_score, score, sum_scores
+from normfree.train.engine.step import OneShapeFeed
 from tiny_images import tiny_images
 
 
@@ -97,12 +98,8 @@ def test_parts_are_put_together_by_their_numbers() -> None:
     sums: list[Tensor] = []
     for part in (slice(0, 13), slice(13, None)):
         batches = in_order(data.test.take(part), batch_size=5, mean=data.mean, std=data.std)
-        score(model, batches, reduce=lambda t: sums.append(t.clone()))
-
-    def average_(tensor: Tensor) -> None:
-        tensor.copy_((sums[0] + sums[1]) / 2)
-
-    together = score(model, [], reduce=average_)
+        sums.append(sum_scores(model, batches))
+    together = mean_score((sums[0] + sums[1]) / 2)
     assert together.accuracy == pytest.approx(whole.accuracy)
     assert together.loss == pytest.approx(whole.loss)
 

@@ -20,8 +20,8 @@ import torch
 import normfree as nf
 from compared_runs import differences
 from forked_runs import Runs, forked_runs
-from normfree.checksums import write_sealed_text
 from normfree.data.images.image_set import ImageSet, Split
+from normfree.files import write_sealed_text
 from normfree.train import RunFolder, RunResult
 from normfree.train.data import MemoryImages
 from normfree.train.engine import loop as engine
@@ -309,7 +309,7 @@ def fail(code: int) -> Any:
     ("where", "says"),
     [
         ("normfree.files.secrets.token_hex", "could not write the configuration"),
-        ("normfree.train.run.lock.FileLock.acquire", "could not write the lock"),
+        ("filelock.FileLock.acquire", "could not write the lock"),
         ("normfree.train.run.checkpoint.temporary_folder", "could not write the checkpoint"),
         ("normfree.train.run.run_folder.FileIO", "could not write the metrics"),
     ],

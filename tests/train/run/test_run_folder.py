@@ -168,7 +168,7 @@ def test_read_only_folder_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("normfree.train.run.lock.FileLock.acquire", refuse)
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     with pytest.raises(OSError, match="Read-only file system; choose a folder"), RunFolder(tmp_path).hold():
         pass
 

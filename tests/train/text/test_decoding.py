@@ -1,9 +1,11 @@
 """Greedy and beam search, held against every sequence there is, and against a beam written with lists."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import normfree as nf
 from normfree.models.transformer_layers import Memory
 from normfree.nn.embedding import END, PAD, START, UNKNOWN
+from normfree.nn.model_state import eval_mode
 from normfree.train.text import decoding
-from normfree.train.text.decoding import beam_search, greedy, source_plus_50
+from normfree.train.text.decoding import _SPECIAL, Longest, _limits, beam_search, source_plus_50
 
 V = 7
 WORDS = (UNKNOWN, 4, 5, 6)
@@ -80,6 +83,29 @@ class Table(nn.Module):
         prefixes = cache.grow(target)[:, 1:].tolist()
         sources = [[int(t) for t in row if t] for row in cache.memory.states.squeeze(2).tolist()]
         return torch.stack([self.row(tuple(s), tuple(p)) for s, p in zip(sources, prefixes, strict=True)]).unsqueeze(1)
+
+
+@torch.no_grad()
+def greedy(model: Any, source: Tensor, *, longest: Longest = source_plus_50) -> list[list[int]]:
+    """The oracle: take the likeliest token at each step. Ties go to END, then to the smallest token id."""
+    limits = _limits(model, source, longest)
+    if not limits:
+        return []
+    with eval_mode(model):
+        memory = model.encode(source)
+        cache = model.start_cache(memory, max(limits) + 1)
+        most, special = source.new_tensor(limits), source.new_tensor(_SPECIAL)
+        taken = source.new_full((len(source), max(limits)), END)
+        last, ended = source.new_full((len(source), 1), START), most < 1
+        for step in range(max(limits)):
+            logits = model.decode(last, memory, cache)[:, -1]
+            highest, word = logits.index_fill(1, special, -math.inf).max(1)
+            ended = ended | (logits[:, END] >= highest) | (most <= step)
+            taken[:, step] = torch.where(ended, END, word)
+            last = word.unsqueeze(1)
+            if decoding._checks_at(step, source.device) and bool(ended.all()):
+                break
+    return [row[: row.index(END)] if END in row else row for row in taken.tolist()]
 
 
 def drawn_row(source: tuple[int, ...], prefix: tuple[int, ...]) -> Tensor:

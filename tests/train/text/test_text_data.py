@@ -25,7 +25,7 @@ from normfree.train import RunFolder, RunResult, evaluate_translation
 from normfree.train.engine import loop as engine
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_, forward_of
-from normfree.train.engine.inputs import score
+from normfree.train.engine.inputs import score, sum_scores
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.text.text_data import TextData, token_loss, token_sums
 from tiny_text import SIZE, copied, drawn, tiny_pairs, tiny_text, turned
@@ -168,7 +168,7 @@ def test_processes_together_have_the_score_of_one(pairs: Prepared, text: Prepare
     for rank in range(world):
         feed = TextData(data).batches(settings, "test", processes=Processes(rank, world))
         sums_of = partial(token_sums, world=world)
-        score(model, feed.once(), sums_of, reduce=lambda sums: parts.append(sums.clone()))
+        parts.append(sum_scores(model, feed.once(), sums_of))
     mean = torch.stack(parts).mean(0)
     alone = score(model, TextData(data).batches(settings, "test").once(), token_sums)
     assert (mean[:2] / mean[2]).tolist() == pytest.approx(list(alone), rel=1e-6)

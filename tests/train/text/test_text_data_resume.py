@@ -154,7 +154,7 @@ def test_dropout_that_is_drawn_again_changes_the_result(
     original = engine.Trainer._train
 
     def unseeded(self: engine.Trainer, *args: Any) -> Any:
-        self._seed_generators = lambda *_: None
+        self.setup.seed_generators = lambda *_: None
         return original(self, *args)
 
     monkeypatch.setattr(engine.Trainer, "_train", unseeded)

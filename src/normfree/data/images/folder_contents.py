@@ -14,7 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from normfree.checksums import Checksum, read_sealed_json, write_sealed_json
+from normfree.checksums import Checksum, read_sealed_json
+from normfree.files import write_sealed_json
 from normfree.provenance import available_cores
 
 CACHE = ".normfree-contents.json"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from normfree.checksums import require_regular
 from normfree.data.counter_rng import Purpose, below, epoch_order, extend, sample_keys, uniform
 from normfree.data.download.formats import require_pillow
 from normfree.data.images.augment import (
@@ -35,7 +36,6 @@ from normfree.data.images.augment import (
     per_channel,
 )
 from normfree.data.images.image_set import ImageBatch, check_ranks, check_split, to_format
-from normfree.files import require_regular
 from normfree.provenance import available_cores
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,122 +107,71 @@ class Inputs:
     sums: BatchSums = image_sums
 
 
-class Data(Protocol):
+class Data(ABC):
     """Data that a model can be trained on.
 
-    Attributes:
+    Args:
         name: The name of the data in a configuration.
+        num_classes: The number of scores per image or token.
+
+    Attributes:
         kind: The kind of data, "images" or "text".
         unit: The unit of throughput, "images" or "tokens".
-        num_classes: The number of scores per image or token.
         linear_accuracy: The test accuracy of a linear classifier, for comparison; None if nobody measured it.
         source_files: The text files that the data was prepared from, with their sha256; None for images.
         unused_settings: The settings that have no effect on such data.
         translates_test: Whether a run ends with a translation of test sentences.
     """
 
-    name: str
     kind: str
     unit: str
     unused_settings: tuple[str, ...]
-    translates_test: bool
+    linear_accuracy: float | None = None
+    source_files: Mapping[str, Any] | None = None
+    translates_test = False
 
-    @property
-    def num_classes(self) -> int: ...
+    def __init__(self, name: str, num_classes: int) -> None:
+        self.name, self.num_classes = name, num_classes
 
-    @property
-    def linear_accuracy(self) -> float | None: ...
-
-    @property
-    def source_files(self) -> Mapping[str, Any] | None: ...
-
-    def require_usable(self) -> None:
+    def require_usable(self) -> None:  # noqa: B027
         """Raise `ValueError` if a model cannot be trained and tested on the data."""
-        ...
 
+    @abstractmethod
     def missing_validation(self, config: TrainConfig) -> str | None:
         """Return what the data has in place of a validation part, and the remedy; None if it has one."""
-        ...
 
+    @abstractmethod
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:
         """Build the configured model with the configured seed; return it, and its plan if it was converted."""
-        ...
 
+    @abstractmethod
     def require_scores(self, model: nn.Module, config: TrainConfig) -> None:
         """Raise `ValueError` if a model does not score the data."""
-        ...
 
+    @abstractmethod
     def example(self, config: TrainConfig, count: int = 64) -> tuple[Tensor, ...]:
         """Return the arguments of the model for the first training examples."""
-        ...
 
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
+    @abstractmethod
+    def inputs(self, config: TrainConfig, *, device: torch.device, dtype: torch.dtype, processes: Processes) -> Inputs:
         """Return the batches for training, validation and test. Raises `ValueError` for unusable settings."""
-        ...
 
+    @abstractmethod
     def label_fingerprint(self) -> dict[str, Any]:
         """Return the meaning of the labels: the classes, or the vocabulary."""
-        ...
 
+    @abstractmethod
     def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
         """Return the checkpoint entries that describe the data: enough to build the model and detect different data."""
-        ...
 
     def translate_test(
         self, model: nn.Module, config: TrainConfig, progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[str], Bleu]:
-        """Translate the test sentences; return the lines and their BLEU."""
-        ...
+        """Translate the test sentences; return the lines and their BLEU. Raises `ValueError` if there are none."""
+        raise ValueError(f"expected pairs of sentences to translate, got '{self.name}'; see translates_test")
 
-    def write_files(self, folder: Path) -> None:
+    def write_files(self, folder: Path) -> None:  # noqa: B027
         """Write the files that a run's folder needs besides checkpoints."""
-        ...
-
-
-class OneShapeFeed:
-    """A `Feed` as a `ShapedFeed` of one shape; batches made on the host are copied to where a captured step reads."""
-
-    shapes: Sequence[Any] = (None,)
-
-    def __init__(self, feed: Feed, *, compile: bool) -> None:
-        self._feed, self.steps = feed, feed.steps
-        self._batch = torch.compile(feed.batch, dynamic=False) if compile and feed.capturable else feed.batch
-        self._fetched: Any = None
-
-    def start_epoch(self, epoch: int) -> None:
-        """Prepare the batches of an epoch."""
-        self._feed.start_epoch(epoch)
-
-    def shape_of(self, step: int) -> int:
-        """Return the index of the only shape."""
-        return 0
-
-    def gather(self, shape: int, step: Tensor) -> Any:
-        """Return the fetched batch, or compute the batch of the step on the device."""
-        return self._fetched if self._fetched is not None else self._batch(step)
-
-    def fetch(self, step: int) -> None:
-        """Load the batch of a step into those tensors if it is made on the host.
-
-        The step is an int, so that the device need not be read.
-        """
-        if self._feed.capturable:
-            return
-        batch = self._feed.batch(torch.tensor(step))
-        if self._fetched is None:
-            self._fetched = batch
-            return
-        for target, source in zip(self._fetched, batch, strict=True):
-            if target is not None and source is not None:
-                target.copy_(source, non_blocking=True)
 
 
 class Score(NamedTuple):
@@ -255,14 +205,12 @@ class UntilSignal:
 
 
 @torch.no_grad()
-def score(
+def sum_scores(
     model: nn.Module,
     batches: Iterable[Any],
     sums_of: BatchSums = image_sums,
-    *,
     forward: Callable[..., Tensor] | None = None,
-    reduce: Callable[[Tensor], None] | None = None,
-) -> Score:
+) -> Tensor:
     """Score a model in evaluation mode; the mode of every module is restored.
 
     Args:
@@ -270,16 +218,23 @@ def score(
         batches: The batches; each label is counted once.
         sums_of: The sums over one batch.
         forward: The function to call in place of the model, if any.
-        reduce: Averages a tensor over all processes in place, if each process has a part of the batches.
 
     Returns:
-        The means over all labels; NaN if there are none.
+        Three float64 sums over all batches, for `mean_score`: the losses, the hits, and the number of labels.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
     with eval_mode(model):
         for batch in batches:
             sums += sums_of(model if forward is None else forward, batch)
-    if reduce is not None:
-        reduce(sums)
+    return sums
+
+
+def mean_score(sums: Tensor) -> Score:
+    """Return the means over all labels; NaN if there are none."""
     loss, hits, labels = sums.tolist()
     return Score(loss / labels, hits / labels) if labels else Score(float("nan"), float("nan"))
+
+
+def score(model: nn.Module, batches: Iterable[Any], sums_of: BatchSums = image_sums) -> Score:
+    """Score a model on batches that this process has alone; see `sum_scores`."""
+    return mean_score(sum_scores(model, batches, sums_of))

@@ -1,39 +1,35 @@
-"""`Trainer`: the training loop with validation, logging, checkpoints, and the result at the end.
+"""`fit` and `Trainer`: the training loop with validation, logging, checkpoints, and the result at the end.
 
-`Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep` is one step.
+`Trainer.run` is the whole run, and `Trainer._train` its loop. `TrainStep._step` is one step.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normfree.data import ImageSet
 from normfree.files import explain_os_errors, write_text
+from normfree.plan import ResidualPlan
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import require_same_data
-from normfree.train.engine.environment import (
-    LaunchQueue,
-    Stop,
-    StopRequestedError,
-    Throughput,
-)
+from normfree.train.engine.environment import LaunchQueue, StopRequestedError, Throughput
 from normfree.train.engine.inputs import EvalBatches, Score, UntilSignal
-from normfree.train.engine.setup import TrainSetup
+from normfree.train.engine.setup import TrainSetup, open_run
 from normfree.train.run import checkpoint
 from normfree.train.run.result import EventLog, RunResult, Snapshot, write_curves
-from normfree.train.run.run_folder import RunFolder, RunStatus, require_same_settings
+from normfree.train.run.run_folder import RunFolder, RunStatus
 
 if TYPE_CHECKING:
+    from normfree.data.text.prepared_folder import Prepared
     from normfree.train.text.generation import Bleu
-
-_log = logging.getLogger("normfree.train")
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
@@ -45,112 +41,154 @@ State = tuple[dict[str, Tensor], dict[str, Any]]
 """The tensors and the plain data of a checkpoint."""
 
 
+def fit(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None = None,
+    data: ImageSet | Prepared | None = None,
+    plan: ResidualPlan | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[Snapshot], None] | None = None,
+    command: str | None = None,
+    picture: bool = True,
+) -> RunResult:
+    """Train a model, and test it at the end.
+
+    SIGINT and SIGTERM let the run finish its step or batch and save. A run that diverges ends with the model of its
+    last good checkpoint, or with the initial one. A third-party model that the configuration names is converted by its
+    method, or stays as it is with the method 'as built'.
+
+        result = nf.fit(nf.recipe("fashion", epochs=2), out="runs/fashion")
+        print(result.test.accuracy)
+
+    Args:
+        config: All settings of the run.
+        model: A model to train, instead of the configured model.
+        data: Data to train on, instead of the configured data.
+        plan: The plan of a given model that was converted, so that its parameters learn and decay as its method asks.
+        out: The folder to keep the run in. A run in a folder can be resumed bit for bit after a signal, a kill or a
+            power failure. None keeps nothing.
+        resume: Whether to resume the run in `out`. Settings that change no number may differ, and `epochs`.
+        overwrite: Whether to replace a run in `out`. It is removed when the new one is ready to train.
+        progress: Called about twice a second with the state of the run.
+        command: The command line to store in the result.
+        picture: Whether to draw curves.png at the end.
+
+    Returns:
+        The scores, the trained model, and how the run ended.
+
+    Raises:
+        ValueError: If the configuration, the model and the data do not fit together, or the folder cannot be used.
+        OSError: If the folder cannot be written.
+    """
+    with open_run(config, model, data, plan, out, resume=resume, overwrite=overwrite) as setup:
+        return Trainer(setup).run(resume=resume, progress=progress, command=command, picture=picture)
+
+
 class Trainer:
     """A run in progress: its setup, its counters, and its folder.
 
-    The folder is None for a run that is not saved, and in all processes but the first. `started` is the time by
-    `time.perf_counter` at which the run began.
+    The folder is None for a run that is not saved, and in all processes but the first.
     """
 
-    def __init__(
-        self,
-        setup: TrainSetup,
-        folder: RunFolder | None,
-        stop: Stop,
-        seed_generators: Callable[..., None],
-        started: float,
-    ) -> None:
-        self.setup, self.folder, self._stop = setup, folder, stop
-        self._seed_generators, self._started = seed_generators, started
-        self.config, self.model, self.data = setup.config, setup.model, setup.data
+    def __init__(self, setup: TrainSetup) -> None:
+        self.setup, self.folder, self.config, self.data = setup, setup.folder, setup.config, setup.data
         self.step, self.inputs, self.processes = setup.step, setup.inputs, setup.processes
         self.total = setup.epoch_steps * setup.config.epochs
-        self.signal: int | None = None
-        self._log: EventLog | None = None
-        self._throughput = Throughput(setup.inputs.per_step)
         self.done = 0  # steps
         self.validation: Score | None = None
+        self.signal: int | None = None
+        self._events: EventLog | None = None
+        self._throughput = Throughput(setup.inputs.per_step)
         self._epoch_unlogged = False  # whether the last epoch is saved but not yet in metrics.jsonl
         self._earlier_seconds = 0.0  # training time of earlier processes
         self._saved: deque[State] = deque(maxlen=2)  # the last two states that were saved; at first the initial one
-        self._saved_at = started
         self._scored_at = -1  # the step of the last validation
         self._writer: checkpoint.Writer | None = None
-        if folder is not None:
-            options = {"keep": self.config.keep_last, "keep_best": self.config.keep_best}
-            self._writer = checkpoint.Writer(folder.path, folder.require_held, **options)
-            setup.cleanup.callback(self._writer.close)
-        self._fingerprint = self.data.fingerprint(self.config) if folder is not None else {}
+        self._fingerprint: dict[str, Any] = {}
+        if self.folder is not None:
+            self._writer = self.folder.open_writer(keep=self.config.keep_last, keep_best=self.config.keep_best)
+            self._fingerprint = self.data.fingerprint(self.config)
 
     def run(
         self, *, resume: bool, progress: Callable[[Snapshot], None] | None, command: str | None, picture: bool
     ) -> RunResult:
         """Train until the end, a signal or a divergence; test the model, and write and return the result."""
-        self._start(resume)
-        status = self._train(progress)
-        self.processes.watching = False  # the first one translates alone
-        loss, accuracy, _ = self._poll() if self.done else (None, None, True)
-        throughput = self._throughput.rate(self.done)
-        if status == "interrupted" or not self.config.epochs:
-            self._save()
-        self._wait_for_checkpoint()
-        device, test, bleu = self.setup.device, None, None
-        if status == "finished":
-            test = self._score(self.inputs.test)
-            if self.signal is not None:
-                status = "interrupted"  # the trained model is saved, and resuming tests it
-            elif test is not None and not math.isfinite(test.loss):
-                status, test = "diverged", None  # in the last step, after which no loss was read
-        if status == "diverged":
-            self._go_back()
-        with self.step.averaged():
-            self.setup.release()
-        if status == "finished":
-            bleu = self._translate()
-            if self.signal is not None:
-                status = "interrupted"
-        result = RunResult(
-            status=status,
-            config=self.config,
-            model=self.model,
-            steps=self.done,
-            epochs=self.done / self.setup.epoch_steps,
-            train_loss=loss,
-            train_accuracy=accuracy,
-            validation=self.validation,
-            test=test,
-            linear_accuracy=self.data.linear_accuracy,
-            parameters=self.setup.parameters,
-            classes=self.data.num_classes,
-            seconds=self._seconds,
-            setup_seconds=self._setup_seconds,
-            throughput=throughput,
-            unit=self.inputs.unit,
-            bleu=bleu,
-            inputs=self.data.source_files,
-            peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-            signal=self.signal,
-            command=command,
-        )
-        self._write_result(result, picture)
-        return result
+        try:
+            self._start(resume)
+            status = self._train(progress)
+            self.processes.watching = False  # the first one translates alone
+            loss, accuracy, _ = self._poll() if self.done else (None, None, True)
+            throughput = self._throughput.rate(self.done)
+            if status == "interrupted" or not self.config.epochs:
+                self._save()
+            if self._writer is not None:
+                self._writer.wait()
+            device, test, bleu = self.setup.device, None, None
+            if status == "finished":
+                test = self._score(self.inputs.test)
+                if self.signal is not None:
+                    status = "interrupted"  # the trained model is saved, and resuming tests it
+                elif test is not None and not math.isfinite(test.loss):
+                    status, test = "diverged", None  # in the last step, after which no loss was read
+            if status == "diverged":
+                self._go_back()
+            with self.step.averaged():
+                self.setup.release()
+            if status == "finished":
+                bleu = self._translate()
+                if self.signal is not None:
+                    status = "interrupted"
+            result = RunResult(
+                status=status,
+                config=self.config,
+                model=self.setup.model,
+                steps=self.done,
+                epochs=self.done / self.setup.epoch_steps,
+                train_loss=loss,
+                train_accuracy=accuracy,
+                validation=self.validation,
+                test=test,
+                linear_accuracy=self.data.linear_accuracy,
+                parameters=self.setup.parameters,
+                classes=self.data.num_classes,
+                seconds=self._seconds,
+                setup_seconds=self._setup_seconds,
+                throughput=throughput,
+                unit=self.inputs.unit,
+                bleu=bleu,
+                inputs=self.data.source_files,
+                peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+                signal=self.signal,
+                command=command,
+            )
+            self._write_result(result, picture)
+            return result
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            if self._events is not None:
+                self._events.close()
 
     def _train(self, progress: Callable[[Snapshot], None] | None) -> RunStatus:
         """Train all steps that are left, epoch by epoch; return how that ended."""
         config, steps, queue = self.config, self.setup.epoch_steps, LaunchQueue(self.setup.device)
+        stop, seed_generators = self.setup.stop, self.setup.seed_generators
         if self._epoch_unlogged and (status := self._end_epoch(self.done // steps - 1)) is not None:
             return status
-        self._stop.at_once = bool(config.compile)  # compiling the first step may take minutes
+        stop.at_once = bool(config.compile)  # compiling the first step may take minutes
         while self.done < self.total:
             epoch, first = divmod(self.done, steps)
             self.step.start_epoch(epoch, config.lr_factors(epoch, steps), first)
             if first == 0:
                 self.step.clear_metrics()
             for _ in range(first, steps):
-                self._seed_generators(config.seed, self.done, self.processes.rank)
+                seed_generators(config.seed, self.done, self.processes.rank)
                 self.step()
                 self.done += 1
-                self._stop.at_once = False
+                stop.at_once = False
                 queue.push()
                 self.processes.barrier()  # notices a process that hangs, before anything waits for the device
                 now, alive = time.perf_counter(), True
@@ -163,7 +201,7 @@ class Trainer:
                         epochs, speed = self.done / steps, self._throughput.rate(self.done)
                         progress(Snapshot(self.done, self.total, epochs, loss, accuracy, speed, self.inputs.unit))
                 # Clocks and signals differ between processes, but all must end at the same step.
-                ended = self.processes.agree((self._stop.requested or 0) if alive else _DIVERGED)
+                ended = self.processes.agree((stop.requested or 0) if alive else _DIVERGED)
                 self.processes.watching = True  # the first step is done, which may take one process longer to compile
                 if ended == _DIVERGED:
                     return "diverged"
@@ -202,8 +240,8 @@ class Trainer:
                 record |= {"validation_loss": self.validation.loss, "validation_accuracy": self.validation.accuracy}
             if self.folder is not None:
                 self.folder.append(record)
-                if self._log is not None:
-                    self._log(record)
+            if self._events is not None:
+                self._events(record)
             if self.done >= self.total or self._save_is_due(epoch):
                 self._save()
         return None
@@ -212,7 +250,7 @@ class Trainer:
         """Score the moving average, or the weights if there is none; None without batches or if a signal came."""
         if batches is None:
             return None
-        read = UntilSignal(batches(), self._stop)
+        read = UntilSignal(batches(), self.setup.stop)
         with self.step.averaged():
             found = self.setup.score(read)
         self.signal = self.processes.agree(read.signal) or None
@@ -222,12 +260,12 @@ class Trainer:
         """Translate the test sentences, if there are any, and write the lines; None if a signal came."""
         if not self.data.translates_test:
             return None
-        bleu, signal = None, 0
+        bleu, signal, stop = None, 0, self.setup.stop
         if self.processes.first:
             try:
-                lines, bleu = self.data.translate_test(self.model, self.config, self._stop.raise_if_requested)
+                lines, bleu = self.data.translate_test(self.setup.model, self.config, stop.raise_if_requested)
             except StopRequestedError:
-                signal = self._stop.requested or 0
+                signal = stop.requested or 0
             else:
                 if self.folder is not None:
                     self.folder.require_held()
@@ -256,11 +294,6 @@ class Trainer:
             self._writer.start(*self._saved[-1])
         self._saved_at = time.perf_counter()
 
-    def _wait_for_checkpoint(self) -> None:
-        """Wait until the last checkpoint is on the disk; raise its error if it could not be written."""
-        if self._writer is not None:
-            self._writer.wait()
-
     def _save_is_due(self, epoch: int) -> bool:
         """Return whether to save after this epoch; large checkpoints take at most a small share of the time."""
         every = self.config.checkpoint_epochs
@@ -272,15 +305,10 @@ class Trainer:
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-        folder.require_resumable(self.config, MAY_CHANGE | begun_alone)
-        found = folder.resume()
+        found = folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps)
         if found is None:
             return
         tensors, state = found
-        if "config" in state:  # config.toml may have been edited since
-            before = TrainConfig.from_toml_text(state["config"], str(folder.path))
-            require_same_settings(before, self.config, MAY_CHANGE | begun_alone, f"the checkpoint in '{folder.path}'")
-            self._require_epochs(before, state["step"])
         require_same_data(self.data, self._fingerprint, state, folder.path)
         self.step.restore_(tensors)
         self.done, self._earlier_seconds = state["step"], state["seconds"]
@@ -293,20 +321,6 @@ class Trainer:
         self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
         if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
             self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
-
-    def _require_epochs(self, before: TrainConfig, step: int) -> None:
-        """Raise `ValueError` for fewer epochs than the run has trained; the log says that a schedule has changed."""
-        done, asked = -(-step // self.setup.epoch_steps), self.config.epochs
-        if asked < done:
-            raise ValueError(f"expected at least the {done} epochs that the run has trained, got {asked}; ask for more")
-        if asked != before.epochs:
-            _log.warning(
-                "epochs: the run began with epochs=%d and continues with epochs=%d; its rates follow the "
-                "new schedule from step %d on",
-                before.epochs,
-                asked,
-                step,
-            )
 
     def _share_state(self) -> None:
         """Give every process the state of the first: its weights, or the checkpoint that it read."""
@@ -349,14 +363,14 @@ class Trainer:
                 else:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
                 if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-                    self._log = EventLog(self.folder.path, done=self.done)
-                    self.setup.cleanup.callback(self._log.close)
-                self.setup.write_files(self.folder)
+                    self._events = EventLog(self.folder.path, done=self.done)
+                self.folder.write_config(self.config.to_toml(), self.setup.plan, source=self.config.model)
+                self.data.write_files(self.folder.path)
         self._share_state()
         self._saved.append(self._state())
         self._throughput.start(self.done)
         self._polled_at = self._saved_at = time.perf_counter()
-        self._setup_seconds = self._saved_at - self._started
+        self._setup_seconds = self._saved_at - self.setup.started
 
     def _write_result(self, result: RunResult, picture: bool) -> None:
         """Write the result and the curves; a finished run that is resumed keeps its files."""
@@ -364,7 +378,9 @@ class Trainer:
             self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
-                write_curves(self.folder, f"{self.config.model}, {self.config.method}")
+                path, title = self.folder.path / "curves.png", f"{self.config.model}, {self.config.method}"
+                with explain_os_errors("the picture", path):
+                    write_curves(self.folder.read_metrics(), path, title)
         self.processes.barrier()
 
     def _poll(self) -> tuple[float, float, bool]:
@@ -378,4 +394,4 @@ class Trainer:
     @property
     def _seconds(self) -> float:
         """How long the run has taken, over all processes that resumed it."""
-        return self._earlier_seconds + time.perf_counter() - self._started
+        return self._earlier_seconds + time.perf_counter() - self.setup.started

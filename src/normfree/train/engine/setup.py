@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.checksums import write_sealed_json, write_sealed_text
 from normfree.data import ImageSet
-from normfree.files import explain_os_errors
+from normfree.extras import require_package
 from normfree.models import BaseModel
 from normfree.models.third_party import is_foreign
-from normfree.nn.devices import require_memory
+from normfree.nn.devices import device_of, require_memory
 from normfree.nn.model_state import eval_mode
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
@@ -26,9 +27,17 @@ from normfree.optim.update_rules import UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, open_data
-from normfree.train.engine.environment import Processes, collector_paused, objects_frozen, torch_settings
+from normfree.train.engine.environment import (
+    Processes,
+    Stop,
+    collector_paused,
+    join_processes,
+    objects_frozen,
+    seeded_generators,
+    torch_settings,
+)
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score, score
+from normfree.train.engine.inputs import Data, Score, explained_worker_end, mean_score, sum_scores
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.run.run_folder import RunFolder
@@ -57,13 +66,16 @@ class TrainSetup:
     ) -> None:
         self.config, self.model, self.plan, self.data = config, model, plan, data
         self.device, self.processes = device, processes
+        self.folder: RunFolder | None = None
+        self.stop = Stop()
+        self.seed_generators: Callable[..., None] = lambda *_: None
+        self.started = time.perf_counter()
         with ExitStack() as cleanup:
             originals: dict[str, Tensor] = {}
             cleanup.callback(_reset_, model, originals)
             if not all(module.training for module in every_module(model)):
                 model.train()  # takes half a second for 10,000 layers
             model.to(device)
-            layout = bool(config.channels_last)
             named = dict(model.named_parameters())
             originals |= {name: p.detach() for name, p in named.items()}
             dtype = apply_precision_(model, config.precision)
@@ -71,7 +83,7 @@ class TrainSetup:
             _require_precision(model, config, data, device=device, dtype=dtype)
             if config.compile:
                 overlap_(model)
-            self.inputs = data.inputs(config, device=device, dtype=dtype, channels_last=layout, processes=processes)
+            self.inputs = data.inputs(config, device=device, dtype=dtype, processes=processes)
             cleanup.callback(_close, self.inputs.feed)
             if processes.world > 1:
                 sync_batch_norms_(model, processes.sum_, processes.world)
@@ -80,7 +92,7 @@ class TrainSetup:
             masters = MasterWeights(
                 model,
                 parameter_groups(model, config, plan),
-                channels_last=layout,
+                channels_last=bool(config.channels_last),
                 originals=originals,
                 stacks=[stack for stage in choice.stages for stack in stage.stacks()],
             )
@@ -133,24 +145,68 @@ class TrainSetup:
 
     def score(self, batches: Iterable[Any]) -> Score:
         """Score the model, with its stages by kernels if it trains so."""
-        reduce = self.processes.average_
-        return score(self.model, batches, self.inputs.sums, forward=self._evaluate, reduce=reduce)
-
-    def write_files(self, folder: RunFolder) -> None:
-        """Write the configuration, the plan of a converted model, and the files of the data into the run's folder."""
-        folder.require_held()
-        with explain_os_errors("the configuration", folder.config_path):
-            write_sealed_text(folder.config_path, self.config.to_toml())
-        if self.plan is not None and self.plan.changes is not None:
-            from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
-
-            with explain_os_errors("the plan", folder.path / PLAN):
-                write_sealed_json(folder.path / PLAN, describe(self.plan, source=self.config.model))
-        self.data.write_files(folder.path)
+        sums = sum_scores(self.model, batches, self.inputs.sums, self._evaluate)
+        self.processes.average_(sums)
+        return mean_score(sums)
 
     def release(self) -> None:
         """End the workers that read data, and leave the model as `load` returns it; a second call does nothing."""
         self.cleanup.close()
+
+
+@contextmanager
+def open_run(
+    config: TrainConfig,
+    model: nn.Module | None,
+    data: ImageSet | Prepared | None,
+    plan: ResidualPlan | None,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Iterator[TrainSetup]:
+    """Join the other processes, lock the folder, and prepare the run; everything is undone after the `with` block.
+
+    Signals are recorded meanwhile, and torch's generators are restored at the end. The arguments are those of `fit`.
+    """
+    started = time.perf_counter()
+    device = device_of(config.device)
+    if config.tensorboard:
+        require_package("tensorboard", "tensorboard=true")
+    with ExitStack() as stack:
+        stack.enter_context(_explained_shortage(config))
+        stack.enter_context(explained_worker_end())
+        processes = stack.enter_context(join_processes(device))
+        stop = stack.enter_context(Stop())
+        stop.at_once = True  # nothing is to be saved before training begins
+        seed_generators = stack.enter_context(seeded_generators(device))
+        folder = RunFolder(out) if out is not None and processes.first else None
+        with processes.shared_errors():
+            if folder is not None:
+                stack.enter_context(folder.hold(resume=resume, overwrite=overwrite))
+            seed_generators(config.seed)  # third-party models draw their initial weights from torch's generators
+            prepared = prepare_training(
+                config, model=model, data=data, plan=plan, resume=resume, device=device, processes=processes
+            )
+            setup = stack.enter_context(prepared)
+        setup.folder = folder
+        setup.stop, setup.seed_generators, setup.started = stop, seed_generators, started
+        yield setup
+
+
+@contextmanager
+def _explained_shortage(config: TrainConfig) -> Iterator[None]:
+    """Turn an error of torch for lack of memory into one sentence."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch has a class of its own for a GPU only
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not short and "allocate memory" not in str(error) and "enough memory" not in str(error):
+            raise
+        raise ValueError(
+            f"expected '{config.model}' with batches of {config.batch_size:,} to fit into the memory, but it ran out; "
+            "use a smaller batch_size, more micro-batches (accumulate) or recompute=1"
+        ) from error
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
 from normfree.optim.master_weights import MasterWeights
 from normfree.optim.update_rules import UpdateRule
 from normfree.train.engine.forward import Forward
-from normfree.train.engine.inputs import Feed, Loss, OneShapeFeed, ShapedFeed
+from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
 from normfree.train.engine.stages import Stage
 
 _UPDATED = 2**22  # parameters that an update takes at a time, if it is not compiled
@@ -73,6 +73,44 @@ def _micro_batches(batch: Any, parts: int) -> list[Any]:
         )
         for part in slices
     ]
+
+
+class OneShapeFeed:
+    """A `Feed` as a `ShapedFeed` of one shape; batches made on the host are copied to where a captured step reads."""
+
+    shapes: Sequence[Any] = (None,)
+
+    def __init__(self, feed: Feed, *, compile: bool) -> None:
+        self._feed, self.steps = feed, feed.steps
+        self._batch = torch.compile(feed.batch, dynamic=False) if compile and feed.capturable else feed.batch
+        self._fetched: Any = None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Prepare the batches of an epoch."""
+        self._feed.start_epoch(epoch)
+
+    def shape_of(self, step: int) -> int:
+        """Return the index of the only shape."""
+        return 0
+
+    def gather(self, shape: int, step: Tensor) -> Any:
+        """Return the fetched batch, or compute the batch of the step on the device."""
+        return self._fetched if self._fetched is not None else self._batch(step)
+
+    def fetch(self, step: int) -> None:
+        """Load the batch of a step into those tensors if it is made on the host.
+
+        The step is an int, so that the device need not be read.
+        """
+        if self._feed.capturable:
+            return
+        batch = self._feed.batch(torch.tensor(step))
+        if self._fetched is None:
+            self._fetched = batch
+            return
+        for target, source in zip(self._fetched, batch, strict=True):
+            if target is not None and source is not None:
+                target.copy_(source, non_blocking=True)
 
 
 class TrainStep:

@@ -10,7 +10,6 @@ a time may write into a run (see `RunFolder.hold`); any process may read it mean
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -37,7 +36,6 @@ from normfree.files import (
     sync,
     temporary_folder,
 )
-from normfree.train.run.state_values import has_known_kinds
 
 T = TypeVar("T")
 WEIGHTS, STATE = "weights.safetensors", "state.json"
@@ -47,7 +45,10 @@ _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if 
 _UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|[0-9a-f]{16}|\d+(?:-\d+)?)")  # after the prefix of temporary names
 _TRIES = 5  # to read a checkpoint while another process replaces it
 _FORMAT = 1
-_EARLIER = "the earlier checkpoint is intact"
+_NUMBER = int | float
+# The kinds of the values that a run reads from a state, which may be forged.
+_KINDS: dict[str, Any] = {"step": int, "seconds": _NUMBER, "validation": list | None, "config": str}
+_KINDS |= {"classes": list, "input_shape": list, "vocabulary": int}
 
 
 def save(
@@ -95,10 +96,8 @@ def publish(
         with explain_os_errors("the metrics", run / METRICS):
             metrics = _digest_of_metrics((run / METRICS).read_bytes(), step)
             sync(run / METRICS)
-    with explain_os_errors("the checkpoint in", run, _EARLIER):
-        if not run.is_dir():  # the folder of the run was moved away: do not begin another one silently
-            code = errno.ENOTDIR if run.exists() else errno.ENOENT
-            raise OSError(code, os.strerror(code))
+    with explain_os_errors("the checkpoint in", run, "the earlier checkpoint is intact"):
+        os.listdir(run)  # raises if the folder of the run was moved away: do not begin another one silently
         remove_unfinished(run)
         temporary = temporary_folder(run, "checkpoint")
         try:
@@ -185,7 +184,7 @@ class Writer:
 
 def latest(run: str | Path) -> Path | None:
     """Return the folder of the newest checkpoint of a run, or None if there is none."""
-    return next(iter(newest_first(Path(run))), None)
+    return next(iter(newest_first(run)), None)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -195,7 +194,12 @@ def step_of(checkpoint: Path) -> int:
 
 def best_of(checkpoints: Iterable[Path]) -> Path | None:
     """Return the checkpoint with the highest score, the latest of equal ones; None if no state has a score."""
-    scored = [(score, _place(path), path) for path in checkpoints if (score := _score(path)) is not None]
+    scored = []
+    for path in checkpoints:
+        with suppress(ValueError, OSError):  # a damaged state has no score
+            score = read_state(path)[1].get("score")
+            if isinstance(score, float) and score == score:
+                scored.append((score, _place(path), path))
     return max(scored)[2] if scored else None
 
 
@@ -207,7 +211,7 @@ def load(
     Raises:
         ValueError: If there is no checkpoint, or a file is damaged; the message names it.
     """
-    return _read_while_training(lambda: _best(run) if best else _newest(run), lambda path: read(path, device))
+    return _read_while_training(run, lambda path: read(path, device), best=best)
 
 
 def load_state(run: str | Path) -> dict[str, Any]:
@@ -216,7 +220,21 @@ def load_state(run: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: If there is no checkpoint, or its state is damaged.
     """
-    return _read_while_training(lambda: _newest(run), lambda path: read_state(path)[1])
+    return _read_while_training(run, lambda path: read_state(path)[1])
+
+
+def _read_while_training(run: str | Path, read: Callable[[Path], T], *, best: bool = False) -> T:
+    """Read the newest or best checkpoint; if another process has replaced it meanwhile, read the next."""
+    for left in reversed(range(_TRIES)):
+        path = best_of(newest_first(run)) if best else latest(run)
+        if path is None:
+            raise _none_in(run, best=best)
+        try:
+            return read(path)
+        except ValueError:
+            if not left or path.exists():
+                raise
+    raise AssertionError
 
 
 def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -225,30 +243,34 @@ def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[di
     Raises:
         ValueError: If there is no checkpoint, if all are damaged, or if the metrics up to its step were changed.
     """
+    path, found = first_intact(run, lambda path: read(path, device))
+    _require_metrics(Path(run), path)
+    return found
+
+
+def first_intact(run: str | Path, read: Callable[[Path], T]) -> tuple[Path, T]:
+    """Return the newest checkpoint that `read` accepts, and what it read; the log names the others.
+
+    Raises:
+        ValueError, OSError: If there is no checkpoint, or `read` accepts none.
+    """
     errors: list[ValueError | OSError] = []
-    for path in [_newest(run), *newest_first(Path(run))[1:]]:
+    for path in newest_first(run):
         try:
-            found = read(path, device)
+            found = read(path)
         except (ValueError, OSError) as error:  # an OSError if the disk cannot read it
             errors.append(error)
             continue
         for damage in errors:
             _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], path.name)
-        _require_metrics(Path(run), path)
-        return found
-    raise errors[0]
+        return path, found
+    raise errors[0] if errors else _none_in(run)
 
 
-def _read_while_training(choose: Callable[[], Path], read: Callable[[Path], T]) -> T:
-    """Read a checkpoint; if another process has replaced it meanwhile, read the next."""
-    for left in reversed(range(_TRIES)):
-        path = choose()
-        try:
-            return read(path)
-        except ValueError:
-            if not left or path.exists():
-                raise
-    raise AssertionError
+def _none_in(run: str | Path, *, best: bool = False) -> ValueError:
+    kind = " with a validation score" if best else ""
+    remedy = "load the last one, or train with a validation part" if best else "start the run again"
+    return ValueError(f"expected a checkpoint{kind} in '{run}', found none; {remedy}")
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -290,12 +312,20 @@ def read_state(folder: Path) -> tuple[Any, dict[str, Any]]:
         found = parse_json(raw)
         digest, state = found["weights"], found["state"]
         whole = raw == _render_state(digest, state, found.get("metrics"))  # any other byte, even a space, is damage
-        whole = whole and has_known_kinds(state)
+        whole = whole and _has_known_kinds(state)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise ValueError(_damaged(folder / STATE, "it was changed after it was written"))
     return digest, state
+
+
+def _has_known_kinds(state: Mapping[str, Any]) -> bool:
+    """Whether the values that a run stores have the kinds that it reads; others may be anything."""
+    if not all(isinstance(state[name], kind) for name, kind in _KINDS.items() if name in state):
+        return False
+    score = state.get("validation") or [0.0, 0.0]  # loss and accuracy
+    return len(score) == 2 and all(isinstance(value, _NUMBER) for value in score) and state.get("step", 0) >= 0
 
 
 def _digest_of_metrics(content: bytes, step: int) -> dict[str, Any]:
@@ -324,15 +354,6 @@ def _require_metrics(run: Path, folder: Path) -> None:
         )
 
 
-def _score(folder: Path) -> float | None:
-    """Return the score in the state of a checkpoint; None if there is none, or the state is damaged."""
-    try:
-        score = read_state(folder)[1].get("score")
-    except (ValueError, OSError):
-        return None
-    return score if isinstance(score, float) and score == score else None
-
-
 @contextmanager
 def _missing_is_damage(path: Path) -> Iterator[None]:
     try:
@@ -357,29 +378,10 @@ def _place(path: Path) -> tuple[int, int]:
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
-def newest_first(run: Path) -> list[Path]:
+def newest_first(run: str | Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
-    if not run.is_dir():
-        return []
-    found = [path for path in run.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_place, reverse=True)
-
-
-def _best(run: str | Path) -> Path:
-    found = best_of(newest_first(Path(run)))
-    if found is None:
-        raise ValueError(
-            f"expected a checkpoint with a validation score in '{run}', found none; load the last one, or train with a "
-            "validation part"
-        )
-    return found
-
-
-def _newest(run: str | Path) -> Path:
-    found = latest(run)
-    if found is None:
-        raise ValueError(f"expected a checkpoint in '{run}', found none; start the run again")
-    return found
+    found = Path(run).glob("checkpoint-*")
+    return sorted((path for path in found if _place(path)[0] >= 0 and path.is_dir()), key=_place, reverse=True)
 
 
 def remove(path: Path) -> None:

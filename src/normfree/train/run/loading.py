@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
 from normfree.train.engine.inputs import Data, Score, explained_worker_end, score
 from normfree.train.run import checkpoint
-from normfree.train.run.run_folder import RunFolder, require_same_settings
-from normfree.train.run.state_values import image_shape
+from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
+
+_MOST_NUMBERS = 1 << 26  # of an image, so that an example fits into the memory
 
 
 def read_config(run: str | Path) -> TrainConfig:
@@ -110,7 +112,7 @@ def load(
     tensors, state = checkpoint.load(folder, best=best)
     if "config" in state:  # config.toml may have been edited since
         before = TrainConfig.from_toml_text(state["config"], str(folder))
-        require_same_settings(before, config, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
+        config.require_same(before, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
@@ -148,7 +150,7 @@ def noise_for(folder: str | Path, *, batch: int = 8, length: int | None = None, 
         return torch.randn(batch, *example.shape[1:], generator=generator).to(example.dtype)
     config, state = read_config(folder), checkpoint.load_state(folder)
     if "vocabulary" not in state:
-        return torch.randn(batch, *image_shape(state, folder), generator=generator)
+        return torch.randn(batch, *_image_shape(state, folder), generator=generator)
     family = find_family(config.model)[0]
     return random_words(family.inputs, (batch, length or family.size), generator, state["vocabulary"])
 
@@ -160,7 +162,7 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
         words = state["vocabulary"]
         made: nn.Module = build(config.model, config.method, num_classes=words, **settings, device="meta")
         return made.to_empty(device="cpu")
-    shape = image_shape(state, folder)
+    shape = _image_shape(state, folder)
     if factory is None and not is_foreign(config.model):
         with torch.device("cpu"):
             return build(
@@ -179,6 +181,22 @@ def _build(folder: Path, config: TrainConfig, state: dict[str, Any], factory: Fa
         return made
     noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     return convert_again(made, read_plan(folder), noise)
+
+
+def _image_shape(state: Mapping[str, Any], folder: str | Path) -> list[int]:
+    """Return the shape of the images that a run was trained on.
+
+    Raises:
+        ValueError: If the state has no classes or no shape, or images of that shape would fill the memory.
+    """
+    shape: list[int] = state.get("input_shape", [])
+    plain = bool(shape) and all(isinstance(side, int) and side > 0 for side in shape)
+    if "classes" not in state or not plain or math.prod(shape) > _MOST_NUMBERS:
+        raise ValueError(
+            f"expected classes and a shape of images in the checkpoint in '{folder}', got "
+            f"{'no classes' if 'classes' not in state else shape}; start the run again"
+        )
+    return shape
 
 
 @torch.no_grad()
@@ -239,8 +257,7 @@ def evaluate(
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
-    layout = bool(config.channels_last)
-    inputs = data.inputs(config, device=place, dtype=dtype, channels_last=layout, processes=Processes())
+    inputs = data.inputs(config, device=place, dtype=dtype, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
     with explained_worker_end():

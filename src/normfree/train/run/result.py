@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from normfree.extras import missing_package
-from normfree.files import explain_os_errors
 from normfree.report.formatting import duration, percent
 from normfree.report.notebook import notebook_html
 from normfree.report.training_curves import draw_training_curves
 from normfree.train.config import TrainConfig
 from normfree.train.engine.inputs import Score
-from normfree.train.run.run_folder import RunFolder, RunStatus
+from normfree.train.run.run_folder import RunStatus
 
 if TYPE_CHECKING:
     from normfree.train.text.generation import Bleu
@@ -153,15 +152,12 @@ class RunResult:
         return {**plain, "seed": self.config.seed, "config": asdict(self.config)}
 
 
-def write_curves(folder: RunFolder, title: str) -> Path | None:
-    """Draw the metrics of a run into curves.png; return None if there are none yet, or matplotlib is not installed."""
-    records = folder.read_metrics()
-    path = folder.path / "curves.png"
+def write_curves(records: Sequence[Mapping[str, Any]], path: Path, title: str) -> Path | None:
+    """Draw the metrics of a run into a file; return None if there are none yet, or matplotlib is not installed."""
     if not records:
         return None
     try:
-        with explain_os_errors("the picture", path):
-            draw_training_curves(records, path, title)
+        draw_training_curves(records, path, title)
     except ImportError:  # a run does not need a picture
         return None
     return path

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
 from io import FileIO
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
@@ -24,24 +23,31 @@ from torch import Tensor
 from normfree.checksums import (
     Checksum,
     check_sealed_text,
+    is_sealed_text,
     list_checksums,
     parse_json,
     read_limited,
     read_sealed_json,
-    write_sealed_json,
 )
-from normfree.files import TEMPORARY, atomic_path, explain_os_errors, from_json_values, to_json_values
+from normfree.files import (
+    TEMPORARY,
+    FolderLock,
+    atomic_path,
+    explain_os_errors,
+    from_json_values,
+    to_json_values,
+    write_sealed_json,
+    write_sealed_text,
+)
 from normfree.methods.history import FIRST_RELEASE
-from normfree.provenance import commit, hardware, versions
+from normfree.plan import ResidualPlan
+from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
-from normfree.train.run.lock import FolderLock, require_own_files
 
 _log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
-_PATH = re.compile(r"(?<![\w/.~])~?(?:/[\w.+@~-]+){2,}")  # an absolute path inside a text; a URL has two slashes
-_NAMED = re.compile(r"[a-z]+:(?!//)")  # the kind before a folder of data, such as 'pairs:.data/multi30k'
 _REPLACED = (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model", "config.toml")
 # Names that `atomic_path` gives to files that are not finished.
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|txt|model)")
@@ -64,7 +70,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._metrics: FileIO | None = None
-        self._lock = FolderLock(self.path)
+        self._lock: FolderLock | None = None
 
     @property
     def config_path(self) -> Path:
@@ -122,20 +128,18 @@ class RunFolder:
             resume: Whether the folder has to hold a run already; otherwise it must not, unless that never took a step.
             overwrite: Whether it may hold a run, which `clear` removes.
 
-        Yields:
-            This folder.
-
         Raises:
-            ValueError: If another process holds the folder, if there is a run and neither `resume` nor `overwrite`, if
-                there is no run and `resume` is true, or if a file of the user has the name of one of a run.
+            ValueError: If another process holds the folder, it holds a run or none against `resume` and `overwrite`,
+                or a file of the user has the name of one of a run.
             OSError: If the folder cannot be made or written.
         """
-        if resume and not self.exists:
+        if not self.exists and resume:
             raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
         with explain_os_errors("the run's folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not resume:
-            require_own_files(self.path, (*_REPLACED, self.result_path.name, "tensorboard"))
+            self._require_own_files()
+        self._lock = FolderLock(self.path)
         with self._lock.hold():
             if self.has_begun and not resume and not overwrite:
                 raise ValueError(
@@ -151,9 +155,27 @@ class RunFolder:
             finally:
                 self._close()
 
+    def _require_own_files(self) -> None:
+        """Raise `ValueError` if no run of normfree is in the folder, but other files with names that a run replaces."""
+        checkpoints = checkpoint.newest_first(self.path)
+        names = (*_REPLACED, self.result_path.name, "tensorboard")
+        found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
+        ours = (self.path / "lock", *(path / checkpoint.STATE for path in checkpoints))
+        if found and not any(path.is_file() for path in ours) and not is_sealed_text(self.config_path):
+            raise ValueError(
+                f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
+                "move it, or choose another folder"
+            )
+
     def require_held(self) -> None:
         """Raise `ValueError` if the folder was moved, removed or replaced since `hold`; every write asks first."""
-        self._lock.require_held()
+        if self._lock is not None:
+            self._lock.require_held()
+
+    def open_writer(self, **options: Any) -> checkpoint.Writer:
+        """Return a writer of checkpoints for this folder, while it is held; the options are those of `save`."""
+        assert self._lock is not None
+        return checkpoint.Writer(self.path, self._lock.require_held, **options)
 
     def clear(self) -> None:
         """Remove the files of a run, its configuration last; files of other names stay."""
@@ -172,6 +194,17 @@ class RunFolder:
         self.require_held()
         self.result_path.unlink(missing_ok=True)
 
+    def write_config(self, text: str, plan: ResidualPlan | None = None, *, source: str = "") -> None:
+        """Write the configuration as TOML, and the plan of a model that was converted from `source`."""
+        self.require_held()
+        with explain_os_errors("the configuration", self.config_path):
+            write_sealed_text(self.config_path, text)
+        if plan is not None and plan.changes is not None:
+            from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
+
+            with explain_os_errors("the plan", self.path / PLAN):
+                write_sealed_json(self.path / PLAN, describe(plan, source=source))
+
     def read_config(self, *, warn: bool = False) -> TrainConfig:
         """Read the configuration; one that names no release is of the first.
 
@@ -189,37 +222,43 @@ class RunFolder:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
         if self.config_path.exists():
             before = self.read_config()
-            require_same_settings(before, config, free, f"the run in '{self.path}'")
+            config.require_same(before, free, f"the run in '{self.path}'")
             if before.kernels not in ("auto", config.kernels):
-                _log.warning(
-                    "kernels: the run in '%s' began with kernels=%s and goes on with kernels=%s, so it does not "
-                    "continue bit for bit",
-                    self.path,
-                    before.kernels,
-                    config.kernels,
-                )
+                change = f"began with kernels={before.kernels} and goes on with kernels={config.kernels}"
+                _log.warning("kernels: the run in '%s' %s, so it does not continue bit for bit", self.path, change)
         if self.status == "diverged":
             raise ValueError(
                 f"expected a run that can be resumed, but the one in '{self.path}' diverged; "
                 "start another one with a lower learning rate, or another method"
             )
 
-    def resume(self, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def resume(
+        self, config: TrainConfig | None = None, free: Collection[str] = (), epoch_steps: int = 1
+    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the newest checkpoint that is intact, and remove the metrics of later steps.
 
         Args:
-            device: The device of the tensors.
+            config: The configuration to continue with; None if any fits.
+            free: The settings that may differ from those of the run.
+            epoch_steps: The number of steps per epoch.
 
         Returns:
             The tensors and the plain state; None if there is no checkpoint yet.
 
         Raises:
-            ValueError: If all checkpoints, or the metrics up to this one, are damaged.
+            ValueError: If the run diverged or has another configuration, or if all checkpoints, or the metrics up to
+                this one, are damaged.
         """
         self.require_held()
+        if config is not None:
+            self.require_resumable(config, free)
         found = None
         if checkpoint.latest(self.path) is not None:
-            found = checkpoint.load_intact(self.path, device)
+            found = checkpoint.load_intact(self.path)
+        if found is not None and config is not None and "config" in found[1]:  # config.toml may have been edited since
+            before = TrainConfig.from_toml_text(found[1]["config"], str(self.path))
+            config.require_same(before, free, f"the checkpoint in '{self.path}'")
+            _require_epochs(before, config, found[1]["step"], epoch_steps)
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
@@ -275,15 +314,9 @@ class RunFolder:
             known = ", ".join(get_args(RunStatus))
             raise ValueError(f"expected a status, one of {known}, got {result.get('status')!r}; set it")
         self.require_held()
-        origin = {
-            "commit": commit(),
-            "versions": versions(),
-            "hardware": hardware(device),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
         with explain_os_errors("the result", self.result_path):
             files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
-            write_sealed_json(self.result_path, {**_without_folders({**result, **origin}), "files": files})
+            write_sealed_json(self.result_path, {**without_folders({**result, **origin(device)}), "files": files})
 
     def _close(self) -> None:
         if self._metrics is not None:
@@ -300,17 +333,10 @@ class RunFolder:
         """
         if not self.metrics_path.exists():
             return []
-        self._check_metrics()
+        if (listed := self._listed_metrics()) is not None:  # those of a resumed run go on after this part
+            start = read_limited(self.metrics_path)[: listed.size]
+            listed.check(start, str(self.metrics_path), "restore it, or start the run again")
         return [record for _, record in _lines(self.metrics_path)]
-
-    def _check_metrics(self) -> None:
-        """Compare the metrics with the checksum in result.json; those of a resumed run go on after that part."""
-        if (listed := self._listed_metrics()) is not None:
-            listed.check(
-                read_limited(self.metrics_path)[: listed.size],
-                str(self.metrics_path),
-                "restore it, or start the run again",
-            )
 
     def _listed_metrics(self) -> Checksum | None:
         """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
@@ -332,15 +358,16 @@ class RunFolder:
         return result
 
 
-def require_same_settings(before: TrainConfig, config: TrainConfig, free: Collection[str], whose: str) -> None:
-    """Raise `ValueError` with the names of all settings that differ, other than those in `free`."""
-    values = ((name, value, getattr(config, name)) for name, value in asdict(before).items())
-    differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
-    if differing:
+def _require_epochs(before: TrainConfig, config: TrainConfig, step: int, epoch_steps: int) -> None:
+    """Raise `ValueError` for fewer epochs than the run has trained; the log says that a schedule has changed."""
+    done = -(-step // epoch_steps)
+    if config.epochs < done:
         raise ValueError(
-            f"expected the configuration of {whose}, got a different one: it has {'; '.join(differing)}; resume it "
-            f"without changes (only {', '.join(sorted(free))} may change), or choose another folder"
+            f"expected at least the {done} epochs that the run has trained, got {config.epochs}; ask for more"
         )
+    if config.epochs != before.epochs:
+        change = f"the run began with epochs={before.epochs} and continues with epochs={config.epochs}"
+        _log.warning("epochs: %s; its rates follow the new schedule from step %d on", change, step)
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
@@ -370,26 +397,3 @@ def _record(raw: bytes) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = from_json_values(record)
     return found
-
-
-def _without_folders(value: Any) -> Any:
-    """Cut absolute paths in plain data to their last part.
-
-    >>> _without_folders({"data": "/home/me/.data", "why": "no room in '/home/me/run'", "speed": "9 images/s"})
-    {'data': '.data', 'why': "no room in 'run'", 'speed': '9 images/s'}
-    >>> _without_folders(["pairs:/home/me and you/de-en", "--set data=text:/home/me/a", "https://a.org/b/c"])
-    ['pairs:de-en', '--set data=text:a', 'https://a.org/b/c']
-    """
-    if isinstance(value, Mapping):
-        return {key: _without_folders(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_folders(item) for item in value]
-    if isinstance(value, PurePath):
-        value = str(value)
-    if not isinstance(value, str):
-        return value
-    named = _NAMED.match(value)
-    kind = named[0] if named else ""
-    if PurePath(value.removeprefix(kind)).is_absolute():
-        return kind + PurePath(value).name
-    return _PATH.sub(lambda match: match[0].rpartition("/")[2], value)

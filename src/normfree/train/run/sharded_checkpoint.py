@@ -9,7 +9,6 @@ number of processes can load them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +32,6 @@ from normfree.checksums import Checksum
 from normfree.train.engine.environment import explained_disconnection
 from normfree.train.run import checkpoint
 
-_log = logging.getLogger("normfree.train")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 T = TypeVar("T")
@@ -112,14 +110,14 @@ def load_sharded_(
         ConnectionError: If another process ended.
     """
     with explained_disconnection(dist.get_world_size()):
-        return _load(Path(run), model, optimizer)
+        return _load(run, model, optimizer)
 
 
-def _load(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    folder, state = _on_first(lambda: _newest_intact(run))
+def _load(run: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    folder, state = _on_first(lambda: checkpoint.first_intact(run, _read_intact))
     tensors, _ = _parts(model, optimizer)
     try:
-        load(tensors, storage_reader=HuggingFaceStorageReader(folder))
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     except (CheckpointException, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
@@ -130,27 +128,16 @@ def _load(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) 
     return state
 
 
-def _newest_intact(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the newest checkpoint whose files are as they were written, and its state; the log names the others."""
-    errors: list[ValueError] = []
-    for folder in checkpoint.newest_first(run):
-        try:
-            digests, state = checkpoint.read_state(folder)
-            if not isinstance(digests, dict):
-                raise ValueError(
-                    f"expected a checkpoint of several processes, got one of a single process in '{folder}'"
-                )
-            for name, digest in digests.items():
-                path = folder / Path(name).name
-                if not path.is_file() or Checksum.of(path).sha256 != digest:
-                    raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
-        except ValueError as error:
-            errors.append(error)
-            continue
-        for damage in errors:
-            _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], folder.name)
-        return str(folder), state
-    raise errors[0] if errors else ValueError(f"expected a checkpoint in '{run}', found none; start the run again")
+def _read_intact(folder: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint. Raises `ValueError` if a file of it is not as it was written."""
+    digests, state = checkpoint.read_state(folder)
+    if not isinstance(digests, dict):
+        raise ValueError(f"expected a checkpoint of several processes, got one of a single process in '{folder}'")
+    for name, digest in digests.items():
+        path = folder / Path(name).name
+        if not path.is_file() or Checksum.of(path).sha256 != digest:
+            raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
+    return state
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Decoding of a Transformer's translations: greedy, and beam search."""
+"""Decoding of a Transformer's translations by beam search."""
 
 from __future__ import annotations
 
@@ -30,47 +30,6 @@ def source_plus_50(length: int) -> int:
 
 
 @torch.no_grad()
-def greedy(model: Transformer, source: Tensor, *, longest: Longest = source_plus_50) -> list[list[int]]:
-    """Translate by taking the likeliest token at each step, until it is END or there are `longest` tokens.
-
-    PAD and START are never taken. Ties go to END, then to the smallest token id. The
-    model is in evaluation mode meanwhile; the mode of every module is restored.
-
-    Shapes: source (N, S) of tokens, each row ended by END and then padded. A row with END alone is an empty sentence,
-    and is translated like any other.
-
-    Args:
-        model: The Transformer.
-        source: The tokens of the sentences.
-        longest: The maximum number of tokens of a translation; END counts in the length of the source.
-
-    Returns:
-        N lists of tokens without START, END and PAD.
-
-    Raises:
-        ValueError: If an argument is not as described.
-    """
-    limits = _limits(model, source, longest)
-    if not limits:
-        return []
-    with eval_mode(model):
-        memory = model.encode(source)
-        cache = model.start_cache(memory, max(limits) + 1)
-        most, special = source.new_tensor(limits), source.new_tensor(_SPECIAL)
-        taken = source.new_full((len(source), max(limits)), END)
-        last, ended = source.new_full((len(source), 1), START), most < 1
-        for step in range(max(limits)):
-            logits = model.decode(last, memory, cache)[:, -1]
-            highest, word = logits.index_fill(1, special, -math.inf).max(1)
-            ended = ended | (logits[:, END] >= highest) | (most <= step)
-            taken[:, step] = torch.where(ended, END, word)
-            last = word.unsqueeze(1)
-            if _checks_at(step, source.device) and bool(ended.all()):
-                break
-    return [row[: row.index(END)] if END in row else row for row in taken.tolist()]
-
-
-@torch.no_grad()
 def beam_search(
     model: Transformer,
     source: Tensor,
@@ -89,9 +48,10 @@ def beam_search(
 
     Each step extends every hypothesis that has not ended by every token, including END, and keeps the `beam` best
     scores among the extensions and the hypotheses that ended before. So an ended hypothesis keeps its place only while
-    it is among the best, but the best one is remembered. A beam of 1 is `greedy`, and a beam as wide as there are
-    sequences finds the best of all. At `longest` tokens only END can follow, and its probability counts. A sentence is
-    done when no open hypothesis can pass the best ended one any more:
+    it is among the best, but the best one is remembered. A beam of 1 takes the likeliest token at each step; ties go to
+    END, then to the smallest token. A beam as wide as there are sequences finds the best of all. At `longest` tokens
+    only END can follow, and its probability counts. A sentence is done when no open hypothesis can pass the best ended
+    one any more:
 
         log p(y | x) / max over later n of n^length_penalty ≤ the best score of an ended hypothesis
 
@@ -101,8 +61,9 @@ def beam_search(
     other places of the beam are left to chance, ended hypotheses fill them, and a long sentence is cut off.
 
     Args:
-        model: The Transformer; modes are treated as in `greedy`.
-        source: The tokens of the sentences, shaped as in `greedy`.
+        model: The Transformer. It is in evaluation mode meanwhile; the mode of every module is restored.
+        source: The tokens of the sentences (N, S), each row ended by END and then padded. A row with END alone is an
+            empty sentence, and is translated like any other.
         beam: The number of hypotheses per sentence.
         length_penalty: The exponent of the length in the score.
         longest: The maximum number of tokens of a translation; END counts in the length of the source.

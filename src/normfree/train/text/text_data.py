@@ -30,7 +30,7 @@ from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.data import PAIRS, TEXT
 from normfree.train.engine.environment import Processes
-from normfree.train.engine.inputs import EvalBatches, Inputs
+from normfree.train.engine.inputs import Data, EvalBatches, Inputs
 from normfree.train.text.generation import Bleu, as_line, bleu, translate_tokens
 
 
@@ -47,21 +47,19 @@ def open_text(name: str) -> TextData:
     return data
 
 
-class TextData:
-    """A prepared folder of text; implements `Data`."""
+class TextData(Data):
+    """A prepared folder of text."""
 
     kind = "text"
     unit = "tokens"
     unused_settings: tuple[str, ...] = ("crop", "flip", "cutout", "mixup", "randaugment")
-    linear_accuracy = None
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.is_pairs = len(prepared.manifest["sides"]) == 2
+        super().__init__(f"{PAIRS if self.is_pairs else TEXT}{prepared.folder}", prepared.vocabulary_size)
         self.translates_test = self.is_pairs and "test" in prepared.splits
-        self.name = f"{PAIRS if self.is_pairs else TEXT}{prepared.folder}"
-        self.num_classes: int = prepared.vocabulary_size
-        self.source_files: dict[str, Any] = prepared.manifest["inputs"]
+        self.source_files = prepared.manifest["inputs"]
 
     def require_usable(self) -> None:
         """Raise `ValueError` if the run ends with a translation, and sacrebleu is not installed to score it."""
@@ -142,15 +140,7 @@ class TextData:
             return TokenBatches(self.prepared.pairs(split), tokens=config.batch_size, split=split, **shared)
         return TextBatches(self.prepared.text(split), block=config.block, batch_size=config.batch_size, **shared)
 
-    def inputs(
-        self,
-        config: TrainConfig,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        channels_last: bool,
-        processes: Processes,
-    ) -> Inputs:
+    def inputs(self, config: TrainConfig, *, device: torch.device, dtype: torch.dtype, processes: Processes) -> Inputs:
         """Return the batches of the splits. Raises `ValueError` for micro-batches."""
         if config.accumulate > 1:
             raise ValueError(f"expected accumulate=1 for tokens, got {config.accumulate}; make batch_size smaller")

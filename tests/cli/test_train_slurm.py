@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normfree import cli
-from normfree.cli.slurm import requeue, was_requeued
+from normfree.cli.train import requeue, was_requeued
 from normfree.train import RunFolder
 from normfree.train import data as train_data
 from normfree.train.engine import loop as engine

@@ -13,7 +13,7 @@ import normfree as nf
 from normfree.data.images.image_set import Split, image_set
 from normfree.nn import devices
 from normfree.train import RunFolder
-from normfree.train.engine import fitting
+from normfree.train.engine import setup
 from normfree.train.engine.step import TrainStep
 from tiny_images import tiny_images
 
@@ -73,7 +73,7 @@ def test_other_errors_of_torch_pass_unchanged(monkeypatch: pytest.MonkeyPatch) -
 
 def test_missing_package_is_told_before_the_data_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setattr(fitting, "prepare_training", None)
+    monkeypatch.setattr(setup, "prepare_training", None)
     with pytest.raises(ValueError, match="tensorboard=true needs tensorboard, which is not installed"):
         fit(tmp_path / "run", tensorboard=True)
     assert not (tmp_path / "run").exists()
@@ -97,7 +97,7 @@ def test_interrupt_before_the_end_of_the_first_step_works_at_once(
 
     with monkeypatch.context() as patch:
         if where == "setup":
-            patch.setattr(fitting, "prepare_training", interrupt)
+            patch.setattr(setup, "prepare_training", interrupt)
         else:
             patch.setattr(TrainStep, "__call__", interrupt)
         with pytest.raises(KeyboardInterrupt):

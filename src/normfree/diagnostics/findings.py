@@ -1,0 +1,259 @@
+"""The findings: the word that the verdict prints, its severity and its limit, the fault in a clause, and the remedy.
+
+`rules.py` tells when a finding holds. `docs/diagnosis.md` has an example of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from normfree.report.formatting import compact, shorten_names
+
+SignalStatus = Literal["preserved", "growing", "drifting", "vanishing", "exploding", "faulty", "dead branch"]
+SEVERITY: tuple[SignalStatus, ...] = SignalStatus.__args__  # type: ignore[attr-defined]  # from the least on
+
+# A finding takes three lines or more: word, severity and limit; the clause ("-": none); the remedy.
+_TABLE = """
+input not finite | faulty | NaN or infinity
+  the input holds NaN or infinity
+  look at the data: the input holds NaN or infinity, so nothing behind it can be measured
+input constant | faulty | all samples alike
+  all samples of the input are the same (mean {mean})
+  look at the data: give a batch of different samples
+input not centred | faulty | mean above 5 deviations
+  the input has a mean of {mean} and a standard deviation of {deviation}
+  look at the data: subtract the mean, and divide by the standard deviation
+input scale | faulty | root mean square outside 0.01 to 10
+  the input has a root mean square of {size}, where about 1 is usual
+  look at the data: divide the input by its standard deviation{note}
+
+weight not finite | exploding | a parameter or buffer holds NaN or infinity
+  {names} {verb} NaN or infinity
+  look at {place}: the weight is not finite; load or initialize it again
+half precision overflow | exploding | not finite in float16, or all zero
+  {place} returns {numbers}
+  {remedy}
+not finite | exploding | a module turns finite numbers into others; another forward pass finds it
+  {text}
+  look at {where}{why}
+
+embedding too large | faulty | root mean square above 10
+  the embedding {place} has a root mean square of {size}, where 0.02 to 1 is usual
+  look at {place}: its vectors are too large; draw them with a standard deviation of 0.02 to 1
+normalizer of one value | vanishing | a group or layer norm whose groups hold one value
+  {place} normalizes groups of one value
+  look at {place}: a group of one value is normalized to zero; use fewer groups or a larger input
+zero weights | vanishing | all weights of a layer outside of branches are zero
+  all weights of {place} are zero
+  look at {place}: its weights are all zero, so nothing passes through it; initialize it
+frozen weights | faulty | frozen behind layers that learn, if most layers learn
+  {names} {verb} no gradient, while earlier layers learn
+  look at {names}: the weights are frozen (requires_grad is False)
+equal filters | faulty | half of the filters of a layer are equal
+  {percent} of the filters of {names} are equal to another one
+  look at {names}: equal filters get equal gradients and stay equal; draw the weights at random
+dead units | faulty | 80 % of the units without a gradient, more than chance explains
+  {percent} of the units of {place} get no gradient
+  look at {names}: the ReLU behind is never positive for most units; look at the biases and the scale of the input
+bias too large | faulty | 6 times the rest of the layer's output, and at least 5
+  the bias of {place} is {size} times as large as the rest of its output
+  look at the bias of {names}: it swamps the signal, so that all samples look alike; start it at 0
+tiny scale | vanishing | a vector of scales below 1e-7, but not zero
+  {names} {verb} below 1e-7, but not zero
+  look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
+  at 1e-6 or more, or at exactly 0
+weights not registered | faulty | layers in a plain list
+  the weights in {names} are not parameters of the model
+  look at {names}: layers in a plain list or dictionary are not found by parameters(), so that they never learn and are
+  not saved; use nn.ModuleList or nn.ModuleDict
+unused module | faulty | no part in the output although modules like it have one
+  {names} {verb} never used
+  look at {names}: the forward pass does not call it, or ignores its output, so that it never learns
+
+no activation | faulty | no layer reads or feeds an activation
+  no activation stands between the layers, so that the network is linear
+  put an activation between the layers, from {first} on: without any the network is linear
+forgotten activation | faulty | a layer of one branch reads none, the same layer of most similar branches does
+  {names} reads no activation, unlike the same layer of {others} other blocks
+  look at {names}: put the activation before it, as in the other blocks; without it, two layers in a row are one linear
+  map
+epsilon too large | vanishing | above 1,000 times the variance that the normalizer divides by
+  the variance at {place} is {variance}, and its epsilon {eps}
+  look at {names}: the epsilon (eps) is far above the variance, so that the normalizer makes the signal small instead of
+  normal; use an eps of 1e-5, or larger weights before it
+dropout too strong | faulty | a probability of 0.9 or more: the noise is nine times the signal
+  {place} drops {percent} of the signal
+  look at {place}: its probability is {p}; p is the part that is dropped, not kept
+{function} gate shut | vanishing | the sigmoid of the biases of an LSTM or GRU is below 0.01
+  the {function} gate of {place} is {value} by its bias
+  look at the biases of {place}: they shut its {function} gate, so that early time steps have no gradient; start them at
+  0 or above
+{function} twice | faulty | a sigmoid reads a sigmoid, or a softmax a softmax
+  a {function} reads the output of another {function} behind {place}
+  look behind {place}: one {function} follows another; leave one out
+softmax of one value | faulty | the axis has size 1
+  a softmax over one value follows {place}, which is 1 for every input
+  look behind {place}: the softmax runs over an axis of size 1, so that its weights are all one and {place} gets no
+  gradient; choose the axis of the positions or classes
+softmax over the batch | faulty | the axis holds the samples
+  a softmax behind {place} runs over the samples of the batch
+  look behind {place}: the softmax is normalized over dimension 0, the samples; use the last dimension
+saturated {function} | faulty | the derivative squared is below 1/10 of the largest possible; a gate below 0.01
+  the {function} behind {names} passes {value} of the squared gradient that it could pass
+  look at {names}: the {function} behind is saturated, because its input is too large; make the weights, biases or the
+  scale there smaller
+
+forgotten skip | faulty | a block returns the shape it gets without a sum, while most blocks like it add a branch
+  {text}
+  look at {names}: the forward pass has no sum x + f(x){also}
+detached branch | dead branch | a branch with a signal, but without a gradient
+  -
+  look at the branch of {place}: it returns a signal, but detach() or no_grad cuts its gradient off
+dead branch | dead branch | no weight of a branch gets a gradient
+  -
+  look at the branch of {place}: {constant}two zero layers with an activation between them never learn ('fixup' zeroes
+  only the last); neither do layers around a ReLU that is never positive
+constant branch | faulty | a branch adds the same to every sample
+  the branch of {names} returns a constant
+  look at the branch of {place}: its output does not depend on its input; it reads another tensor, or an activation in
+  it is saturated or never positive
+shut branch | dead branch | its output is below 1e-10 of its shortcut
+  the branch of {names} is below 1e-10 of its shortcut
+  look at the branch of {place}: it is dead, because its gate is shut, or a scale is next to zero; look at biases and
+  scales
+deep post-norm ({sums} sums) | vanishing | a normalizer after every sum leaves less than 1e-9 of the first block's \
+signal on the shortcut, or 1e-2 after 72 sums
+  a normalizer follows every sum, so that 1e{left} of the first block's signal is left on the shortcut after {sums} sums
+  move the normalizer into the branch, x + f(norm(x)) (pre-norm), or use 'fixup'
+
+dropout of everything | vanishing | the module returns zeros for all inputs
+  {place} returns zero
+  look at {place} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero
+no signal | vanishing | the signal is exactly zero from there on
+  -
+  look at {where}: something returns zero, such as a ReLU that is never positive or a weight of zeros
+dead layer | vanishing | nothing behind a layer depends on the input
+  {behind} does not depend on the input
+  look at {place}: the ReLU behind it is never positive, so that nothing passes; look at its bias and weights
+gradient cut | vanishing | the gradient is exactly zero from there on
+  {text}
+  look {spot}: detach() or no_grad cuts the gradient off there{also}
+half precision underflow | vanishing | the gradient is exactly zero from there on in float16
+  -
+  the gradient is exactly 0 from {place} on in half precision (float16): scale the loss, or use bfloat16
+gradient not finite | exploding | a function gets a finite gradient and returns another
+  -
+  look {spot}: {function} has no finite derivative there, as sqrt at 0; add a small number inside it
+stem scale | exploding | the second moment grows 1,000-fold, or falls to 1e-6
+  the stem multiplies the input by {size}
+  look at {names}: the weights of the stem are too {large}
+{block} too {large} | exploding | tenfold different from similar ones; a smaller difference is an outlier: "growing, \
+except blocks.6"
+  {text}
+  {remedy}
+{change} | exploding | see the words above
+  -
+  {remedy}
+
+{function} before the loss | faulty | the loss takes logits, and the output is none
+  {text}
+  look at the {function} {behind}: the loss takes logits, so leave it out
+logits without a softmax | faulty | the loss takes log-probabilities, and the output is none
+  the loss takes log-probabilities, but the output has not been through log_softmax
+  look at the loss: use cross_entropy, or end the network with log_softmax
+{function} on the output | faulty | 10 % of the targets are outside its range
+  {percent} of the targets are outside the range of {function}
+  look at the {function} {behind}: the output cannot reach the targets; leave the activation out
+shapes of output and targets | faulty | (N, 1) meets (N,)
+  output and targets differ in shape, so that the loss compares every sample with every other one
+  look at the loss: give the output and the targets the same shape, by squeeze or unsqueeze
+softmax before the loss | faulty | the output adds up to 1 although cross-entropy follows
+  the output is not negative and adds up to 1
+  look at the end of the network: cross-entropy takes logits, so leave the softmax out
+classifier bias | faulty | the first loss is high, and a bias is 5 above the mean
+  {text}
+  look at the bias of {names}: {bias} above the mean makes class {favourite} certain
+classifier scale | faulty | the first loss is high, and the output 10 times as large as the last block's
+  {text}
+  look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a
+  scale behind it{why}
+first loss | faulty | above 4 log C + 5 (with random labels if there are no targets)
+  {text}
+  look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a
+  scale behind it{why}
+constant output | faulty | the same for every sample
+  the output is the same for every sample
+  look at the end of the network: the output does not depend on the input
+"""
+
+
+class FindingRow(NamedTuple):
+    """One row of the table; braces stand for the numbers and names of a case."""
+
+    word: str
+    status: SignalStatus
+    limit: str
+    text: str
+    remedy: str
+
+
+def _read(table: str) -> dict[str, FindingRow]:
+    found: dict[str, FindingRow] = {}
+    lines: list[str] = []
+    for line in [*table.strip().splitlines(), "|"]:
+        if "|" in line:
+            if lines:
+                word, status, limit = (piece.strip() for piece in lines[0].split("|"))
+                text, remedy = lines[1].strip(), " ".join(piece.strip() for piece in lines[2:])
+                found[word] = FindingRow(word, status, limit, text if text != "-" else "", remedy)  # type: ignore[arg-type]
+            lines = []
+        if line:
+            lines.append(line)
+    return found
+
+
+FINDINGS = _read(_TABLE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault.
+
+    Attributes:
+        cause: The fault in a few words, such as 'forgotten skip'.
+        place: The module or sum, 'the input' or 'the output'.
+        status: The verdict that it causes.
+        text: The fault with its numbers, as a clause.
+        remedy: The place to look at and what to change there, as a clause.
+    """
+
+    cause: str
+    place: str
+    status: SignalStatus
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return the cause and the place."""
+        return f"{self.cause} at {self.place}" if self.place else self.cause
+
+
+def _written(key: str, value: Any) -> str:
+    if isinstance(value, str | int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{100 * value:.0f} %" if key == "percent" else compact(value)
+    return shorten_names(list(value))
+
+
+def finding(word: str, place: str, /, status: SignalStatus | None = None, **values: Any) -> Finding:
+    """Fill a row of the table; lists of names are shortened, and numbers written compactly.
+
+    >>> str(finding("unused module", "head", names=["head"], verb="is"))
+    'unused module at head'
+    """
+    row = FINDINGS[word]
+    filled = {key: _written(key, value) for key, value in values.items()}
+    cause, text, remedy = (part.format(place=place, **filled) for part in (row.word, row.text, row.remedy))
+    return Finding(cause, place, status or row.status, text, remedy)

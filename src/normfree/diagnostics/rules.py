@@ -1,0 +1,343 @@
+"""The rules: which findings hold for the measured facts. `findings.py` has their words and remedies.
+
+`end_rules.py` has those of the input, the output and the loss.
+
+The functions are pure, and each limit stands above its rule with its reason. Unless stated otherwise a limit is a
+ratio of variances or of second moments, not of standard deviations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from normfree.diagnostics.findings import Finding, finding
+from normfree.diagnostics.growth import NOTICEABLE, Direction
+from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
+from normfree.plan import Branch
+from normfree.report.formatting import shorten_names
+
+
+def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
+    """The weight, the module or the precision that makes the signal infinite or NaN."""
+    if not signal.unmeasured or not signal.inputs.finite:
+        return
+    divides = ": a weight is not finite, or something divides by zero or takes a root or logarithm outside its range"
+    if signal.broken:
+        verb = "hold" if len(signal.broken) > 1 else "holds"
+        yield finding("weight not finite", signal.broken[0], names=signal.broken, verb=verb)
+    elif signal.half:
+        place = signal.origin or signal.unmeasured
+        remedy = (
+            f"half precision (float16) overflows at {place}: use bfloat16 or float32, or smaller weights and inputs"
+        )
+        numbers = "numbers beyond 65504, the largest of float16"
+        yield finding("half precision overflow", place, numbers=numbers, remedy=remedy)
+    elif forward.broken_at and forward.sudden:
+        first = signal.sums[0].name
+        where = forward.broken_at if forward.broken_at != first else f"{first} and the layers before it"
+        inner = f" ({signal.origin})" if signal.origin and signal.origin != forward.broken_at else ""
+        text = f"{where} is not finite"
+        yield finding("not finite", forward.broken_at, text=text, where=f"{where}{inner}", why=divides)
+    elif not forward.broken_at:
+        where = signal.origin or "the layers between the last block and the output"
+        text, why = "the values become non-finite after the last block", divides if signal.origin else ""
+        yield finding("not finite", signal.origin or "the output", text=text, where=where, why=why)
+
+
+SIMILAR = 4  # number of similar blocks that tell what is usual
+MOST = 0.75  # fraction of them that must agree
+
+
+def forgotten_skips(signal: Signal) -> Iterator[Finding]:
+    """Blocks without the residual sum that most blocks like them have."""
+    homes = Counter(b.place for b in signal.plan.branches)  # a loop adds several branches in one module
+    in_loops = {layer.name for b in signal.plan.branches if homes[b.place] >= SIMILAR for layer in b.layers}
+    inside = Counter(map(name_pattern, in_loops))
+    body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
+    outside = Counter(map(name_pattern, body))
+    stray = [n for n in body if re.search(r"\d", n) and inside[name_pattern(n)] >= 3 * outside[name_pattern(n)]]
+    if signal.missing_sums:
+        add = "add nothing to their" if len(signal.missing_sums) > 1 else "adds nothing to its"
+        text = f"{shorten_names(signal.missing_sums)} {add} input, unlike others of the class"
+        also = ", or leaves f(x) out of it"
+        yield finding("forgotten skip", signal.missing_sums[0], names=signal.missing_sums, text=text, also=also)
+    elif stray and not signal.constant_sums:
+        stand = "stand" if len(stray) > 1 else "stands"
+        text = f"{shorten_names(stray)} {stand} in no branch, unlike the same layer of other blocks"
+        yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
+
+
+def unused_modules(signal: Signal) -> Iterator[Finding]:
+    """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
+    if names := signal.graph.unregistered:
+        yield finding("weights not registered", names[0], names=names)
+    if names := signal.unused:
+        yield finding("unused module", names[0], names=names, verb="are" if len(names) > 1 else "is")
+
+
+EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
+
+
+def faulty_weights(signal: Signal) -> Iterator[Finding]:
+    """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
+    for name in signal.graph.single_norms[:1]:
+        yield finding("normalizer of one value", name)
+    if name := zero_layer(signal):
+        yield finding("zero weights", name)
+    # A frozen backbone, or most layers with adapters, are meant.
+    first = next((i for i, layer in enumerate(signal.layers) if not layer.frozen), 0)
+    late = [layer.name for layer in signal.layers[first:] if layer.frozen]
+    if late and 2 * sum(layer.frozen for layer in signal.layers) < len(signal.layers):
+        yield finding("frozen weights", late[0], names=late, verb="require" if len(late) > 1 else "requires")
+    last = {layer.name for layer in signal.plan.classifier}
+    equal = [
+        layer
+        for layer in signal.layers
+        if layer.equal >= EQUAL_SHARE and layer.name not in last and math.isfinite(layer.weight_norm)
+    ]
+    if equal:
+        names = [layer.name for layer in equal]
+        yield finding("equal filters", names[0], percent=equal[0].equal, names=names)
+
+
+def zero_layer(signal: Signal) -> str:
+    """The first layer outside of branches, but for the classifier, whose weights are all zero; '' if none."""
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)}
+    return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
+
+
+def missing_activations(signal: Signal) -> Iterator[Finding]:
+    """A linear network, and a layer of a branch without the activation that it has in similar branches."""
+    layers = [layer for layer in signal.plan.layers() if not layer.gate]
+    recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
+    attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
+    active = any(layer.activated_in or layer.activated_out for layer in layers)
+    if len(layers) >= 3 and not (recurrent or attention or active or signal.graph.nonlinear):
+        yield finding("no activation", "", first=layers[0].name)
+    alike: defaultdict[object, list[Branch]] = defaultdict(list)
+    for b in signal.plan.branches:
+        alike[name_pattern(b.name), tuple(name_pattern(layer.name) for layer in b.layers), b.depth].append(b)
+    for branches in alike.values():
+        for same in zip(*(b.layers for b in branches), strict=True):
+            without = [layer.name for layer in same if not layer.activated_in]
+            others = len(same) - len(without)
+            if without and len(same) >= SIMILAR and others >= MOST * len(same):
+                yield finding("forgotten activation", without[0], names=without, others=others)
+                return
+
+
+SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
+LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
+
+
+def faulty_functions(signal: Signal) -> Iterator[Finding]:
+    """Normalizers with a large epsilon, dropouts, shut gates, wrong softmaxes, and a function that follows itself."""
+    graph = signal.graph
+    if swamped := graph.swamped[::-1]:  # nodes come from the output to the input
+        names = dict.fromkeys(s.place for s in swamped)
+        first = swamped[0]
+        yield finding(
+            "epsilon too large", first.place, variance=first.value, eps=float(first.function), names=list(names)
+        )
+    for s in islice((s for s in signal.dropouts if LEAST_DROPPED <= s.value < 1), 1):
+        yield finding("dropout too strong", s.place, percent=s.value, p=s.value)
+    for s in islice((s for s in signal.gates if s.value < SHUT_GATE), 1):
+        yield finding("{function} gate shut", s.place, function=s.function, value=s.value)
+    for s in graph.doubled[:1]:
+        yield finding("{function} twice", s.place, function=s.function)
+    for place in graph.single_softmax[:1]:
+        yield finding("softmax of one value", place)
+    for place in graph.batch_softmax[:1]:
+        yield finding("softmax over the batch", place)
+
+
+SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass; tanh of N(0, 5.3²) has it
+GATE = (0.1, 0.9)  # a sigmoid with a mean outside of this range is a gate, which may be nearly shut or open on purpose
+
+
+def saturated_functions(signal: Signal) -> Iterator[Finding]:
+    """Activations, gates and attentions that hardly pass a gradient."""
+    if seen := [s for s in reversed(signal.graph.openness) if _is_saturated(s)]:
+        names = list(dict.fromkeys(s.place for s in seen))
+        yield finding(
+            "saturated {function}", seen[0].place, function=seen[0].function, names=names, value=seen[0].value
+        )
+
+
+def _is_saturated(spot: Spot) -> bool:
+    """Whether a function hardly passes a gradient; a gate counts only if it is shut."""
+    if spot.function == "sigmoid" and not GATE[0] <= spot.mean <= GATE[1]:
+        return spot.mean < SHUT_GATE
+    return spot.value < SATURATED
+
+
+CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14
+
+
+def _is_constant(branch: Stats) -> bool:
+    return branch.variance <= CONSTANT_BRANCH * branch.mean_square
+
+
+def faulty_branches(signal: Signal, dead: Sequence[SumSignal]) -> Iterator[Finding]:
+    """Branches that are cut off, that never learn, or whose output does not depend on their input."""
+    for s in islice((s for s in dead if not _is_constant(s.branch)), 1):
+        yield finding("detached branch", s.name)
+    for s in islice((s for s in dead if _is_constant(s.branch)), 1):
+        constant = "" if s.branch.norm == 0 else "it only returns a constant; "
+        yield finding("dead branch", s.name, constant=constant)
+    zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
+    names = list(signal.constant_sums) + [
+        s.name
+        for s, branch in zip(signal.sums, signal.plan.branches, strict=False)
+        if s.branch.norm > 0
+        and _is_constant(s.branch)
+        and not _is_constant(s.shortcut)
+        and s not in dead
+        and not zero & {layer.name for layer in branch.ends}
+    ]
+    if names and not signal.inputs.alike:
+        yield finding("constant branch", names[0], names=names)
+
+
+SHUT = 1e-20  # second moment of a branch over that of its shortcut; layer scales of 1e-6 leave 1e-17
+TINY_SCALE = 1e-7  # root mean square of a vector of scales: below the rounding of float32; CaiT starts with 1e-6
+
+
+def small_branches(signal: Signal) -> Iterator[Finding]:
+    """Branches that are too small to change their sum: a gate that is shut, or scales below rounding."""
+    shut = [s.name for s in signal.sums if 0 < s.branch.power < SHUT * s.shortcut.power]
+    tiny = [s.place for s in signal.scales if 0 < s.value < TINY_SCALE]
+    if shut:
+        yield finding("shut branch", shut[0], names=shut)
+    elif tiny:
+        yield finding("tiny scale", tiny[0], names=tiny, verb="are" if len(tiny) > 1 else "is")
+
+
+def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
+    """A place from which on the signal is exactly zero."""
+    broken = forward.broken_at if forward.sudden and forward.status == "vanishing" else ""
+    if zero_layer(signal) or signal.unmeasured or not (broken or (signal.origin and not forward.broken_at)):
+        return
+    names = [s.name for s in signal.sums]
+    behind = broken or "the output"
+    before = names[(names.index(broken) if broken else len(names)) - 1] if broken != names[0] else ""
+    place, kind = signal.origin or behind, signal.origin_kind
+    if signal.half:
+        remedy = (
+            f"look at {place}: in half precision (float16) numbers or their squares overflow or become zero between "
+            f"{before or 'the input'} and {behind}; use bfloat16 or float32 there"
+        )
+        yield finding("half precision overflow", place, "vanishing", numbers="zeros in float16", remedy=remedy)
+    elif "Dropout" in kind:
+        yield finding("dropout of everything", place, kind=kind, why="its probability is 1")
+    elif "Norm" in kind:
+        why = "it normalizes groups of one value"
+        made = finding("dropout of everything", place, kind=kind, why=why)
+        yield Finding("normalizer of one value", place, made.status, made.text, made.remedy)
+    elif signal.plain and broken and before and (not signal.origin or re.search("LU|Threshold|Tanh", kind)):
+        yield finding("dead layer", before, behind=behind)
+    else:
+        where = signal.origin or (behind if before else f"{behind} and the layers before it")
+        yield finding("no signal", place, where=where)
+
+
+def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Iterator[Finding]:
+    """A place that no gradient, or no finite one, passes."""
+    place = backward.broken_at
+    if signal.cut and not place:
+        text, also = f"{signal.cut[-1]} changes the output, but gets no gradient", ", so that it does not learn"
+        yield finding("gradient cut", signal.cut[-1], text=text, spot=f"behind {signal.cut[-1]}", also=also)
+    if not place or not backward.sudden or forward.broken_at:
+        return
+    names = [s.name for s in signal.sums]
+    after = next(iter(signal.sums[names.index(place) + 1 :]), None)
+    where = "the output" if after is None else after.name if signal.plain else "the next sum"
+    constant = after is not None and _is_constant(after.sum) and not signal.inputs.alike
+    if backward.status != "vanishing":
+        origin = signal.gradient_origin
+        spot = f"at {origin}" if origin else f"between {place} and {where}"
+        function = f"the function {signal.gradient_function}" if origin else "something"
+        yield finding("gradient not finite", origin or place, spot=spot, function=function)
+    elif signal.half and not constant:
+        yield finding("half precision underflow", place)
+    elif constant and signal.plain:
+        yield finding("dead layer", place, behind=where)
+    else:
+        also = ", or a ReLU that is never positive or a factor of zero does"
+        yield finding("gradient cut", place, text="", spot=f"between {place} and {where}", also=also)
+
+
+DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alike, half of all ReLUs are off
+DEAD_BY_CHANCE = 1e-4  # the probability that so many units are off by chance, each with probability 1/2
+
+
+def dead_units(signal: Signal) -> Iterator[Finding]:
+    """Layers in which most units get no gradient, more than chance explains (a Chernoff bound)."""
+
+    def chance(share: float, units: int) -> float:
+        return math.exp(-units * sum(q * math.log(2 * q) for q in (share, 1 - share) if q > 0))
+
+    gates = {layer.name for layer in signal.plan.layers() if layer.gate}
+    dead = [
+        layer
+        for layer in signal.layers
+        if layer.dead >= DEAD_SHARE and layer.name not in gates and chance(layer.dead, layer.units) < DEAD_BY_CHANCE
+    ]
+    if dead:
+        worst = max(dead, key=lambda layer: layer.dead)
+        yield finding("dead units", worst.name, percent=worst.dead, names=[layer.name for layer in dead])
+
+
+HEAVY_BIAS = 36.0  # squared bias over the rest: at 6 deviations, a unit switches with one input in 1e9
+HEAVY_SIZE = 5.0  # root mean square of such a bias: gates have 1 to 3 on purpose, and 5 shuts or opens any sigmoid
+
+
+def heavy_biases(signal: Signal) -> Iterator[Finding]:
+    """Layers whose bias is far larger than what their weights add to it."""
+    large = suspect_biases(signal)
+    heavy = [g for g in signal.gains if g.bias > HEAVY_BIAS and g.name in large and not g.normalized]
+    if heavy:
+        names = list(dict.fromkeys(g.name for g in heavy))
+        yield finding("bias too large", names[0], size=math.sqrt(heavy[0].bias), names=names)
+
+
+def suspect_biases(signal: Signal) -> set[str]:
+    """The layers before the classifier with a large bias that has a larger norm than their weight."""
+    last = {layer.name for layer in signal.plan.classifier}
+    large = {s.place: s.value for s in signal.biases if s.value >= HEAVY_SIZE and s.place not in last}
+    return {
+        layer.name
+        for layer in signal.layers
+        if layer.name in large and 0 < layer.weight_norm <= large[layer.name] * math.sqrt(layer.units)
+    }
+
+
+# The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
+# encoder layers, 1e-3 with 12 and 1e-6.5 with 24, which need a warm-up; 1e-14 with 48, which hardly train.
+POST_NORM_LEFT = 1e-9
+POST_NORM_SUMS = 72  # from 36 layers on, narrow ones with 1e-3 hardly train either
+POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
+POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
+
+
+def deep_post_norm(signal: Signal) -> Iterator[Finding]:
+    """A normalizer after every sum, so that the shortcut forgets the early blocks."""
+    main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
+    powers = [s.shortcut.power for s in main[1:]]
+    sums = [s.sum.power for s in main]
+    if len(powers) < 4 or not all(0 < p < math.inf for p in (*powers, *sums)):
+        return
+    if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):
+        return  # the shortcut or the branch is scaled in the sum
+    middle = sorted(powers)[len(powers) // 2]
+    same = sum(abs(p / middle - 1) <= POST_NORM_SAME for p in powers)
+    changed = sum(abs(p / s - 1) > POST_NORM_SAME for p, s in zip(powers, sums, strict=False))
+    if same < 0.9 * len(powers) or changed < 0.5 * len(powers):
+        return
+    left = sum(math.log10(p / s) for p, s in zip(powers, sums[1:], strict=True))
+    if left <= math.log10(POST_NORM_DEEP if len(main) >= POST_NORM_SUMS else POST_NORM_LEFT):
+        yield finding("deep post-norm ({sums} sums)", "", sums=len(main), left=f"{left:.0f}")
