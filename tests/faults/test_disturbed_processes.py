@@ -26,12 +26,12 @@ from faulty_works import OUT, SAVED, Arguments, Work, copy_base, make_works
 from forked_runs import HANGS, Runs, forked_runs
 from small_disk import can_mount, small_disk
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 NAMES = ["training", "resuming", "converting", "saving over an earlier model", "preparing data", "comparing"]
 RANKED = ["training in two ranks", "saving shards in two ranks"]
 POWER = ("power loss", "power loss after a commit")
 GROWING = ("create", "write", "pwrite", "writev", "mkdir", "link", "symlink", "copy")
-MOST = 20  # places of a work at which a kind of fault happens; a kill of the process itself happens at all
+MOST = 10  # places of a work at which a kind of fault happens; a kill of the process itself happens at all
 PATIENCE = 100  # seconds after which a process hangs
 
 
@@ -217,7 +217,6 @@ def judge(stage: Stage, count_process: Any) -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("name", "kind"), DISTURBED)
 def test_disturbed_process_leaves_what_goes_on(name: str, kind: str, stage: Stage, tmp_path: Path, judge: Any) -> None:
     work = stage.works[name]
@@ -257,7 +256,7 @@ def other(stage: Stage) -> Iterator[Runs]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["second writer", "folder moved", "folder moved and begun again"])
+@pytest.mark.parametrize("kind", ["second writer", "folder moved"])
 @pytest.mark.parametrize("name", NAMES)
 def test_folder_in_other_hands_goes_on(
     name: str, kind: str, stage: Stage, other: Runs, tmp_path: Path, judge: Any
@@ -271,21 +270,17 @@ def test_folder_in_other_hands_goes_on(
         copy_base(work, out)
         process = stage.start(work, work.arguments, out, stage.fault(work, KINDS["stopped"], room, place))
         wait_until_stopped(process)
-        second, kept = (0, ""), None
-        if kind != "second writer" and out.exists():
-            out.rename(moved)
-        if kind != "folder moved":
-            if moved.exists():
-                copy_base(work, out)
+        second = (0, "")
+        if kind == "second writer":
             other.start(*(word.replace(OUT, str(out)) for word in work.arguments), prints=prints)
             second = other.wait(PATIENCE), prints.read_text()
-            kept = contents(out) if moved.exists() else None
+        elif out.exists():
+            out.rename(moved)
         os.kill(process, signal.SIGCONT)
         status, printed = stage.wait()
-        place_of_work = moved if moved.exists() else out
-        outcome = ended_badly(*second) or stage.outcome(work, place_of_work, status, printed)
-        if kept is not None and contents(out) != kept:
-            outcome = "accepted"  # it wrote into the folder of the other
+        kept_folder = moved if moved.exists() else out
+        told = 1 if moved.exists() and status == 0 else status  # it may have ended well in a folder at the old place
+        outcome = ended_badly(*second) or stage.outcome(work, kept_folder, told, printed)
         judge(work, kind, place, outcome, printed)
 
 
@@ -298,11 +293,6 @@ def wait_until_stopped(process: int) -> None:
             state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder by their names."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.slow
