@@ -117,9 +117,8 @@ def test_killed_worker_is_one_sentence() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with pytest.raises(ValueError, match="one of them was killed; free some memory or use fewer workers"):
-        with explained_worker_end():
-            list(DataLoader([1, 2], num_workers=1, collate_fn=end))
-    with pytest.raises(RuntimeError, match="another"):  # the control: other errors stay as they are
-        with explained_worker_end():
-            raise RuntimeError("another error")
+    killed = pytest.raises(ValueError, match="one of them was killed; free some memory or use fewer workers")
+    with killed, explained_worker_end():
+        list(DataLoader([1, 2], num_workers=1, collate_fn=end))
+    with pytest.raises(RuntimeError, match="another"), explained_worker_end():  # the control: other errors stay
+        raise RuntimeError("another error")
