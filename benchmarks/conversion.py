@@ -35,7 +35,7 @@ from subjects import MODELS, PACKAGES, Subject, import_packages, is_available
 from torch import nn
 
 import normfree as nf
-from normfree.conversion.norms import find_norms
+from normfree.conversion.inspection import find_norms
 from normfree.files import write_json
 from normfree.plan import remembered_plan
 from normfree.provenance import commit, hardware, versions

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from saving import shown_command
+
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train.recipes import recipe
-from normfree_papers.claims.intervals import share_interval
+from normfree_papers.claims.judgement import share_interval
 from normfree_papers.claims.run_cache import RunCache
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    origin = {"command": shlex.join(["python", "benchmarks/first_epoch.py", *sys.argv[1:]]), "commit": commit()}
+    origin = {"command": shown_command("first_epoch.py", sys.argv[1:]), "commit": commit()}
     origin |= {"versions": versions(), "hardware": hardware(given.device), "seeds": list(range(given.seeds))}
     rows = []
     for path in given.path or PATHS:

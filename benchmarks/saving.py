@@ -21,7 +21,7 @@ from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train import RunFolder
 from normfree.train.recipes import recipe
-from normfree_papers.claims.intervals import mean, mean_interval
+from normfree_papers.claims.judgement import mean, mean_interval
 
 WITHOUT, WITH = "without", "with"
 
@@ -60,6 +60,17 @@ def measure(saves: bool, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def shown_command(script: str, words: list[str]) -> str:
+    """The command without the folders of the machine it ran on: DIR for that of the data, a name for the result.
+
+    >>> shown_command("saving.py", ["--data-dir", "/home/me/data", "--json", "/tmp/saving.json"])
+    'python benchmarks/saving.py --data-dir DIR --json saving.json'
+    """
+    shown = ["DIR" if before == "--data-dir" else word for before, word in zip(["", *words], words, strict=False)]
+    names = [Path(word).name if word.endswith(".json") else word for word in shown]
+    return shlex.join(["python", f"benchmarks/{script}", *names])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet110")
@@ -72,8 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    words = [Path(word).name if word.endswith(".json") else word for word in sys.argv[1:]]
-    origin = {"command": shlex.join(["python", "benchmarks/saving.py", *words]), "commit": commit()}
+    origin = {"command": shown_command("saving.py", sys.argv[1:]), "commit": commit()}
     origin |= {"versions": versions(), "hardware": hardware(given.device)}
     origin |= {"model": given.model, "epochs": given.epochs, "seconds_between": given.seconds}
     rows: list[dict[str, Any]] = []

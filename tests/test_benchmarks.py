@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -24,9 +25,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def made_up(page: ModuleType) -> list[dict[str, object]]:
-    training = load("training")
-    tasks = [*training.kernel_tasks(400, [20, 56]), *training.batch_tasks(400, [32, 512])]
+def made_up(tasks: Iterable[tuple[str, str, int, int, bool]]) -> list[dict[str, object]]:
     return [
         {"what": f"{model}, {path}", "model": model, "path": path, "batch": batch, "cold": cold, "steps": steps}
         | {"images_per_second": 1e6 / batch, "peak_gib": batch / 64, "precision": "bf16", "milliseconds": 1.0}
@@ -34,21 +33,25 @@ def made_up(page: ModuleType) -> list[dict[str, object]]:
     ]
 
 
+def swept() -> dict[str, list[dict[str, object]]]:
+    training = load("training")
+    deeper, larger = training.kernel_tasks(400, [20, 56]), training.batch_tasks(400, [128, 32, 512])
+    return {"depth": made_up(deeper), "batch": made_up(larger)}
+
+
 def test_every_point_of_a_curve_has_all_paths() -> None:
-    page = load("page")
-    rows = made_up(page)
+    page, rows = load("page"), swept()
     for axis, places in (("depth", [20, 56, 110]), ("batch", [32, 128, 512])):
-        found = page.curves(axis, rows)
+        found = page.curves(axis, rows[axis])
         assert {name: [*points] for name, points in found.items()} == dict.fromkeys(page.SWEPT.values(), places)
-    assert max(Counter((row["what"], row["batch"]) for row in rows).values()) == 1
+        assert max(Counter((row["what"], row["batch"]) for row in rows[axis]).values()) == 1
 
 
 def test_curves_are_drawn_if_they_were_measured(tmp_path: Path) -> None:
-    page = load("page")
-    rows = made_up(page)
-    shown = page.curves_over_depth_and_batch({"rows": rows})
-    assert "| 512 | 1,953 (8.0 GiB) |" in shown
-    assert page.curves_over_depth_and_batch({"rows": [row for row in rows if not page.is_swept(row)]}) == ""
+    page, rows = load("page"), swept()
+    assert "| 512 | 1,953 (8.0 GiB) |" in page.table_of_curves("batch", rows["batch"])
+    for axis in rows:
+        assert page.table_of_curves(axis, rows[axis][:1]) == ""
     panels = page.panels_over_depth_and_batch(rows)
     assert [panel.title for panel in panels] == [
         "images/s, batch 128",

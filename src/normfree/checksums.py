@@ -5,7 +5,7 @@
 
 A JSON file that normfree writes has the sha256 of its own content as its last entry, a TOML file as its last comment.
 The JSON file also lists the size and sha256 of files beside it that cannot carry their own (`Checksum.to_json`).
-Files of earlier releases have no checksum; they are read with a warning.
+Files of earlier releases have no checksum (`has_checksum`); configurations and plans are then read with a warning.
 """
 
 from __future__ import annotations
@@ -104,14 +104,13 @@ def digest_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def read_sealed_json(path: Path, what: str, remedy: str, *, warn: bool = True) -> dict[str, Any]:
+def read_sealed_json(path: Path, what: str, remedy: str) -> dict[str, Any]:
     """Read a JSON file that `write_sealed_json` wrote, without the entry of its sha256.
 
     Args:
         path: the file.
         what: its content in messages, such as "the result of a run".
         remedy: the end of the error, such as "run it again".
-        warn: whether to log a warning for a file without a sha256, which an earlier release wrote.
 
     Raises:
         ValueError: if it is not a JSON object, or was altered after it was written.
@@ -121,30 +120,43 @@ def read_sealed_json(path: Path, what: str, remedy: str, *, warn: bool = True) -
         found = parse_json(read_limited(path))
         if not isinstance(found, dict):
             raise ValueError("it holds no JSON object")
-        sealed = KEY in found
         body = {key: value for key, value in found.items() if key != KEY}
-        if sealed and found[KEY] != digest_of(body):
+        if KEY in found and found[KEY] != digest_of(body):
             raise ValueError("its content does not have the sha256 written in it")
     except ValueError as error:
         raise ValueError(_altered(path, what, str(error), remedy)) from None
-    if warn and not sealed:
-        _warn(path)
     return body
 
 
-def check_sealed_text(path: Path, what: str, remedy: str, *, warn: bool = True) -> None:
+def check_sealed_text(path: Path, what: str, remedy: str) -> None:
     """Compare a file with the sha256 in its last comment; the arguments and errors are those of `read_sealed_json`."""
     raw = read_limited(path)
-    if (seal := _SEAL.search(raw)) is None:
-        if warn:
-            _warn(path)
-    elif hashlib.sha256(raw[: seal.start()]).hexdigest().encode() != seal[1]:
+    seal = _SEAL.search(raw)
+    if seal is not None and hashlib.sha256(raw[: seal.start()]).hexdigest().encode() != seal[1]:
         raise ValueError(_altered(path, what, "its content does not have the sha256 written in it", remedy))
 
 
-def is_sealed_text(path: Path) -> bool:
-    """Whether a file has a sha256 in its last comment, right or wrong."""
-    return path.is_file() and _SEAL.search(read_limited(path)) is not None
+def has_checksum(path: Path) -> bool:
+    """Whether a JSON or TOML file has a sha256 of its content, right or wrong; earlier releases wrote none."""
+    if not path.is_file():
+        return False
+    raw = read_limited(path)
+    if path.suffix != ".json":
+        return _SEAL.search(raw) is not None
+    try:
+        found = parse_json(raw)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and KEY in found
+
+
+def warn_without_checksum(path: Path) -> None:
+    """Log a warning if a file has no checksum."""
+    if not has_checksum(path):
+        _log.warning(
+            "'%s' has no checksum, because an earlier release wrote it or it was edited; damage to it is not noticed",
+            path,
+        )
 
 
 def require_regular(path: Path) -> None:
@@ -196,9 +208,3 @@ def _digest(content: bytes | Path, kind: str) -> str:
 
 def _altered(path: Path, what: str, why: str, remedy: str) -> str:
     return f"expected {what} as it was written, but '{path}' is damaged: {why}; {remedy}"
-
-
-def _warn(path: Path) -> None:
-    _log.warning(
-        "'%s' has no checksum, because an earlier release wrote it or it was edited; damage to it is not noticed", path
-    )

@@ -92,7 +92,7 @@ class Branch:
         layers: The weight layers of the branch.
         shortcut: The kind of shortcut.
         shortcut_layers: The weight layers of the shortcut.
-        home: The module whose forward pass contains the sum.
+        home: The module whose forward pass contains the sum; by default the module in the name.
         addition: The number of the addition in that forward pass, from 0.
         branch_first: Whether the branch is the addition's first operand.
         m: The branch's degree in its weights, if it differs from the number of non-gate layers.
@@ -120,19 +120,13 @@ class Branch:
     merges: bool = False
 
     def __post_init__(self) -> None:
+        if not self.home:  # of a sum in the model's own forward pass, whose name is '' or, for example, '#2', it is ''
+            object.__setattr__(self, "home", self.name.partition("#")[0])
         if not self.entries:
             object.__setattr__(self, "entries", self.layers[:1])
         if not self.ends:
             straight = [layer for layer in self.layers if not layer.gate]
             object.__setattr__(self, "ends", tuple(straight[-1:]) or self.layers[-1:])
-
-    @property
-    def place(self) -> str:
-        """The module whose forward pass contains the sum: `home`, or the module in the name if that is ''.
-
-        A sum in the model's own forward pass has the home '' and the name '' or, for example, '#2'.
-        """
-        return self.home or self.name.partition("#")[0]
 
     @property
     def depth(self) -> int:
@@ -285,7 +279,7 @@ class _Repetition:
 
 def _describe(branch: Branch) -> str:
     """Return a branch's layers, m if it differs from their number, and the shortcut."""
-    layers = ", ".join(_label(layer, branch.place) for layer in branch.layers) or "no layers of its own"
+    layers = ", ".join(_label(layer, branch.home) for layer in branch.layers) or "no layers of its own"
     m = f" m = {branch.depth}" if branch.depth != len(branch.layers) else ""
     return f"[{layers}]{m} + {branch.shortcut}"
 

@@ -69,6 +69,19 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path: Path, fitted: list[T
     assert len(fitted) == 3 * count  # another setting is another run
 
 
+def test_result_of_another_run_is_refused(tmp_path: Path, fitted: list[TrainConfig]) -> None:
+    """It is whole, and under the right name."""
+    compare(BASE, methods=["fixup"], models=["resmlp-2-8"], lrs=(0.1, 0.01), out=tmp_path)
+    one, other = (path / "result.json" for path in sorted(tmp_path.iterdir()))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match=r"expected a result of lr=.*, got one of lr=.*; it belongs to another run"):
+        compare(BASE, methods=["fixup"], models=["resmlp-2-8"], lrs=(0.1, 0.01), out=tmp_path)
+    one.write_bytes(content)  # the control
+    compare(BASE, methods=["fixup"], models=["resmlp-2-8"], lrs=(0.1, 0.01), out=tmp_path)
+    assert len(fitted) == 2
+
+
 def test_interrupted_run_goes_on(tmp_path: Path, fitted: list[TrainConfig]) -> None:
     config = BASE.with_changes(method="fixup", model="resmlp-3-8", epochs=30)
     task = RunTask(config, tmp_path / folder_name(config))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import normfree as nf
-from normfree.conversion.norms import find_norms
+from normfree.conversion.inspection import find_norms
 from unusual_models import METHODS, UNUSUAL, Unusual
 
 STEPS = 40

@@ -32,7 +32,7 @@ from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree_papers.claims.storage import read_result
+from normfree_papers.claims.reproduction import read_result
 from sharded_saves import load_sharded_, made, save_sharded, whole
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
@@ -125,7 +125,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFil
         yield {
             **shards,
             **sets,
-            "configuration (config.toml)": StoredFile(run.config_path, lambda: run.read_config(warn=True)),
+            "configuration (config.toml)": StoredFile(run.config_path, run.read_config),
             "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
             "result (result.json)": StoredFile(run.result_path, run.read_result),
             "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),

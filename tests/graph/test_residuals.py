@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import normfree as nf
 from normfree import discover
 
 
@@ -177,3 +178,35 @@ def test_only_gates_are_no_residual_branch() -> None:
     plan = discover(Modulated(), torch.zeros(2, 3, 8))
     assert not plan.branches
     assert [layer.name for layer in plan.layers()] == ["q"]
+
+
+class TopExpert(nn.Module):
+    """Each sample goes through the expert with the largest probability."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(8), nn.Linear(8, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        p, chosen = self.router(y).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            mask = chosen == k
+            out[mask] = p[mask, None] * expert(y[mask])
+        return x + out
+
+
+def test_router_that_chooses_an_expert_is_not_an_end_of_the_branch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), TopExpert(), TopExpert(), nn.Linear(8, 2))
+    x = torch.randn(32, 8)
+    plan = discover(model, x)
+    assert [layer.name for layer in plan.branches[0].ends] == ["1.experts.0.2", "1.experts.1.2"]
+    assert "1.router" in [layer.name for layer in plan.branches[0].layers]
+    for method in ("fixup", "skipinit", "nf"):
+        _, converted = nf.convert(model, method, x)
+        scalars = [added.name for added in converted.changes.added if added.name.endswith("beta")]
+        assert "1.experts.0.2.beta" in scalars
+        assert "1.router.beta" not in scalars

@@ -83,7 +83,7 @@ def test_converted_lsuv_gives_every_block_unit_variance():
     model, plan = convert(thin_resnet(), "lsuv", x, generator=seeded(0))
     seen: list[float] = []
     for branch in plan.branches:
-        model.get_submodule(branch.place).register_forward_hook(
+        model.get_submodule(branch.home).register_forward_hook(
             lambda _m, _args, out: seen.append(out.double().var(unbiased=False).item())
         )
     model.eval()(x)

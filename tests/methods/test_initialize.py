@@ -134,7 +134,7 @@ def test_lsuv_sets_the_variance_of_every_layer_of_a_foreign_model() -> None:
 
 def test_lsuv_by_block_asks_a_foreign_model_for_a_factor_of_each_sum() -> None:
     model, plan = foreign()
-    expected = rf"'lsuv' expects a factor of the sum in '{plan.branches[0].place}', got none; .*'lsuv:by=layer'"
+    expected = rf"'lsuv' expects a factor of the sum in '{plan.branches[0].home}', got none; .*'lsuv:by=layer'"
     refuse(expected, model, "lsuv", plan, images())
 
 

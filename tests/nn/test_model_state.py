@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.nn.model_state import on_meta, preserve_model_state, substitute_tensors
+from normfree.nn.model_state import on_meta, preserve_model_state, restored_on_error, substitute_tensors
 
 
 def shared() -> nn.Sequential:
@@ -72,3 +72,18 @@ def test_pass_leaves_no_trace(attributes: bool) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert not arrived
     assert (counting.calls, counting.seen) == ((1, [0, 1]) if attributes else (2, [0, 1, 2]))
+
+
+def test_model_is_as_before_in_between_and_changed_again_afterwards() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    weight = model[0].weight.detach().clone()
+    with restored_on_error(model) as as_before:
+        model[1] = nn.Identity()
+        with torch.no_grad():
+            model[0].weight.zero_()
+        with as_before():
+            assert torch.equal(model[0].weight, weight)
+            assert isinstance(model[1], nn.BatchNorm1d)
+        assert not model[0].weight.any()
+        assert isinstance(model[1], nn.Identity)
+    assert not model[0].weight.any()

@@ -52,8 +52,9 @@ def live(folder: Path, rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     model, optimizer = made(0, mesh)
     train(model, optimizer, 0, 2)
     save_sharded(run, model, {"step": 2}, optimizer=optimizer)
+    said: dict[str, Any] = {"after two steps": whole(model)}
     train(model, optimizer, 2, 4)
-    said: dict[str, Any] = {"saved": save_sharded(run, model, {"step": 4, "note": "four"}, optimizer=optimizer).name}
+    said |= {"saved": save_sharded(run, model, {"step": 4, "note": "four"}, optimizer=optimizer).name}
     train(model, optimizer, 4, 6)
     said["uninterrupted"] = whole(model)
 

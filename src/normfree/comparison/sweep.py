@@ -11,13 +11,14 @@ import torch
 
 from normfree.comparison.comparison import ComparedRun, Comparison
 from normfree.comparison.process_pool import Reports, run_tasks, summarize_reports
-from normfree.files import explain_os_errors
+from normfree.files import explain_os_errors, to_json_values
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.third_party import is_foreign
 from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
+from normfree.provenance import without_folders
 from normfree.report.progress import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
@@ -26,6 +27,7 @@ from normfree.train.engine.environment import Stop
 from normfree.train.engine.inputs import Data
 from normfree.train.run.result import Snapshot
 
+_NOT_COMPARED = NOT_IN_FINGERPRINT | {"precision", "channels_last", "compile", "graph"}  # chosen by the machine if open
 VARIED = ("method", "model", "lr", "seed")  # the settings that a comparison varies
 
 
@@ -143,7 +145,7 @@ def _train_missing(
     """Train the runs that have not ended yet; return all that have, and the signal that stopped the others."""
     for task in tasks:
         _require_same_method(task)
-    found = {task: ended_result(task.folder) for task in tasks}
+    found = {task: ended_result(task) for task in tasks}
     runs = [_record(task, depths, result) for task, result in found.items() if result]
     missing = [task for task, result in found.items() if not result]
 
@@ -202,15 +204,31 @@ class RunTask(NamedTuple):
     folder: Path
 
 
-def ended_result(folder: Path) -> dict[str, Any] | None:
-    """Read the result of a run that finished or diverged; None for any other folder."""
-    run = RunFolder(folder)
-    return run.read_result() if run.status in ("finished", "diverged") else None
+def ended_result(task: RunTask) -> dict[str, Any] | None:
+    """Read the result of a run that finished or diverged; None for any other folder.
+
+    Raises:
+        ValueError: If the result in the folder is not one of the task's settings.
+    """
+    run = RunFolder(task.folder)
+    if run.status not in ("finished", "diverged"):
+        return None
+    result = run.read_result()
+    wanted: dict[str, Any] = to_json_values(without_folders(asdict(task.config)))
+    stored = {**wanted, **result.get("config", {})}
+    differing = [name for name in wanted if name not in _NOT_COMPARED and stored[name] != wanted[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"expected a result of {name}={wanted[name]} in '{run.result_path}', got one of {name}={stored[name]}; it "
+            "belongs to another run: delete it to train the run again"
+        )
+    return result
 
 
 def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
     """Train one run in its folder or continue it, and return its result; a run that has ended is only read."""
-    done = ended_result(task.folder)
+    done = ended_result(task)
     if done is not None:
         return done
 
@@ -220,7 +238,7 @@ def train_run(task: RunTask, report: Callable[[str], None]) -> dict[str, Any]:
 
     resume = RunFolder(task.folder).exists
     result = fit(task.config, out=task.folder, resume=resume, picture=False, progress=show)
-    return ended_result(task.folder) or result.to_json()  # the stored result also names hardware and versions
+    return ended_result(task) or result.to_json()  # the stored result also names hardware and versions
 
 
 def train_runs(

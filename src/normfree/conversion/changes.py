@@ -13,6 +13,7 @@ from normfree.plan import Branch, Layer, Position, ResidualPlan
 from normfree.report.formatting import compact
 
 _SHOWN = 3  # rescaled parameters that are printed by name
+SHOWN = 6  # reasons in an error or names in a note; a deep network has one per block
 
 
 @dataclass(frozen=True)
@@ -240,3 +241,16 @@ def explained_plan_errors() -> Iterator[None]:
             f"expected a stored plan that fits the model, got one that cannot be repeated ({describe_error(error)}); "
             "save the model again"
         ) from error
+
+
+def quoted(name: str) -> str:
+    """The name of a module or sum in quotes; the model itself is '(model)'."""
+    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
+
+
+def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> str:
+    """The first names, with their classes if given, and the number of the others."""
+    every = list(names)
+    shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:SHOWN]]
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(shown) + more

@@ -1,149 +1,224 @@
-"""Inspect a model in one forward pass on the example, before it is converted."""
+"""Look at a model before it is converted: its residual plan, its normalizers, and how its own code uses them."""
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from normfree.graph.flow import tensors_of
-from normfree.graph.functions import writes_into
-from normfree.graph.observer import FunctionCall, Observer
-from normfree.nn.model_state import preserve_model_state, substitute_tensors
+from normfree.conversion.changes import listed
+from normfree.graph.discovery import plan_from_flow, unaccounted
+from normfree.graph.flow import Flow, Node
+from normfree.graph.observer import DIVISIONS, PRODUCTS
+from normfree.graph.recorder import record
+from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors, trial_run
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
+from normfree.plan import ResidualPlan
 
-_NORMALIZING = frozenset(
-    {"layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize"}
+_NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
+NO_SUMS = (
+    "no residual sum was found: the model is sequential, concatenates or gates its layers, adds parallel layers that "
+    "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, addcmul, stack); weights can "
+    "still be standardized ('nf') or normalized ('wn'), or set from data ('lsuv')"
 )
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """How a model behaves in a forward pass.
+    """The facts about an original that do not depend on a method. Modules are given by name.
 
     Attributes:
-        calls: The number of calls of each module.
+        plan: The residual plan.
+        flow: The recorded flow.
+        norms: The normalizers, each with its class.
+        unknown_norms: The modules whose class is named like a normalizer but is not one that can be removed.
         weight_read: The normalizers whose weight other code reads.
         overwritten: The normalizers whose output is written to in place.
-        functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
-        norm_like: The modules of unknown classes that behave like a normalizer.
         several_inputs: The normalizers that are called with more than one tensor.
-        standardized: The weight layers whose own forward pass standardizes their weight.
-        shapes: The shapes of input and output of each of these.
+        functional_norms: The calls of normalizing functions outside of normalizers, by module and function.
+        inline_norms: The modules whose own code divides the signal by its scale.
+        unaccounted: The weights that the plan does not list.
+        parameters: The number of parameters.
+        norm_like: The modules of unknown classes that behave like a normalizer, each with its class.
+        standardized: The layers whose own forward pass standardizes their weight, each with the class of torch that it
+            extends, or None if that returns another shape.
     """
 
-    calls: Counter[str]
-    weight_read: set[str]
-    overwritten: set[str]
-    functional_norms: list[tuple[str, str]]
-    norm_like: list[str]
-    several_inputs: set[str]
-    standardized: set[str]
-    shapes: dict[str, tuple[Tensor, Tensor]]
+    plan: ResidualPlan
+    flow: Flow
+    norms: Mapping[str, str]
+    unknown_norms: Mapping[str, str]
+    weight_read: Collection[str]
+    overwritten: Collection[str]
+    several_inputs: Collection[str]
+    functional_norms: Sequence[tuple[str, str]]
+    inline_norms: Sequence[str]
+    unaccounted: Sequence[str]
+    parameters: int
+    norm_like: dict[str, str] = field(default_factory=dict)
+    standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
+
+    def notes(self, *, keeps_layers: bool) -> list[str]:
+        """Notes on what the conversion leaves as it was, one sentence each."""
+        notes = [] if self.plan.branches else [NO_SUMS]
+        notes += whole_blocks(self.plan)
+        if self.unaccounted:
+            notes.append(f"not part of the plan and left as they were: {', '.join(self.unaccounted)}")
+        if units := [home for home, function in self.functional_norms if function == "normalize"]:
+            notes.append(f"the signal is still divided by its length (normalize) in {listed(units)}")
+        if self.inline_norms:
+            notes.append(
+                f"the signal is still divided by its own scale in the code of {listed(self.inline_norms)}; make that a "
+                "module, such as nn.RMSNorm, to have it removed"
+            )
+        if self.norm_like:
+            notes.append(
+                f"left in place, though it behaves like a normalizer: {listed(self.norm_like, self.norm_like)}; to "
+                "have it removed, give its class the name of one, such as MyLayerNorm"
+            )
+        if scales := [name for branch in self.plan.branches for name in branch.scales if not keeps_layers]:
+            notes.append(f"layer scales were set to 1, because the method scales the branches: {listed(scales)}")
+        if not self.norms:
+            notes.append(
+                "no normalizer was found: none was removed, and any normalization in the model's own code remains"
+            )
+        return notes
 
 
-def inspect_model(model: nn.Module, norms: Mapping[str, nn.Module], args: Any, kwargs: Any) -> Inspection:
-    """Run a model once on an example and report how it behaves; the model is left unchanged.
+def whole_blocks(plan: ResidualPlan) -> list[str]:
+    """A note on branches without layers of their own, if there are any."""
+    if bare := [branch.name for branch in plan.branches if not branch.layers]:
+        return [f"the signal may still grow at sums of whole blocks, which have no layer to scale: {listed(bare)}"]
+    return []
 
-    Modules that may be normalizers then run on scaled copies of their input.
+
+def find_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """The normalizers of a model by name, a shared one under its first name."""
+    return {name: module for name, module in model.named_modules() if is_norm(module)}
+
+
+def _unknown_norms(model: nn.Module) -> dict[str, str]:
+    """The modules whose class is named like a normalizer but is not one that can be removed, each with its class.
+
+    Torch's parametrizations of weights (`_WeightNorm`) do not normalize the signal.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        named_so = _NAMED_NORM.search(type(module).__name__) and ".parametrizations." not in f".{name}"
+        leaf = next(module.children(), None) is None
+        if named_so and leaf and not is_norm(module) and not isinstance(module, WEIGHT_LAYERS):
+            found[name] = type(module).__name__
+    return found
+
+
+def inspect_model(model: nn.Module, example: Any, plan: ResidualPlan | None, heads: Collection[str]) -> Inspection:
+    """Record a model once, without values if it does not look at them; the model is left unchanged.
+
+    Args:
+        model: The model.
+        example: Its example.
+        plan: Its plan. Default: the one that the flow shows.
+        heads: The names of layers that are known to be output layers.
 
     Raises:
         ValueError: If the model does not run on the example.
     """
-    modules = dict(model.named_modules())
-    inspector = _Inspector(modules, norms)
-    try:
-        with trial_run(model, attributes=True), _weight_readers(norms) as weight_read, inspector.following(modules):
-            run(model, args, kwargs)
-        with trial_run(model, attributes=True):
-            norm_like = [name for name, x in inspector.inputs.items() if _normalizes(modules[name], x)]
-            kinds = {type(modules[n]) for n, xy in inspector.layers.items() if _ignores_scale(modules[n], *xy)}
-            shapes = {n: xy for n, xy in inspector.layers.items() if type(modules[n]) in kinds}
-    except Exception as error:  # whatever the model's own code raises
-        raise ValueError(
-            f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
-            "pass an example that it accepts"
-        ) from error
+    args, kwargs = call_arguments(example)
+    norms = find_norms(model)
+    # In training mode a model may skip blocks at random.
+    with trial_run(model):
+        flow = record(model, *args, **kwargs)
+    returned = {node.name: [node] for node in flow.nodes if node.is_module}
+    returned |= {name: [call.out for call in calls if call.out] for name, calls in flow.calls.items()}
+    inline = dict.fromkeys(node.home for node in flow.nodes if plan is None and _divides_by_own_scale(node))
+    plan = plan_from_flow(model, flow, heads) if plan is None else plan
     return Inspection(
-        inspector.calls,
-        weight_read,
-        inspector.overwritten,
-        list(inspector.functional_norms),
-        norm_like,
-        inspector.several_inputs,
-        set(shapes),
-        shapes,
+        plan=plan,
+        flow=flow,
+        norms={name: type(norm).__name__ for name, norm in norms.items()},
+        unknown_norms=_unknown_norms(model),
+        weight_read=flow.weights_read,
+        overwritten={name for name in norms if not flow.overwritten.isdisjoint(returned.get(name, ()))},
+        several_inputs=[name for name in norms if name in flow.several_inputs],
+        functional_norms=[(home, function) for home, function in flow.normalizing if home not in norms],
+        inline_norms=[home for home in inline if home not in norms],
+        unaccounted=unaccounted(model, plan),
+        parameters=sum(p.numel() for p in model.parameters()),
     )
 
 
-class _Inspector(Observer):
-    """Notes normalizing functions, writes into the outputs of normalizers, and inputs of possible normalizers."""
+def _divides_by_own_scale(node: Node) -> bool:
+    """Whether a step normalizes a signal in the model's own code: x · rsqrt(mean(x²) + ε), or (x - mean) / std."""
+    if node.divides_itself:
+        return node.function in DIVISIONS
+    for factor, other in permutations(node.factors, 2) if node.function in PRODUCTS else ():
+        step, roots = factor, False
+        while len(step.inputs) == 1 and step is not other and step.kind != "weight":
+            roots = roots or step.function in ("rsqrt", "rsqrt_")
+            step = step.inputs[0]
+        if roots and (step is other or step in other.inputs):
+            return True
+    return False
 
-    def __init__(self, modules: Mapping[str, nn.Module], norms: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.modules = modules
-        self.norms = norms
-        self.inputs: dict[str, Tensor] = {}
-        self.layers: dict[str, tuple[Tensor, Tensor]] = {}
-        self.several_inputs: set[str] = set()
-        self.overwritten: set[str] = set()
-        self.functional_norms: dict[tuple[str, str], None] = {}
-        self._outputs: dict[int, tuple[str, weakref.ref[Tensor]]] = {}
-        model = modules[""]
-        self._own: dict[int, Tensor] = {id(t): t for t in (*model.parameters(), *model.buffers())}
 
-    def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep the first input of a module that may be a normalizer."""
-        single = len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        if single and name not in self.inputs and _may_normalize(module):
-            self.inputs[name] = args[0].detach().clone()
+@contextmanager
+def probing(model: nn.Module, facts: Inspection) -> Iterator[None]:
+    """Find the modules that normalize, and the layers that standardize their weight, from a pass of the model inside.
 
-    def on_leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Remember the output of a normalizer, and input and output of a weight layer with its own forward pass."""
-        if name in self.norms and isinstance(out, Tensor):
-            self._outputs[id(out)] = (name, weakref.ref(out))
-            if len(tensors_of((args, kwargs))) > 1:
-                self.several_inputs.add(name)
-        own = isinstance(module, WEIGHT_LAYERS) and not type(module).__module__.startswith(("torch.", "normfree."))
-        if own and name not in self.layers and len(args) == 1 and isinstance(out, Tensor):
-            self.layers[name] = args[0].detach().clone(), out.detach().clone()
+    Inputs of modules of other libraries are kept on the way. At the end these modules run on scaled copies of them.
+    """
+    inputs: dict[str, Tensor] = {}
+    layers: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def on_function(self, call: FunctionCall) -> Any:
-        """Note a normalizing function, or a write in place."""
-        name = call.name
-        tensors = tensors_of((call.args, call.kwargs))
-        on_weight = bool(tensors) and all(id(t) in self._own for t in tensors)  # made from parameters alone
-        if name in _NORMALIZING and not on_weight and self.home not in self.norms:
-            self.functional_norms[self.home, name] = None
-        written = writes_into(name, call.args, call.kwargs)
-        if written is not None or (call.args and call.kwargs.get("inplace")):
-            self._note_write(call.args[0] if written is None else written)
-        out = call.run()
-        if on_weight:
-            self._own |= {id(t): t for t in tensors_of(out)}
-        return out
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(out, Tensor):
+                return
+            if isinstance(module, WEIGHT_LAYERS):
+                layers.setdefault(name, (args[0].detach().clone(), out.detach().clone()))
+            elif args[0].is_floating_point():
+                inputs.setdefault(name, args[0].detach().clone())
 
-    def _note_write(self, tensor: Any) -> None:
-        name, reference = self._outputs.get(id(tensor), ("", None))
-        # The conversion sets `inplace` of modules to False.
-        has_switch = self.running and getattr(self.modules[self.home], "inplace", False) is True
-        if reference is not None and reference() is tensor and not has_switch:
-            self.overwritten.add(name)
+        return hook
+
+    probed = {name: m for name, m in model.named_modules() if isinstance(m, WEIGHT_LAYERS) or _may_normalize(m)}
+    foreign = {n: m for n, m in probed.items() if not type(m).__module__.startswith(("torch.", "normfree."))}
+    handles = [module.register_forward_hook(keep(name)) for name, module in foreign.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not handles:
+        return
+    with preserve_model_state(model, attributes=True), torch.no_grad():
+        model.eval()
+        like = [name for name, x in inputs.items() if _normalizes(foreign[name], x)]
+        kinds = {type(foreign[name]) for name, xy in layers.items() if _ignores_scale(foreign[name], *xy)}
+        facts.norm_like.update((name, type(foreign[name]).__name__) for name in like)
+        for name, (x, out) in layers.items():
+            if type(foreign[name]) in kinds:
+                base = plain_base(foreign[name])
+                same = base.forward(foreign[name], x).shape == out.shape
+                facts.standardized[name] = base if same else None
+
+
+def plain_base(layer: nn.Module) -> Any:
+    """The class of torch that a weight layer extends."""
+    return next(kind for kind in type(layer).__mro__ if kind in WEIGHT_LAYERS)
 
 
 def _may_normalize(module: nn.Module) -> bool:
-    """Whether a module is third-party code without matrices or children that is not a known normalizer."""
-    third_party = not type(module).__module__.startswith(("torch.", "normfree."))
+    """Whether a module has no matrices or children, and is not a known normalizer."""
     leaf = next(module.children(), None) is None and all(p.dim() <= 1 for p in module.parameters(recurse=False))
-    return third_party and leaf and not is_norm(module)
+    return leaf and not is_norm(module)
 
 
 def _normalizes(module: nn.Module, x: Tensor) -> bool:
@@ -170,59 +245,3 @@ def _ignores_scale(layer: nn.Module, x: Tensor, out: Tensor) -> bool:
     with substitute_tensors(layer, {id(weight): 4 * weight}):
         large = layer(x)
     return bool((large - out).abs().mean() < 0.25 * out.std(unbiased=False))  # it would be 3 times for a plain one
-
-
-@contextmanager
-def _weight_readers(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Collect the normalizers whose weight the model's own code reads, that is, while the normalizer does not run."""
-    read: set[str] = set()
-    plain = {name: type(norm) for name, norm in norms.items()}
-    for name, norm in norms.items():
-        norm.__class__ = _reporting_class(plain[name], name, read)
-    try:
-        yield read
-    finally:
-        for name, norm in norms.items():
-            norm.__class__ = plain[name]
-
-
-def _reporting_class(plain: type[nn.Module], name: str, read: set[str]) -> type[nn.Module]:
-    """A subclass that adds `name` to `read` when its weight is read from outside."""
-    depth = [0]
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        depth[0] += 1
-        try:
-            return plain.__call__(self, *args, **kwargs)
-        finally:
-            depth[0] -= 1
-
-    def attribute(self: nn.Module, key: str) -> Any:
-        if key == "weight" and not depth[0]:
-            read.add(name)
-        return plain.__getattr__(self, key)
-
-    return type(plain.__name__, (plain,), {"__call__": call, "__getattr__": attribute, "__module__": plain.__module__})
-
-
-def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Run a model on copies of its inputs, which it may write into."""
-    args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-    return model(*args, **kwargs)
-
-
-@contextmanager
-def trial_run(model: nn.Module, *, attributes: bool = False) -> Iterator[None]:
-    """Context for a trial run: evaluation mode and no gradients inside; the model is restored at the end.
-
-    Attention runs without its fast path, so that it calls its parts one by one. `attributes` is as for
-    `preserve_model_state`.
-    """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with preserve_model_state(model, attributes=attributes), torch.no_grad():
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)

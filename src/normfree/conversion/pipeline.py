@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import Changes
-from normfree.conversion.inspection import inspect_model, run, trial_run
-from normfree.conversion.norms import channels_of, find_norms, make_plain_, plain_base, remove_norms_, unknown_norms
-from normfree.conversion.rescaling import (
+from normfree.conversion.changes import SHOWN, Added, Changes, Removed, Rescaled, listed, quoted
+from normfree.conversion.inspection import (
+    NO_SUMS,
+    Inspection,
+    find_norms,
+    inspect_model,
+    plain_base,
+    probing,
+    whole_blocks,
+)
+from normfree.conversion.replacement import (
+    channels_of,
     draw_tokens_,
     learned_tokens,
+    make_plain_,
+    remove_norms_,
     rescaling_layers_,
     reset_layer_scales_,
     scale_embeddings_,
@@ -26,21 +36,18 @@ from normfree.conversion.scalar_placement import (
     Scalars,
     add_scalars_,
     place_scalars,
-    quoted,
     reparametrize_layers_,
 )
-from normfree.conversion.verification import behave, verify
-from normfree.conversion.work import NO_SUMS, SHOWN, ConversionWork, Example, count_parameters, whole_blocks
-from normfree.graph.admission import cannot_convert_by, cannot_convert_model, rigid_layers, scales_sums
-from normfree.graph.discovery import plan_from_flow, require_signal, unaccounted
-from normfree.graph.flow import Flow, tensors_of
-from normfree.graph.plain_sums import divides_by_own_scale
-from normfree.graph.recorder import record
+from normfree.conversion.verification import Behaviour, behave, expected_growth, floats_of, verify
+from normfree.graph.admission import check_request, require_signal, rigid_layers
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
-from normfree.nn.model_state import call_arguments, restored_on_error, small_copy
+from normfree.nn.model_state import restored_on_error, run_on_copy, small_copy, trial_run
 from normfree.nn.scalar_wrapping import scalars_of
+from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
+
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 _METHODS = ("fixup", "nf", "skipinit", "wn", "lsuv:by=layer", "dyt")  # those that a refusal tries, in this order
 _TRIED = 200_000_000  # parameters; a larger model is not copied to try other methods
@@ -83,7 +90,7 @@ def convert(
     >>> type(converted[0]).__name__, type(converted[1]).__name__
     ('WeightNormConv2d', 'Identity')
     """
-    _check_request(model, get(method), example)
+    check_request(model, get(method), example)
     try:
         twin = copy.deepcopy(model)
     except Exception as error:  # whatever a model's own attributes raise
@@ -127,119 +134,120 @@ def convert_(
         ValueError: If the model cannot be converted; the message names each module in the way.
     """
     method = get(method)
-    _check_request(model, method, example)
-    work = _look(model, method, example, plan, heads)
-    return _change_(work, generator)
+    check_request(model, method, example)
+    facts = inspect_model(model, example, plan, heads)
+    if plan is None:
+        require_signal(model, facts.flow, facts.plan, heads)
+    try:
+        with probing(model, facts):
+            before = behave(model, example, facts.plan, facts.norms, watched=())
+    except Exception as error:  # whatever the model's own code raises
+        raise ValueError(
+            f"expected a model that runs on the example, but {type(model).__name__} failed: {error}; "
+            "pass an example that it accepts"
+        ) from error
+    work = _Conversion(model, method, example, facts, heads, before)
+    try:
+        return _change_(work, generator)
+    except MethodError as refusal:
+        raise ValueError(f"{refusal}{_other_method(work)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
     """Repeat an earlier conversion for its structure, with the scalars that it added; the result is not compared."""
-    work = _look(model, get(changes.method), example, plan, verify=False)
-    added, removed = {record.name for record in changes.added}, {record.name for record in changes.removed}
+    facts = inspect_model(model, example, plan, ())
+    layers = {record.name: model.get_submodule(record.name) for record in changes.removed}
+    facts.standardized.update({n: plain_base(m) for n, m in layers.items() if isinstance(m, WEIGHT_LAYERS)})
+    work = _Conversion(model, get(changes.method), example, facts)
+    added = {record.name for record in changes.added}
     work.scalars = {(name, scalar): v for (name, scalar), v in work.scalars.items() if f"{name}.{scalar}" in added}
-    work.inspection.standardized.intersection_update(removed)
     _change_(work, torch.Generator().manual_seed(0))
 
 
-def _change_(work: ConversionWork, generator: torch.Generator | None) -> ResidualPlan:
+@dataclass
+class _Conversion:
+    """A conversion in progress.
+
+    Attributes:
+        model: The model that is converted in place.
+        method: The method.
+        example: The example input.
+        facts: What is known of the original.
+        heads: The names of layers that return class scores.
+        before: The behaviour of the original; None if the result is not compared with it.
+        records: The changes so far.
+        notes: The notes on them.
+        keeps_layers: Whether the method only replaces the normalizers, and leaves weights and sums as they are.
+        values: The initial values of the method's scalars at each branch.
+        scalars: The scalars to add.
+        obstacles: The reasons why scalars cannot be added.
+    """
+
+    model: nn.Module
+    method: Method
+    example: Example
+    facts: Inspection
+    heads: Sequence[str] = ()
+    before: Behaviour | None = None
+    records: list[Removed | Added | Rescaled] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    keeps_layers: bool = False
+    values: Sequence[Mapping[str, float]] = ()
+    scalars: Scalars = field(default_factory=dict)
+    obstacles: Obstacles = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plan = self.facts.plan
+        self.keeps_layers = self.method.norm is not None
+        self.values = [self.method.rule.at(branch.position) for branch in plan.branches]
+        if not self.keeps_layers:
+            placed = place_scalars(self.model, plan, self.method, self.values, self.facts.flow)
+            self.scalars, self.obstacles = placed
+
+
+def _change_(work: _Conversion, generator: torch.Generator | None) -> ResidualPlan:
     """Stages 2 to 5. An error leaves the model as it was."""
-    try:
-        _refuse(work)
-        with restored_on_error(work.model):
-            _replace_(work, generator)
-            _initialize_(work, generator)
-            _check_(work)
-    except MethodError as refusal:
-        raise ValueError(f"{refusal}{_other_methods(work)}") from refusal.__cause__
-    plan = replace(work.plan, changes=work.changes())
+    _refuse(work)
+    with restored_on_error(work.model) as as_before:
+        _replace_(work, generator)
+        _initialize_(work, generator)
+        _check_(work, as_before)
+    changes = Changes(
+        method=work.method.spec,
+        removed=tuple(record for record in work.records if isinstance(record, Removed)),
+        added=tuple(record for record in work.records if isinstance(record, Added)),
+        scaled=tuple(record for record in work.records if isinstance(record, Rescaled)),
+        parameters_before=work.facts.parameters,
+        parameters_after=sum(p.numel() for p in work.model.parameters()),
+        notes=(*work.facts.notes(keeps_layers=work.keeps_layers), *work.notes),
+    )
+    plan = replace(work.facts.plan, changes=changes)
     remember_plan_(work.model, plan, small_copy(work.example))
     return plan
 
 
-def _other_methods(work: ConversionWork) -> str:
-    """Which methods convert the model, at most two: each is tried on a copy. Nothing for a large model."""
-    if work.before is None or not work.advise or work.parameters_before > _TRIED:
+def _other_method(work: _Conversion) -> str:
+    """A method that converts the model, tried on a copy. Nothing for a large model."""
+    if work.facts.parameters > _TRIED:
         return ""
-    found: list[str] = []
     for name in _METHODS:
+        if name == work.method.name:
+            continue
         try:
-            trial = _look(copy.deepcopy(work.model), get(name), small_copy(work.example), None, work.heads)
-            trial.advise = False
-            _check_request(trial.model, trial.method, trial.example)
+            trial = replace(work, method=get(name), example=small_copy(work.example), records=[], notes=[])
+            check_request(trial.model, trial.method, trial.example)
+            _refuse(trial)
+            trial.model = copy.deepcopy(work.model)
             _change_(trial, torch.Generator().manual_seed(0))
         except Exception:  # whatever copying the model raises
             continue
-        if name != work.method.name:
-            found.append(f"'{name}'")
-        if len(found) == 2:
-            break
-    if not found:
-        return "; no other method of those tried converts it, either"
-    return f"; {' and '.join(found)} {'converts' if len(found) == 1 else 'convert'} it"
+        return f"; '{name}' converts it"
+    return "; no other method of those tried converts it, either"
 
 
-def _check_request(model: nn.Module, method: Method, example: Example) -> None:
-    """Refuse a model that cannot be changed, a method that converts none, and an example that it cannot use."""
-    reason = cannot_convert_model(model) or cannot_convert_by(method)
-    if reason is not None:
-        raise ValueError(reason)
-    if method.needs_example and not isinstance(example, Tensor):
-        raise ValueError(
-            f"method '{method.name}' sets its weights from data: expected a tensor as example, got "
-            f"{type(example).__name__}; use a method that needs none, such as 'fixup'"
-        )
-
-
-def _look(
-    model: nn.Module,
-    method: Method,
-    example: Example,
-    plan: ResidualPlan | None,
-    heads: Sequence[str] = (),
-    *,
-    verify: bool = True,
-) -> ConversionWork:
-    """Collect everything that the conversion needs to know."""
-    args, kwargs = call_arguments(example)
-
-    @functools.cache
-    def flow() -> Flow:
-        with trial_run(model):  # in training mode a model may skip blocks at random
-            return record(model, *args, **kwargs)
-
-    inline: list[str] = []
-    if plan is None:
-        plan = plan_from_flow(model, flow(), heads)
-        require_signal(model, flow(), plan, heads)
-        inline = list(dict.fromkeys(node.home for node in flow().nodes if divides_by_own_scale(node)))
-    norms = find_norms(model)
-    inspection = inspect_model(model, norms, args, kwargs)
-    scalars, obstacles = Scalars(), Obstacles()
-    if method.norm is None:
-        activated = any(end.nonzero for branch in plan.branches for end in branch.ends)
-        used_flow = flow() if scales_sums(method) or activated else None
-        scalars, obstacles = place_scalars(model, plan, method, inspection.calls, used_flow)
-    return ConversionWork(
-        model=model,
-        method=method,
-        example=example,
-        plan=plan,
-        flow=flow,
-        norms=norms,
-        inspection=inspection,
-        scalars=scalars,
-        obstacles=obstacles,
-        unaccounted=unaccounted(model, plan),
-        parameters_before=count_parameters(model),
-        before=behave(model, example, plan) if verify else None,
-        heads=heads,
-        inline_norms=[home for home in inline if home not in norms],
-    )
-
-
-def _refuse(work: ConversionWork) -> None:
+def _refuse(work: _Conversion) -> None:
     """Raise an error with every reason why the model cannot be converted."""
-    model, method = work.model, work.method
+    model, method, facts = work.model, work.method, work.facts
     for name, module in model.named_modules():
         if scalars_of(module):
             raise ValueError(
@@ -247,42 +255,42 @@ def _refuse(work: ConversionWork) -> None:
                 "original, or write new weights by initialize_"
             )
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
-    if not work.plan.branches and not work.keeps_layers and needs_sums:
+    if not facts.plan.branches and not work.keeps_layers and needs_sums:
         raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
     obstacles: Obstacles = {
-        f"{quoted(name)}: {type(module).__name__} is not a known normalizer": "replace it with one of torch.nn"
-        for name, module in unknown_norms(model)
+        f"{quoted(name)}: {kind} is not a known normalizer": "replace it with one of torch.nn"
+        for name, kind in facts.unknown_norms.items()
     }
     # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
     obstacles |= {
         f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
-        for home, function in work.inspection.functional_norms
+        for home, function in facts.functional_norms
         if function != "normalize"
     }
     obstacles |= {
-        f"{quoted(name)}: {type(work.norms[name]).__name__} is called with several tensors": "give what it does "
-        "besides normalizing, such as gating, a module of its own"
-        for name in work.inspection.several_inputs
+        f"{quoted(name)}: {facts.norms[name]} is called with several tensors": "give what it does besides "
+        "normalizing, such as gating, a module of its own"
+        for name in facts.several_inputs
     }
     obstacles |= {
         f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than its "
         "base class": "replace it with a layer of torch.nn"
-        for name in work.inspection.standardized
-        if not plain_base(model.get_submodule(name), work.inspection.shapes[name])
+        for name, base in facts.standardized.items()
+        if base is None
     }
-    if "" in work.norms:
+    if "" in facts.norms:
         obstacles[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
     error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
     if work.keeps_layers:
-        unclear = [name for name, module in work.norms.items() if channels_of(module) is None]
+        unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
         obstacles |= {f"{quoted(name)}: its number of channels is unknown": "" for name in unclear}
     else:
         obstacles |= work.obstacles
         kind = f"a {method.weight.replace('_', ' ')} layer"
         obstacles |= {
             f"'{path}' cannot become {kind}: {reason}": ""
-            for path, reason in rigid_layers(model, work.plan, method, work.inspection.calls).items()
-            if path.removesuffix(".weight") not in work.inspection.standardized
+            for path, reason in rigid_layers(model, facts.plan, method, facts.flow.call_counts).items()
+            if path.removesuffix(".weight") not in facts.standardized
         }
     if obstacles:
         more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
@@ -293,31 +301,29 @@ def _refuse(work: ConversionWork) -> None:
         )
 
 
-def _replace_(work: ConversionWork, generator: torch.Generator | None) -> None:
+def _replace_(work: _Conversion, generator: torch.Generator | None) -> None:
     """Remove the normalizers and give the model the method's layers and scalars."""
-    model, plan, method = work.model, work.plan, work.method
-    tokens = learned_tokens(model, plan, work.flow) if work.norms else []
+    model, facts, method = work.model, work.facts, work.method
+    layers, hidden = list(facts.plan.layers()), list(facts.plan.hidden())
     alpha = method.options.get("alpha") if method.norm == "tanh" else None
-    tanh = float(alpha) if isinstance(alpha, float | int) else None
-    work.removed = remove_norms_(model, work.inspection, tanh=tanh)
-    if work.norms:
-        rescaled, added = scale_embeddings_(model, plan, work.inspection.calls)
-        work.added += added
-        work.rescaled += [*rescaled, *draw_tokens_(model, tokens, generator)]
+    work.records += remove_norms_(model, facts, tanh=float(alpha) if isinstance(alpha, float | int) else None)
+    if facts.norms:
+        work.records += scale_embeddings_(model, facts.plan, layers, facts.flow.call_counts)
+        work.records += draw_tokens_(model, learned_tokens(model, facts.plan, facts.flow), generator)
     if not work.keeps_layers:
-        work.removed += make_plain_(model, work.inspection)
-        work.added += reparametrize_layers_(model, plan, method)
-        work.rescaled += reset_layer_scales_(model, plan)
-        work.added += add_scalars_(model, plan, work.scalars)
+        work.records += make_plain_(model, facts.standardized)
+        work.records += reparametrize_layers_(model, hidden, method)
+        work.records += reset_layer_scales_(model, facts.plan)
+        work.records += add_scalars_(model, work.scalars)
 
 
 @torch.no_grad()
-def _initialize_(work: ConversionWork, generator: torch.Generator | None) -> None:
+def _initialize_(work: _Conversion, generator: torch.Generator | None) -> None:
     """Set biases to 0 and weights by the method; the scalars have their values already."""
     if work.keeps_layers:
         return
     example = work.example if isinstance(work.example, Tensor) else None
-    ctx = InitContext(work.model, work.plan, generator, example)
+    ctx = InitContext(work.model, work.facts.plan, generator, example)
     try:
         check_example(ctx, work.method)
         ctx.zero_biases_()
@@ -328,48 +334,60 @@ def _initialize_(work: ConversionWork, generator: torch.Generator | None) -> Non
         raise _stopped(work.model, error) from error
 
 
-def _check_(work: ConversionWork) -> None:
-    """Run the converted model once, rescale the layers outside the branches on the way, and require finite numbers."""
-    model = work.model
+def _check_(work: _Conversion, as_before: Callable[[], AbstractContextManager[None]]) -> None:
+    """Run the converted model, rescale the layers outside the branches on the way, and compare it with the original.
+
+    Inside `as_before()` the model is the original.
+    """
+    model, plan = work.model, work.facts.plan
     remaining = [f"'{name}' ({type(module).__name__})" for name, module in find_norms(model).items()]
     if remaining:
         raise ValueError(f"expected a model without normalization, got {', '.join(remaining)} after the conversion")
     written: list[Tensor] = []
-    if work.norms and not work.keeps_layers and not work.method.needs_example:
-        with rescaling_layers_(model, work.plan) as layers:
+    if work.facts.norms and not work.keeps_layers and not work.method.needs_example:
+        with rescaling_layers_(model, plan) as layers:
             out = _run(work)
-        work.rescaled += layers.rescaled
-        work.not_rescaled = layers.skipped
+        work.records += layers.rescaled
+        if layers.skipped:
+            work.notes.append(
+                f"not rescaled to unit variance, as no single module returns their output: {listed(layers.skipped)}"
+            )
         # The run used rescaled outputs, not the rescaled weights, so these are checked below, too.
         names = {record.name.rpartition(".")[0] for record in layers.rescaled}
         written = [p for name in names for p in model.get_submodule(name).parameters()]
     else:
         out = _run(work)
-    numbers = [t for t in (*tensors_of(out), *written) if t.is_floating_point()]
-    if not all(t.isfinite().all() for t in numbers):
+    if not all(t.isfinite().all() for t in floats_of((out, written))):
         raise MethodError(
             f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity"
         )
     if work.before is None:
         return
-    reasons, work.cautions = verify(model, work.example, work.plan, work.method, work.before, out, work.heads)
-    if reasons and work.method.kind != "norm-free":  # a baseline may explode
-        work.cautions += reasons
+    growth = expected_growth(plan, work.values)
+
+    def learned(names: Collection[str]) -> Collection[str]:
+        with as_before():
+            found = behave(model, work.example, plan, work.facts.norms, watched=names).learning or {}
+        return {name for name, learns in found.items() if learns}
+
+    reasons, cautions = verify(model, work.example, plan, growth, work.before, learned, out, work.heads)
+    work.notes += cautions
+    if work.method.kind != "norm-free":  # a baseline may explode
+        work.notes += reasons
     elif reasons:
-        heads = "; name the output layers by heads=" if len(work.plan.classifier) > 1 and not work.heads else ""
-        growing = whole_blocks(work.plan)  # the same for all methods
+        heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not work.heads else ""
+        growing = whole_blocks(plan)  # the same for all methods
         raise (ValueError if growing else MethodError)(
             f"{type(model).__name__} cannot be converted by '{work.method.name}': "
             f"{'; '.join((*reasons, *growing))}{heads}"
         )
 
 
-def _run(work: ConversionWork) -> Any:
+def _run(work: _Conversion) -> Any:
     """Run the converted model on the example."""
-    args, kwargs = call_arguments(work.example)
     try:
         with trial_run(work.model):
-            return run(work.model, args, kwargs)
+            return run_on_copy(work.model, work.example)
     except Exception as error:  # whatever the model's own code raises
         raise _stopped(work.model, error) from error
 

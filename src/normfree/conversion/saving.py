@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.checksums import Checksum, list_checksums, read_sealed_json
+from normfree.checksums import Checksum, list_checksums, read_sealed_json, warn_without_checksum
 from normfree.conversion.changes import Changes, Folding, explained_plan_errors, plan_from_json
 from normfree.conversion.folding.batchnorm import fold_batchnorm
-from normfree.conversion.pipeline import repeat_conversion_
-from normfree.conversion.work import Example
+from normfree.conversion.pipeline import Example, repeat_conversion_
 from normfree.files import atomic_folder, explain_os_errors, read_tensors, render_weights, write_sealed_json
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models.third_party import create_model, require_trusted, transformers_model
@@ -127,6 +126,7 @@ def load_converted(
     """
     folder = Path(folder)
     record = read_record(folder)
+    warn_without_checksum(folder / PLAN)
     plan = _plan(record)
     weights = folder / weights_name(record)
     tensors, example = _read_tensors(weights, record), _read_example(folder, record)
@@ -219,7 +219,9 @@ def read_plan(folder: str | Path) -> ResidualPlan:
     Raises:
         ValueError: If it is missing or damaged.
     """
-    return _plan(read_record(folder))
+    record = read_record(folder)
+    warn_without_checksum(Path(folder) / PLAN)
+    return _plan(record)
 
 
 def read_example(folder: str | Path) -> Example:

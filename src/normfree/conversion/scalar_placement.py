@@ -10,16 +10,15 @@ A fixed a is taken out of the bracket, a·h + β·f = a·(h + (β/a)·f), so tha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
-from normfree.conversion.changes import Added
+from normfree.conversion.changes import Added, quoted
 from normfree.graph.flow import Flow, Node
-from normfree.graph.functions import ADDITIONS, RECTIFIERS
-from normfree.methods import Law, Method
+from normfree.graph.observer import ADDITIONS, RECTIFIERS
+from normfree.methods import Method
 from normfree.nn.normalizers import is_norm
 from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
@@ -41,10 +40,11 @@ Obstacles = dict[str, str]
 
 
 class ScalarStart(NamedTuple):
-    """The initial value of a scalar, and whether it is trained."""
+    """The initial value of a scalar, whether it is trained, and a description."""
 
     value: float
     learnable: bool
+    kind: str
 
 
 Scalars = dict[tuple[str, ScalarName], ScalarStart]
@@ -52,7 +52,7 @@ Scalars = dict[tuple[str, ScalarName], ScalarStart]
 
 
 def place_scalars(
-    model: nn.Module, plan: ResidualPlan, method: Method, calls: Counter[str], flow: Flow | None
+    model: nn.Module, plan: ResidualPlan, method: Method, values: Sequence[Mapping[str, float]], flow: Flow
 ) -> tuple[Scalars, Obstacles]:
     """Find a module for every scalar that a method wants.
 
@@ -60,36 +60,32 @@ def place_scalars(
         model: The model to convert.
         plan: Its residual plan.
         method: The method.
-        calls: The number of calls of each module in a forward pass. A layer whose weight is used without a call (the
-            projections of an attention) is scaled through the module that uses it.
-        flow: The recorded flow of the model; needed only by a method that scales whole sums, and for branches that end
-            in an activation.
+        values: The initial values of the method's scalars at each branch.
+        flow: The recorded flow of the model. A layer whose weight is used without a call (the projections of an
+            attention) is scaled through the module that uses it.
 
     Returns:
         The scalars by module, and the reasons why others have no place.
     """
-    placement = _Placement(model, plan, method, calls, flow)
-    placement.place()
+    placement = _Placement(model, plan, method, flow)
+    placement.place(values)
     return placement.scalars, placement.obstacles
 
 
-def add_scalars_(model: nn.Module, plan: ResidualPlan, scalars: Scalars) -> list[Added]:
+def add_scalars_(model: nn.Module, scalars: Scalars) -> list[Added]:
     """Give every module its scalars. Returns a record of each."""
-    blocks = {branch.place for branch in plan.branches}
-    modules = dict(model.named_modules())
-    added = []
     for (name, scalar), start in scalars.items():
-        add_scalar_(modules[name], scalar, start.value, learnable=start.learnable)
-        words = "multiplier c of a sum" if scalar == "beta" and name in blocks else _IN_WORDS[scalar]
-        added.append(Added(f"{name}.{scalar}", words, start.value, start.learnable))
-    return added
+        add_scalar_(model.get_submodule(name), scalar, start.value, learnable=start.learnable)
+    return [
+        Added(f"{name}.{scalar}", start.kind, start.value, start.learnable) for (name, scalar), start in scalars.items()
+    ]
 
 
-def reparametrize_layers_(model: nn.Module, plan: ResidualPlan, method: Method) -> list[Added]:
+def reparametrize_layers_(model: nn.Module, hidden: Iterable[Layer], method: Method) -> list[Added]:
     """Give every hidden layer the method's kind of weight, and a bias if the method's layers have one."""
     modules = dict(model.named_modules())
     added = []
-    for layer in dict.fromkeys(plan.hidden()):
+    for layer in dict.fromkeys(hidden):
         module = modules[layer.name]
         if method.weight != "plain":
             reparametrize_(module, method.weight, transposed=layer.transposed)
@@ -103,63 +99,58 @@ def reparametrize_layers_(model: nn.Module, plan: ResidualPlan, method: Method) 
 class _Placement:
     """Collects the scalars of all branches, and every reason why one has no place."""
 
-    def __init__(
-        self, model: nn.Module, plan: ResidualPlan, method: Method, calls: Counter[str], flow: Flow | None
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: ResidualPlan, method: Method, flow: Flow) -> None:
         self.plan = plan
         self.method = method
-        self.calls = calls
+        self.calls = flow.call_counts
         self.flow = flow
         self.scalars: Scalars = {}
         self.obstacles: Obstacles = {}
         self.modules = dict(model.named_modules())
-        homes = {branch.place for branch in plan.branches}
+        homes = {branch.home for branch in plan.branches}
         self.around_sums = homes.union(*map(_parents, homes), ("",))
         self.returned: dict[Node, list[str]] = {}  # the modules with children that return a node
-        for name, made in flow.calls.items() if flow else ():
+        for name, made in flow.calls.items():
             for call in made:
                 if call.out is not None:
                     self.returned.setdefault(call.out, []).append(name)
         self.additions: dict[tuple[str, int], list[Node]] = {}
-        for node in flow.nodes if flow else ():
+        for node in flow.nodes:
             if node.ordinal >= 0:
                 self.additions.setdefault((node.home, node.ordinal), []).append(node)
 
-    def place(self) -> None:
+    def place(self, values: Sequence[Mapping[str, float]]) -> None:
         """Place every scalar of the stem, the branches and the classifier."""
         biases = self.method.scalar_biases
         for layer in self.plan.stem if biases else ():
             self._place_bias_after(layer)
-        for branch in self.plan.branches:
-            self._place_multipliers(branch)
+        for branch, scalars in zip(self.plan.branches, values, strict=True):
+            self._place_multipliers(branch, scalars)
             if biases:
                 self._place_biases(branch)
         for layer in self.plan.classifier if biases else ():
             if self.calls[layer.name] and not self._is_lookup(layer.name):  # a tied one is used without a call
                 self._place_at(layer, "shift", 0.0, True)
 
-    def _place_multipliers(self, branch: Branch) -> None:
+    def _place_multipliers(self, branch: Branch, values: Mapping[str, float]) -> None:
         """Place α, β and δ at a branch's layers, c and a at its block."""
-        rule, position = self.method.rule, branch.position
-        a, beta, factor = rule.a.at(position), rule.beta.at(position), 1.0
-        c = rule.c.at(position)
-        if a is not None and rule.a.learnable:
-            self._place_at_block(branch, "skip", rule.a)
-        elif a is not None:
-            factor = a
-        whole = (1.0 if c is None else c) * factor
+        rule = self.method.rule
+        factor = 1.0
+        if "a" in values and rule.a.learnable:
+            self._place_at_block(branch, "skip", values["a"], True)
+        else:
+            factor = values.get("a", 1.0)
+        whole = values.get("c", 1.0) * factor
         if whole != 1.0 or rule.c.set_by_initializer:
-            self._place_at_block(branch, "beta", Law(whole))
-        if beta == 0.0 and branch.merges:
-            beta = 1.0
-        if beta is not None and (beta / factor != 1.0 or rule.beta.learnable):
-            for layer in branch.ends:
-                self._place_at_end(branch, layer, "beta", beta / factor, rule.beta.learnable)
-        delta = rule.delta.at(position)
-        if delta is not None and branch.layers:
-            self._place_at_end(branch, branch.last, "delta", delta, rule.delta.learnable)
-        alpha = rule.alpha.at(position)
-        if alpha is not None and (alpha != 1.0 or rule.alpha.learnable):
+            self._place_at_block(branch, "beta", whole, False)
+        if "beta" in values:
+            beta = (values["beta"] or float(branch.merges)) / factor
+            for layer in branch.ends if beta != 1.0 or rule.beta.learnable else ():
+                self._place_at_end(branch, layer, "beta", beta, rule.beta.learnable)
+        if "delta" in values and branch.layers:
+            self._place_at_end(branch, branch.ends[-1], "delta", values["delta"], rule.delta.learnable)
+        alpha = values.get("alpha", 1.0)
+        if alpha != 1.0 or ("alpha" in values and rule.alpha.learnable):
             for layer in (*branch.entries, *branch.shortcut_layers[:1]):
                 self._place_at(layer, "alpha", alpha, rule.alpha.learnable)
 
@@ -207,7 +198,7 @@ class _Placement:
 
     def _behind_activation(self, branch: Branch) -> tuple[str | None, bool]:
         """The module, called once, that returns the branch; and whether only ReLUs stand before the sum."""
-        found = self.additions.get((branch.place, branch.addition), [])
+        found = self.additions.get((branch.home, branch.addition), [])
         if not found:
             return None, False
         node = found[0].first_operand if branch.branch_first else None
@@ -238,14 +229,14 @@ class _Placement:
         if name is not None and (edge or name == layer.name):
             self._add(name, scalar, value, learnable)
 
-    def _add(self, name: str, scalar: ScalarName, value: float, learnable: bool) -> None:
+    def _add(self, name: str, scalar: ScalarName, value: float, learnable: bool, kind: str = "") -> None:
         reason = unscalable(self.modules[name])
         if reason is not None:
             kind = type(self.modules[name]).__name__
             self._refuse(name, f"{kind} cannot be given a scalar, {reason}", "")
             return
-        before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable))
-        if before != (value, learnable):
+        before = self.scalars.setdefault((name, scalar), ScalarStart(value, learnable, kind or _IN_WORDS[scalar]))
+        if before[:2] != (value, learnable):
             values = f"{scalar} = {before.value:g} and {value:g}"
             self._refuse(name, f"it is shared by sums that want different scalars, {values}", "")
 
@@ -276,7 +267,7 @@ class _Placement:
     def _is_lookup(self, name: str) -> bool:
         return isinstance(self.modules.get(name), nn.Embedding | nn.EmbeddingBag)
 
-    def _place_at_block(self, branch: Branch, scalar: ScalarName, law: Law) -> None:
+    def _place_at_block(self, branch: Branch, scalar: ScalarName, value: float, learnable: bool) -> None:
         """Place a scalar on the whole sum (c) or on its shortcut (a), if a module returns just that."""
         reason = self._no_place_at_block(branch, scalar)
         if reason is not None:
@@ -286,18 +277,17 @@ class _Placement:
                 "use a method that scales the branch",
             )
             return
-        value = law.at(branch.position)
-        self._add(branch.place, scalar, 1.0 if value is None else value, law.learnable)
+        self._add(branch.home, scalar, value, learnable, "multiplier c of a sum" if scalar == "beta" else "")
 
     def _no_place_at_block(self, branch: Branch, scalar: ScalarName) -> str | None:
         """Return why no module returns the branch's sum, or its ReLU, which commutes with a positive factor.
 
         None if a module does.
         """
-        home = branch.place
+        home = branch.home
         if not home:
             return "it stands in the model's own forward pass"
-        calls = self.flow.calls[home] if self.flow else []
+        calls = self.flow.calls.get(home, [])
         if len(calls) > 1:
             return "its block runs more than once"
         at = self.additions.get((home, branch.addition), [])
@@ -324,11 +314,6 @@ class _Placement:
         if scalar == "skip" or not relu or "relu" not in kind.lower().replace("relu6", ""):
             return f"'{home}' computes more after the sum"
         return None
-
-
-def quoted(name: str) -> str:
-    """The name of a module or sum in quotes; the model itself is '(model)'."""
-    return f"'{name}'" if name.partition("#")[0] else f"'(model){name}'"
 
 
 def _parents(name: str) -> Iterator[str]:

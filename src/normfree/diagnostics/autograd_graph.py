@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.diagnostics.model_signal import GraphFacts, Spot
 from normfree.diagnostics.moments import concatenate
-from normfree.graph.functions import ACTIVATIONS
+from normfree.graph.observer import ACTIVATIONS
 from normfree.nn.model_state import ModelParts
 from normfree.nn.sharding import is_sharded
 

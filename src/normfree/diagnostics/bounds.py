@@ -245,7 +245,7 @@ def _scaling(model: nn.Module, layer: Layer) -> tuple[str, ...]:
 
 def _block_inputs(plan: ResidualPlan) -> list[str]:
     """The modules whose input is the signal between blocks."""
-    homes = Counter(b.place for b in plan.branches)
+    homes = Counter(b.home for b in plan.branches)
     single = [home for home, count in homes.items() if count == 1 and home]
     return [*(layer.name for layer in plan.stem[:1]), *single, *(layer.name for layer in plan.classifier)]
 

@@ -181,7 +181,7 @@ def learning_branches(parts: ModelParts, plan: ResidualPlan, gradients: Mapping[
     owners: dict[str, list[str]] = {}
     homes: dict[str, list[Branch]] = {}
     for branch in plan.branches:
-        homes.setdefault(branch.place, []).append(branch)
+        homes.setdefault(branch.home, []).append(branch)
         for layer in branch.layers:
             owners.setdefault(layer.name, []).append(branch.name)  # several if a block is called several times
     outside = {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}

@@ -38,14 +38,14 @@ def place_names(plan: ResidualPlan) -> dict[str, str]:
     >>> place_names(plan)
     {'#1': 'blocks.0', '#2': 'blocks.1'}
     """
-    homes = Counter(b.place for b in plan.branches)
+    homes = Counter(b.home for b in plan.branches)
     inside: Counter[str] = Counter()
     for b in plan.branches:
         inside.update({prefix for layer in b.layers for prefix in _prefixes(layer.name)})
     names: dict[str, str] = {}
     for b in plan.branches:
         plain = b.name if b.name.partition("#")[0] else f"(model){b.name}"
-        alone = homes[b.place] == 1 and b.place
+        alone = homes[b.home] == 1 and b.home
         names[b.name] = plain if alone else _name_by_layers(b, inside) or plain
     counts = Counter(names.values())
     return {
@@ -66,13 +66,13 @@ def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
     if not layers:
         return ""
     shared = [p for p in _prefixes(layers[0]) if all(f"{name}.".startswith(f"{p}.") for name in layers)]
-    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.place)]
+    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.home)]
     if own:
         return own[0]
     if any(inside[name] > 1 for name in layers):  # the block is called several times
         times = inside[layers[0]]
         same = [p for p in shared if inside[p] == times]
-        return same[0] if same and same[0] != branch.place else ""
+        return same[0] if same and same[0] != branch.home else ""
     names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
     return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
 

@@ -54,8 +54,8 @@ MOST = 0.75  # fraction of them that must agree
 
 def forgotten_skips(signal: Signal) -> Iterator[Finding]:
     """Blocks without the residual sum that most blocks like them have."""
-    homes = Counter(b.place for b in signal.plan.branches)  # a loop adds several branches in one module
-    in_loops = {layer.name for b in signal.plan.branches if homes[b.place] >= SIMILAR for layer in b.layers}
+    homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
+    in_loops = {layer.name for b in signal.plan.branches if homes[b.home] >= SIMILAR for layer in b.layers}
     inside = Counter(map(name_pattern, in_loops))
     body = list(dict.fromkeys(layer.name for layer in signal.plan.body))
     outside = Counter(map(name_pattern, body))

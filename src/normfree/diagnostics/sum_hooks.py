@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.model_signal import Stats, SumSignal, name_pattern, place_names
 from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
-from normfree.graph.functions import operands_of
-from normfree.graph.observer import FunctionCall, Observer
+from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -63,7 +62,7 @@ class SumObserver(Observer):
         self.plan = plan
         self.modules = modules
         self.half = False  # whether float16 was seen
-        self._sums = {(b.place, b.addition): b for b in plan.branches}
+        self._sums = {(b.home, b.addition): b for b in plan.branches}
         if strange := next((home for home, _ in self._sums if home not in self.modules), None):
             raise ValueError(
                 f"expected a plan of this model, got one with a sum in '{strange}', which the model does not have; "
@@ -99,7 +98,7 @@ class SumObserver(Observer):
         """Hook our own residual modules, whose submodules return the operands and which return the sum."""
         by_home: dict[str, list[Branch]] = {}
         for b in self.plan.branches:
-            by_home.setdefault(b.place, []).append(b)
+            by_home.setdefault(b.home, []).append(b)
         for home, branches in by_home.items():
             module = self.modules[home]
             if isinstance(module, Residual):
@@ -331,7 +330,7 @@ def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> I
     returns the shape that it gets, so that it could add its input.
     """
     named = {name for name in place_names(plan).values() if any(True for _ in modules.get(name, _LEAF).children())}
-    homes = {branch.place for branch in plan.branches} | named  # named: in a loop of another module's forward pass
+    homes = {branch.home for branch in plan.branches} | named  # named: in a loop of another module's forward pass
     kinds = {name: (name_pattern(name), type(module)) for name, module in modules.items() if name}
     with_sum = Counter(kinds[home] for home in homes if home in kinds)
     same_shape: dict[str, bool] = {}

@@ -245,7 +245,7 @@ def _owners(model: nn.Module, plan: ResidualPlan) -> dict[str, _Owner]:
     outside |= {layer.name for layer in (*plan.stem, *plan.body, *plan.classifier)}
     homes: dict[str, int] = {}
     for i, b in enumerate(plan.branches):
-        homes.setdefault(b.place, i)
+        homes.setdefault(b.home, i)
     owners = {}
     for prefix, module in model.named_modules():
         weighted = isinstance(module, WEIGHT_LAYERS)

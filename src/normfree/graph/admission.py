@@ -1,19 +1,40 @@
-"""Which methods an existing model admits: the rules that `convert` and the advice of `diagnose` share."""
+"""Which models and methods can be converted: the rules that `convert` and the advice of `diagnose` share."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from normfree.graph.flow import Flow, Node
+from normfree.graph.observer import OTHER_SUMS, RECURRENT, REDUCTIONS
+from normfree.graph.residuals import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
 from normfree.nn.reparametrized import cannot_reparametrize
 from normfree.plan import Branch, ResidualPlan, unwrapped
 
 
-def cannot_convert_model(model: nn.Module) -> str | None:
+def check_request(model: nn.Module, method: Method, example: Any) -> None:
+    """Refuse a model that cannot be changed, a method that converts none, and an example that it cannot use.
+
+    Raises:
+        ValueError: With the reason and a remedy.
+    """
+    reason = _cannot_convert_model(model) or _cannot_convert_by(method)
+    if reason is not None:
+        raise ValueError(reason)
+    if method.needs_example and not isinstance(example, Tensor):
+        raise ValueError(
+            f"method '{method.name}' sets its weights from data: expected a tensor as example, got "
+            f"{type(example).__name__}; use a method that needs none, such as 'fixup'"
+        )
+
+
+def _cannot_convert_model(model: nn.Module) -> str | None:
     """Why no method can convert a model as it is, and a remedy; None if one may."""
     name = type(model).__name__
     if (inner := unwrapped(model)) is not model:
@@ -34,7 +55,7 @@ def cannot_convert_model(model: nn.Module) -> str | None:
     return None
 
 
-def cannot_convert_by(method: Method) -> str | None:
+def _cannot_convert_by(method: Method) -> str | None:
     """Why no existing model can be converted with a method, and a remedy; None if some can."""
     if method.kind == "normalized" and method.norm is not None:
         return (
@@ -59,6 +80,64 @@ def cannot_convert_by(method: Method) -> str | None:
     return None
 
 
+def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Collection[str]) -> None:
+    """Check that the flow reaches the model's layers and its output.
+
+    Raises:
+        ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
+            branch is added by a function that is not followed or ends in a recurrent layer, or if a head is not a
+            layer of the plan.
+    """
+    kind = type(model).__name__
+    for name in heads:
+        if name not in {layer.name for layer in plan.classifier}:
+            raise ValueError(f"expected the names of weight layers of {kind} in heads, got '{name}'")
+    for node in flow.nodes:
+        if _adds_otherwise(node):
+            raise ValueError(
+                f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
+                "followed; write x + f(x) there"
+            )
+        if _adds_recurrence(node):
+            raise ValueError(
+                f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
+                "output of a recurrent layer, which cannot be scaled; put a linear layer behind it"
+            )
+    has_weights = any(p.dim() >= 2 for p in model.parameters())
+    if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
+        places = [f"{function}() in '{home or kind}'" for home, function in flow.lost] or ["an unknown place"]
+        raise ValueError(
+            f"expected a model whose output follows from its input by torch functions, but {kind} loses the signal, at "
+            f"{', '.join(places)}, so that no layer was found; keep it in torch there, or convert the part behind it"
+        )
+
+
+def _adds_otherwise(node: Node) -> bool:
+    """Whether a node adds a branch with layers to its own input, by a function other than + and -."""
+    if node.function in REDUCTIONS and len(node.inputs) == 1 and node.inputs[0].function == "stack":
+        operands = node.inputs[0].inputs
+    elif node.function in OTHER_SUMS and node.first_operand is not None:
+        operands = (node.first_operand, *(n for n in node.inputs if n is not node.first_operand))
+    else:
+        return False
+    if len(operands) != 2:
+        return False
+    ancestor, sides = latest_common_ancestor(replace(node, inputs=operands), {})
+    layers = [any(n.kind == "weight" for n in side) for side in sides]
+    return ancestor is not None and layers[0] != layers[1]
+
+
+def _adds_recurrence(node: Node) -> bool:
+    """Whether a node adds the output of a recurrent layer, which no method can scale, to the layer's input."""
+    for operand in node.inputs if node.kind == "sum" else ():
+        last = operand
+        while last.kind in ("scaling", "other") and last.function not in RECURRENT and len(last.inputs) == 1:
+            last = last.inputs[0]
+        if last.function in RECURRENT:
+            return latest_common_ancestor(node, {})[0] is not None
+    return False
+
+
 def rigid_layers(
     model: nn.Module, plan: ResidualPlan, method: Method, called: Container[str] | None = None
 ) -> dict[str, str]:
@@ -81,11 +160,6 @@ def rigid_layers(
     return found
 
 
-def scales_sums(method: Method) -> bool:
-    """Whether a method scales whole sums or their shortcuts, which only a module that returns the sum can do."""
-    return not method.rule.c == method.rule.a == ONE
-
-
 def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) -> bool:
     """Whether an existing model is certain to be convertible with a method, judged without converting it.
 
@@ -93,7 +167,8 @@ def supports_conversion(model: nn.Module, plan: ResidualPlan, method: Method) ->
     attention, for a method that is not made for attention.
     """
     skip = "sequence" if any(map(_multiplies, plan.branches)) else "residual"
-    if skip not in method.skips or scales_sums(method) or cannot_convert_by(method) is not None:
+    scales_sums = not method.rule.c == method.rule.a == ONE  # only a module that returns the sum can do that
+    if skip not in method.skips or scales_sums or _cannot_convert_by(method) is not None:
         return False
     return not rigid_layers(model, plan, method)
 

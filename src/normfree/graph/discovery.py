@@ -10,10 +10,9 @@ from typing import Any
 from torch import nn
 
 from normfree.graph.flow import Flow, Node
-from normfree.graph.functions import RECTIFIERS, SPLITS, VIEWS
-from normfree.graph.plain_sums import PlainSums, normalizes_itself
+from normfree.graph.observer import RECTIFIERS, SPLITS, VIEWS
 from normfree.graph.recorder import record
-from normfree.graph.residuals import ResidualSum, adds_otherwise, adds_recurrence, residual_sums, unbounded_inputs
+from normfree.graph.residuals import PlainSums, ResidualSum, residual_sums, unbounded_inputs
 from normfree.nn.model_state import call_arguments
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import Branch, Layer, Position, ResidualPlan, positions
@@ -74,7 +73,7 @@ def plan_from_flow(model: nn.Module, flow: Flow, heads: Collection[str] = ()) ->
     stem, body = _split([n for n in outside if n not in closing], sums)
     if not stem and not sums:  # a network of one layer
         stem, closing = closing[:1], closing[1:]
-    nonzero = {n for n in closing if any(n_.function in RECTIFIERS or normalizes_itself(n_) for n_ in _after(n))}
+    nonzero = {n for n in closing if any(n_.function in RECTIFIERS or n_.divides_itself for n_ in _after(n))}
     aside = tuple(path for path, uses in flow.weights.uses.items() if not uses & {"weight", "unknown"})
     return ResidualPlan(
         branches, layers(stem, gates), layers(body, gates), _once(layers(closing, gates, nonzero)), aside
@@ -95,38 +94,6 @@ def _after(node: Node) -> Iterator[Node]:
 def _once(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Each output layer once: a detector's runs at every resolution."""
     return tuple({layer.path: layer for layer in layers}.values())
-
-
-def require_signal(model: nn.Module, flow: Flow, plan: ResidualPlan, heads: Collection[str]) -> None:
-    """Check that the flow reaches the model's layers and its output.
-
-    Raises:
-        ValueError: If the plan is empty over a model with weights, if the output does not depend on the input, if a
-            branch is added by a function that is not followed or ends in a recurrent layer, or if a head is not a
-            layer of the plan.
-    """
-    kind = type(model).__name__
-    for name in heads:
-        if name not in {layer.name for layer in plan.classifier}:
-            raise ValueError(f"expected the names of weight layers of {kind} in heads, got '{name}'")
-    for node in flow.nodes:
-        if adds_otherwise(node):
-            raise ValueError(
-                f"expected sums by + and -, but '{node.home or kind}' adds a branch by {node.function}, which is not "
-                "followed; write x + f(x) there"
-            )
-        if adds_recurrence(node):
-            raise ValueError(
-                f"expected branches that end in a convolution or linear layer, but '{node.home or kind}' adds the "
-                "output of a recurrent layer, which cannot be scaled; put a linear layer behind it"
-            )
-    has_weights = any(p.dim() >= 2 for p in model.parameters())
-    if has_weights and (flow.output_is_lost or not any(True for _ in plan.layers())):
-        places = [f"{function}() in '{home or kind}'" for home, function in flow.lost] or ["an unknown place"]
-        raise ValueError(
-            f"expected a model whose output follows from its input by torch functions, but {kind} loses the signal, at "
-            f"{', '.join(places)}, so that no layer was found; keep it in torch there, or convert the part behind it"
-        )
 
 
 def unaccounted(model: nn.Module, plan: ResidualPlan) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from normfree.graph.functions import (
+from normfree.graph.observer import (
     BESIDE,
+    BOUNDED,
+    DIVISIONS,
     GATES,
     JOINS,
     MATRIX_PRODUCTS,
@@ -24,6 +26,8 @@ from normfree.graph.functions import (
     TRANSPOSITIONS,
     NodeKind,
 )
+
+_NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
 
 Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
 """How a parameter meets the signal: as a weight, a lookup table, a part of the signal, or elementwise."""
@@ -66,6 +70,9 @@ class Node:
         weights: The parameters of a weight layer.
         scale: The learnable vector or number that multiplies the signal here, by its qualified name; '' if none does.
         is_module: Whether the step is the call of a module.
+        bounded: Whether it is a bounded function of the signal, such as a sigmoid, up to constants and its shape.
+        divides_itself: Whether it divides a signal by the signal's own norm: 0 would become 0/0.
+        discrete: Whether its output is an index or a mask, which has no gradient.
         users: The nodes that read it.
     """
 
@@ -82,6 +89,9 @@ class Node:
     weights: tuple[Weight, ...] = ()
     scale: str = ""
     is_module: bool = False
+    bounded: bool = False
+    divides_itself: bool = False
+    discrete: bool = False
     users: list[Node] = field(default_factory=list, repr=False)
 
 
@@ -107,6 +117,10 @@ class Flow:
         calls: The calls of each module with children.
         call_counts: The number of calls of every module.
         outputs: The nodes of the tensors that the model returned.
+        overwritten: The nodes whose value is written into, other than by a module with an option `inplace`.
+        several_inputs: The modules that are called with more than one tensor.
+        weights_read: The normalizers whose weight other code reads.
+        normalizing: The calls of functions that normalize, by module and function.
         lost: Where values of the signal left torch, by module and function.
         output_is_lost: Whether the model returned tensors, and none of them depends on the input.
     """
@@ -118,6 +132,10 @@ class Flow:
         self.calls: defaultdict[str, list[ModuleCall]] = defaultdict(list)
         self.call_counts: Counter[str] = Counter()
         self.outputs: set[Node] = set()
+        self.overwritten: set[Node] = set()
+        self.several_inputs: set[str] = set()
+        self.weights_read: set[str] = set()
+        self.normalizing: dict[tuple[str, str], None] = {}
         self.lost: dict[tuple[str, str], None] = {}
         self.output_is_lost = False
         self._latest: dict[int, Node] = {}
@@ -142,6 +160,7 @@ class Flow:
         first = None
         for tensor in tensors_of(out):
             node = self.step(kind, name, distinct, tuple(tensor.shape), **details)
+            node.discrete = not (tensor.is_floating_point() or tensor.is_complex())
             self._latest[id(tensor)] = node
             self._alive.append(tensor)
             first = first or node
@@ -171,6 +190,11 @@ class Flow:
         """Add a node whose tensor is not visible from outside."""
         place = {"index": len(self.nodes), "home": self.home, "function": name}
         node = Node(kind=kind, name=name, inputs=inputs, shape=shape, **{**place, **details})
+        passes = len(inputs) == 1 and kind in ("scaling", "other") and len(node.factors) < 2
+        node.bounded = node.function in BOUNDED or (passes and inputs[0].bounded)
+        node.divides_itself = node.function in _NORMALIZATIONS or (
+            node.function in DIVISIONS and len(inputs) == 2 and _depends_on(inputs[1], inputs[0])
+        )
         for source in inputs:
             source.users.append(node)
         self.nodes.append(node)
@@ -253,6 +277,13 @@ class WeightUses:
             for t in held
             for path in self._origins[id(t)].paths
         )
+
+
+def _depends_on(norm: Node, signal: Node) -> bool:
+    """Whether a value is made from a signal, or from the signal's own input, by steps with one input."""
+    while len(norm.inputs) == 1 and norm is not signal and norm.kind != "weight":
+        norm = norm.inputs[0]
+    return norm is signal or norm in signal.inputs
 
 
 def _weight(path: str, transposed: bool, function: str) -> Weight:

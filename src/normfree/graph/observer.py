@@ -1,19 +1,126 @@
-"""Observe a forward pass: which module is running, and which torch functions its code calls.
+"""Observe a forward pass: which module is running, which torch functions its code calls, and of which kind they are.
 
-Recording a flow, inspecting a model before its conversion and measuring residual sums are three subclasses.
+Functions are classified by the names that `__torch_function__` reports: sums, products, changes of shape, activations,
+bounded functions. Any other function passes the signal on. Recording a flow and measuring residual sums are two
+subclasses of `Observer`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from normfree.graph.functions import SUMS, name_of
+NodeKind = Literal["input", "weight", "activation", "sum", "gate", "scaling", "other"]
+
+ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+SUBTRACTIONS = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract", "subtract_"})
+SUMS = ADDITIONS | SUBTRACTIONS  # x - f(x) is as residual as x + f(x)
+# Functions that add, too, but are not followed as sums.
+OTHER_SUMS = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_", "lerp", "lerp_", "index_add", "index_add_"})
+RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+REDUCTIONS = frozenset({"sum", "mean"})
+PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"})
+CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+TRANSPOSED_CONVOLUTIONS = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+MATRIX_PRODUCTS = CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | {
+    "linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "baddbmm", "addbmm",
+    "einsum", "tensordot", "dot", "inner",
+}  # fmt: skip
+ATTENTION = "scaled_dot_product_attention"
+MULTIHEAD_ATTENTION = "multi_head_attention_forward"
+
+TRANSPOSITIONS = frozenset({"t", "T", "mT", "transpose", "swapaxes", "swapdims", "permute"})
+SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "split_with_sizes"})
+VIEWS = TRANSPOSITIONS | {
+    "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "to", "float",
+    "half", "bfloat16", "double", "type", "type_as", "view_as", "reshape_as", "dropout", "data",
+}  # fmt: skip
+DIVISIONS = frozenset({"div", "div_", "__truediv__", "__itruediv__", "true_divide", "divide"})
+SCALINGS = VIEWS | PRODUCTS | DIVISIONS
+# These compute numbers that leave torch, so that the flow of the signal ends there.
+LEAVES_TORCH = frozenset({"numpy", "__array__", "tolist", "item"})
+
+NORMALIZATIONS = frozenset({
+    "layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize",
+})  # fmt: skip
+ACTIVATIONS = frozenset({
+    "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "selu", "gelu", "silu", "silu_", "elu", "leaky_relu",
+    "leaky_relu_", "relu6", "hardswish", "hardsigmoid", "hardtanh", "softplus", "mish", "softmax", "celu", "prelu",
+    "elu_", "selu_", "celu_", "rrelu", "threshold", "_threshold", "softsign", "logsigmoid",
+})  # fmt: skip
+CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_min_"})
+# Below 0 these are constant, and their derivative at 0 is 0.
+RECTIFIERS = frozenset({"relu", "relu_", "relu6", "threshold", "_threshold", "maximum", *CLAMPS})
+ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+MAXIMA = frozenset({"maximum", "max"})
+GATES = frozenset({"sigmoid", "sigmoid_", "hardsigmoid", "tanh", "tanh_", "hardtanh", "relu6", "erf"})
+# As factors, these are bounded for any input: gates, and a signal's division by its own scale.
+BOUNDED = GATES | {"rsqrt", "rsqrt_"}
+# Pointwise functions, from which an activation may be composed.
+POINTWISE = GATES | SUMS | PRODUCTS | {
+    "pow", "pow_", "__pow__", "square", "square_", "exp", "log1p", "softplus", "neg", "__neg__", "rsub", "__rsub__",
+    "weighted_add",
+}  # fmt: skip
+# The result has the shape of the argument, and does not depend on its values.
+VALUELESS = frozenset({
+    "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
+    "full_like", "rand_like", "randn_like", "randint_like",
+})  # fmt: skip
+# These use only the shape or type of their second argument.
+LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
+# A parameter that meets the signal in one of these becomes a part of it, as a class token does.
+JOINS = frozenset({"cat", "concat", "concatenate", "stack", "hstack", "vstack", "__setitem__"})
+# A parameter that meets the signal in one of these does not multiply its vectors: it is looked up, added, concatenated
+# or used as an elementwise factor.
+BESIDE = SUMS | PRODUCTS | {
+    "embedding", "embedding_bag", "index_select", "gather", "take_along_dim", "__getitem__", "__setitem__", "__rsub__",
+    "cat", "concat", "stack", "where", "expand_as", "type_as", "to", "lerp", "masked_fill", "index_put", "index_put_",
+    "div", "__truediv__", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "prelu", "addcmul",
+    "copy_", "masked_scatter", "scatter", ATTENTION,
+}  # fmt: skip
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function, or of the attribute that it reads (`x.T`)."""
+    name = getattr(function, "__name__", "")
+    return getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def writes_into(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The tensor that a function writes its result into (`copy_`, `b[i] = x`, `out=b`); None if it makes a new one."""
+    in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
+    return args[0] if args and (in_place or name == "__setitem__") else kwargs.get("out")
+
+
+def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The operands of a sum or product, given by position or by name."""
+    return (*args, *(kwargs[name] for name in ("input", "other") if name in kwargs))[:2]
+
+
+def clamps_at_zero(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a clamp make it a ReLU: a lower bound of 0 and no upper bound."""
+    low, high, *_ = (*args[1:], None, None)
+    low, high = kwargs.get("min", low), kwargs.get("max", high)
+    return isinstance(low, int | float) and low == 0 and high is None
+
+
+def kind_of(name: str, shapes: list[tuple[int, ...]]) -> NodeKind:
+    """The kind of a function with operands of these shapes, all of which depend on the input.
+
+    A sum with broadcasting is not residual: position embeddings and biases are added that way.
+    """
+    if name in ACTIVATIONS:
+        return "activation"
+    if len(shapes) == 2 and name in SUMS and shapes[0] == shapes[1]:
+        return "sum"
+    if len(shapes) == 2 and name in PRODUCTS:
+        return "gate"
+    return "scaling" if len(shapes) == 1 and name in SCALINGS else "other"
 
 
 class FunctionCall(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from normfree.graph.flow import Flow, Node, Weight, WeightUses, self_gated, tensors_of
-from normfree.graph.functions import (
+from normfree.graph.observer import (
     ADDITIONS,
     ATTENTION,
     CLAMPS,
@@ -28,19 +28,21 @@ from normfree.graph.functions import (
     MATRIX_PRODUCTS,
     MAXIMA,
     MULTIHEAD_ATTENTION,
+    NORMALIZATIONS,
     PRODUCTS,
     SUMS,
     VALUELESS,
     ZEROS,
+    FunctionCall,
     NodeKind,
+    Observer,
     clamps_at_zero,
     kind_of,
     operands_of,
     writes_into,
 )
-from normfree.graph.observer import FunctionCall, Observer
 from normfree.nn.model_state import on_meta, preserve_random_state
-from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES
+from normfree.nn.normalizers import ACTIVATION_TYPES, NORM_TYPES, is_norm
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
@@ -102,6 +104,7 @@ def _run_recorded(model: nn.Module, args: Any, kwargs: Any) -> Flow:
     flow = Flow(WeightUses(dict(model.named_parameters())))
     flow.add("input", "input", (), (args, kwargs))
     recorder = _Recorder(flow, modules)
+    recorder.watch_norms_()
     with torch.no_grad(), recorder.following(modules):
         flow.finish(model(*args, **kwargs))
     flow.release_tensors()
@@ -115,9 +118,33 @@ class _Recorder(Observer):
         super().__init__()
         self.flow = flow
         flow.call_counts = self.calls
+        self._modules = modules
         self._leaves = {name for name, module in modules.items() if is_leaf(module)}
         self._leaf_depth = 0
         self._zeros: list[Tensor] = []
+
+    def watch_norms_(self) -> None:
+        """Note the normalizers whose weight is read while they do not run.
+
+        Their classes change. They are restored with the other attributes, or belong to a copy.
+        """
+        norms = {name: module for name, module in self._modules.items() if is_norm(module)}
+        names = {id(module): name for name, module in norms.items()}
+        reporting: dict[type[nn.Module], type[nn.Module]] = {}
+
+        def subclass(plain: type[nn.Module]) -> type[nn.Module]:
+            def attribute(module: nn.Module, key: str) -> Any:
+                name = names.get(id(module), "")
+                if key == "weight" and name not in self.running:
+                    self.flow.weights_read.add(name)
+                return plain.__getattr__(module, key)
+
+            return type(plain.__name__, (plain,), {"__getattr__": attribute, "__module__": plain.__module__})
+
+        for module in norms.values():
+            kind = type(module)
+            reporting.setdefault(kind, subclass(kind))
+            module.__class__ = reporting[kind]
 
     def on_enter(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Move into a module."""
@@ -130,13 +157,16 @@ class _Recorder(Observer):
         flow.home = self.home
         leaf = name in self._leaves
         self._leaf_depth -= leaf
+        tensors = tensors_of((args, kwargs))
+        if len(tensors) > 1:
+            flow.several_inputs.add(name)
         if self._leaf_depth:
             return
         if not leaf:
             flow.add_call(name, args, kwargs, out)
             return
         kind = _module_kind(module)
-        inputs = flow.read(tensors_of((args, kwargs)))
+        inputs = flow.read(tensors)
         if not inputs and (kind == "weight" or isinstance(module, NORM_TYPES)):
             inputs = flow.start_at_token(args)
         weighted = kind == "weight" and bool(inputs)
@@ -149,15 +179,23 @@ class _Recorder(Observer):
             flow.add(kind, name, inputs, out, function=function, weights=weights, is_module=True)
 
     def on_function(self, call: FunctionCall) -> Any:
-        """Note a function call outside of leaf modules."""
-        if self._leaf_depth:
-            return call.run()
+        """Note a function call: a node outside of leaf modules, a write or a normalization anywhere."""
         flow, name, args, kwargs = self.flow, call.name, call.args, call.kwargs
         written = writes_into(name, args, kwargs)
+        if getattr(self._modules[self.home], "inplace", False) is not True:
+            flow.overwritten.update(flow.read([args[0] if args and kwargs.get("inplace") else written]))
         tensors = tensors_of((args, {key: value for key, value in kwargs.items() if key != "out"}))
         if name in LIKE_ANOTHER:
             tensors = tensors[:1]
         operands = flow.read(tensors)
+        made_inside = self._leaf_depth and not flow.weights.is_made_from_parameters(next(iter(tensors), None))
+        if name in NORMALIZATIONS and (operands or made_inside):
+            flow.normalizing[self.home, name] = None
+        if self._leaf_depth:
+            out = call.run()
+            if tensors and all(t.dim() < 2 or flow.weights.is_made_from_parameters(t) for t in tensors):
+                flow.weights.derive(name, tensors, out)
+            return out
         first = next(iter(flow.read(operands_of(args, kwargs)[:1])), None)
         if operands and name in LEAVES_TORCH:
             flow.lost[self.home, name] = None

@@ -7,19 +7,18 @@ nothing; every other step, softmax included, passes its degree on. So two layers
 (query · key · value, then the output) 4, a gated feed-forward 3.
 
 Some sums have two operands with a common ancestor and are not residual: those of a loss, of heads, and of parallel
-layers (`graph/plain_sums.py`).
+layers (`PlainSums`).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 from normfree.graph.flow import Node
-from normfree.graph.functions import BOUNDED, OTHER_SUMS, RECURRENT, REDUCTIONS
-from normfree.graph.plain_sums import PlainSums, normalizes_itself
 from normfree.plan import ShortcutKind
 
 
@@ -83,7 +82,7 @@ def residual_sums(flow: Sequence[Node], plain: PlainSums, heads: Collection[Node
 def _residual_sum(
     node: Node, claimed: set[Node], shortcuts: Mapping[Node, Node], plain: PlainSums
 ) -> ResidualSum | None:
-    ancestor, sides = _latest_common_ancestor(node, shortcuts)
+    ancestor, sides = latest_common_ancestor(node, shortcuts)
     if ancestor is None:
         return None
     layers = [_layers(node, ancestor, side, claimed) for side in sides]
@@ -125,32 +124,6 @@ def _residual_sum(
     )
 
 
-def adds_otherwise(node: Node) -> bool:
-    """Whether a node adds a branch with layers to its own input, by a function other than + and -."""
-    if node.function in REDUCTIONS and len(node.inputs) == 1 and node.inputs[0].function == "stack":
-        operands = node.inputs[0].inputs
-    elif node.function in OTHER_SUMS and node.first_operand is not None:
-        operands = (node.first_operand, *(n for n in node.inputs if n is not node.first_operand))
-    else:
-        return False
-    if len(operands) != 2:
-        return False
-    ancestor, sides = _latest_common_ancestor(replace(node, inputs=operands), {})
-    layers = [any(n.kind == "weight" for n in side) for side in sides]
-    return ancestor is not None and layers[0] != layers[1]
-
-
-def adds_recurrence(node: Node) -> bool:
-    """Whether a node adds the output of a recurrent layer, which no method can scale, to the layer's input."""
-    for operand in node.inputs if node.kind == "sum" else ():
-        last = operand
-        while last.kind in ("scaling", "other") and last.function not in RECURRENT and len(last.inputs) == 1:
-            last = last.inputs[0]
-        if last.function in RECURRENT:
-            return _latest_common_ancestor(node, {})[0] is not None
-    return False
-
-
 def _layers(node: Node, ancestor: Node, side: Sequence[Node], claimed: set[Node]) -> list[Node]:
     """The weight layers of a side, in order.
 
@@ -189,7 +162,7 @@ def _is_part_of_a_branch(node: Node, shortcuts: Mapping[Node, Node]) -> bool:
     if len(node.users) != 1 or node.users[0].kind != "sum":
         return False
     outer = node.users[0]
-    ancestor, sides = _latest_common_ancestor(outer, shortcuts)
+    ancestor, sides = latest_common_ancestor(outer, shortcuts)
     other = sides[outer.inputs[0] is node]
     return ancestor is not None and not any(n.kind == "weight" for n in other)
 
@@ -223,7 +196,7 @@ def _ends(end: Node, ancestor: Node, side: Sequence[Node], own: set[Node]) -> di
             ends[node] = {layer: covered or layer in others for layer, covered in ends[chosen].items()}
             continue
         ends[node] = {}
-        covers = node.kind == "activation" or normalizes_itself(node)
+        covers = node.kind == "activation" or node.divides_itself
         for source in unbounded_inputs(node):
             for layer, covered in ends.get(source, {}).items():
                 ends[node][layer] = covers or covered or ends[node].get(layer, False)
@@ -244,7 +217,7 @@ def _walk_back(end: Node, side: set[Node], stops: Set[Node] = frozenset()) -> se
     return seen
 
 
-def _latest_common_ancestor(
+def latest_common_ancestor(
     addition: Node, shortcuts: Mapping[Node, Node]
 ) -> tuple[Node | None, tuple[list[Node], list[Node]]]:
     """The last node that both operands of a sum depend on (or are), and the nodes between it and each operand.
@@ -298,20 +271,125 @@ def _degree(end: Node, side: Iterable[Node], layers: set[Node], shortcuts: Mappi
 
 
 def unbounded_inputs(node: Node) -> tuple[Node, ...]:
-    """The inputs of a node without its bounded factors, which change its size by a bounded factor only."""
+    """The inputs of a node without its bounded factors, and without indices and masks beside a signal."""
     dropped = set(node.factors) - set(_growing_factors(node))
-    return tuple(source for source in node.inputs if source not in dropped)
+    unbounded = tuple(source for source in node.inputs if source not in dropped)
+    return tuple(source for source in unbounded if not source.discrete) or unbounded
 
 
 def _growing_factors(node: Node) -> tuple[Node, ...]:
     """The unbounded factors of a product, or all factors if all are bounded; empty if the node is not a product."""
-    return tuple(factor for factor in node.factors if not _is_bounded(factor)) or node.factors
+    return tuple(factor for factor in node.factors if not factor.bounded) or node.factors
 
 
-def _is_bounded(node: Node) -> bool:
-    """Whether a value is a bounded function of the signal, such as a sigmoid, up to constants and its shape."""
-    while node.function not in BOUNDED:
-        if len(node.inputs) != 1 or node.kind not in ("scaling", "other") or node.factors[1:]:
-            return False
+class PlainSums:
+    """What follows each node of a flow, and the sums that are not residual because of it.
+
+    - A sum that feeds nothing but numbers (`((prediction - x) ** 2).mean()`) is part of a loss.
+    - Sums of parallel layers, conv3x3(x) + conv1x1(x) + x as in re-parametrizable blocks, form one layer.
+    - A sum of heads, (h1(z) + h2(z)) / 2, is followed by no layer.
+
+    Attributes:
+        shares: For each of several parallel layers, the number of paths that are added to one another.
+    """
+
+    def __init__(self, flow: Sequence[Node], outputs: Set[Node]) -> None:
+        self.shares: dict[Node, int] = {}
+        self._members: set[Node] = set()
+        self._outputs = outputs
+        self._before_layers = _before_layers(flow)
+        used = _beyond_a_loss(flow, outputs)
+        seen: set[Node] = set()
+        for node in reversed(flow):
+            if node.kind == "sum" and node not in used:
+                self._members.add(node)
+            elif node.kind == "sum" and node not in seen:
+                sums, leaves = _leaves(node)
+                seen.update(sums)
+                self._note_parallel_layers(sums, leaves)
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether a sum is part of a loss or of a group of parallel layers."""
+        return node in self._members
+
+    def precedes_a_layer(self, node: Node) -> bool:
+        """Whether a weight layer depends on a node."""
+        return node in self._before_layers
+
+    def adds_heads(self, node: Node, ancestor: Node, layers: Sequence[Sequence[Node]]) -> bool:
+        """Whether a sum whose operands both have layers adds the outputs of heads.
+
+        Heads are alike, or score a few classes from many channels, as many as the network returns. A projection
+        shortcut of the last block differs from its branch, and does not reduce the channels.
+        """
+        scores = 2 * _channels(node) <= _channels(ancestor)
+        if scores and any(_channels(node) == _channels(output) for output in self._outputs):
+            return True
+        return not self.precedes_a_layer(node) and (scores or len(layers[0]) == len(layers[1]))
+
+    def _note_parallel_layers(self, sums: Sequence[Node], leaves: Sequence[Node]) -> None:
+        """Note the layers of a tree of sums if each leaf is at most one layer on one common signal.
+
+        A path without a layer is one of them only if the layers read the signal itself: x + W norm(x) + V norm(x) adds
+        two branches to the stream x.
+        """
+        paths = [list(_straight_back(leaf)) for leaf in leaves]
+        common = set(paths[0]).intersection(*paths[1:])
+        start = next((n for n in paths[0] if n in common), None)
+        if start is None:
+            return
+        paths = [path[: path.index(start)] for path in paths]
+        layers = [[n for n in path if n.kind == "weight"] for path in paths]
+        bare = any(not found for found in layers)
+        read = [path[path.index(own[0]) + 1 :] for path, own in zip(paths, layers, strict=True) if own]
+        direct = all(n.kind == "scaling" for n in chain(*read))
+        if max(map(len, layers)) == 1 and sum(map(len, layers)) > 1 and (direct or not bare):
+            self._members.update(sums)
+            self.shares.update(dict.fromkeys(chain(*layers), len(leaves)))
+
+
+def _leaves(top: Node) -> tuple[list[Node], list[Node]]:
+    """The sums of a tree of sums, in which each but the top one is read by the next only, and its operands."""
+    sums: list[Node] = []
+    leaves: list[Node] = []
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        sums.append(node)
+        for operand in node.inputs:
+            inner = operand
+            while inner.kind == "scaling" and len(inner.inputs) == len(inner.users) == 1:
+                inner = inner.inputs[0]
+            (stack if inner.kind == "sum" and len(inner.users) == 1 else leaves).append(inner)
+    return sums, leaves
+
+
+def _straight_back(node: Node) -> Iterator[Node]:
+    """The nodes before a node, itself first, as long as each reads one signal and is neither activation nor input."""
+    yield node
+    while len(node.inputs) == 1 and node.kind not in ("activation", "sum", "gate"):
         node = node.inputs[0]
-    return True
+        yield node
+
+
+def _before_layers(flow: Sequence[Node]) -> set[Node]:
+    """The nodes that a weight layer depends on."""
+    found: set[Node] = set()
+    for node in reversed(flow):
+        if any(user.kind == "weight" or user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _beyond_a_loss(flow: Sequence[Node], outputs: Set[Node]) -> set[Node]:
+    """The nodes that a layer, or an output of more than one number, depends on."""
+    found: set[Node] = set()
+    for node in reversed(flow):
+        result = node.shape not in ((), (1,)) and (node in outputs or not node.users)
+        if result or any(user.kind == "weight" or user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _channels(node: Node) -> int:
+    return node.shape[1] if len(node.shape) == 4 else node.shape[-1] if node.shape else 1

@@ -73,7 +73,7 @@ def _scale_blocks_(ctx: InitContext) -> None:
         factors[module].div_(std)
         return out / std
 
-    places = [branch.place for branch in ctx.plan.branches]
+    places = [branch.home for branch in ctx.plan.branches]
     factors = {ctx.modules[place]: _sum_factor(ctx, place) for place in places}
     _calibrate_(ctx, places, to_unit_variance)
     ctx.default_classifier_()

@@ -93,7 +93,7 @@ def deepnorm_decoder_scales(decoder: int) -> DeepNormScales:
 
 def shortcut_scalar(ctx: InitContext, branch: Branch, method: str) -> ScalarMultiplier:
     """Return the scalar on a branch's shortcut; raise `ValueError` if the model has none."""
-    residual = ctx.modules.get(branch.place)
+    residual = ctx.modules.get(branch.home)
     found = residual.a if isinstance(residual, Residual) else None
     if not isinstance(found, ScalarMultiplier):
         raise ValueError(
@@ -165,7 +165,7 @@ def _admin_(ctx: InitContext) -> None:
             profile = _VarianceProfile()
             for branch in branches:
                 omega = shortcut_scalar(ctx, branch, "admin")
-                block: Any = ctx.modules[branch.place]
+                block: Any = ctx.modules[branch.home]
                 before = block.register_forward_pre_hook(lambda _m, _a, omega=omega, p=profile: p.write_(omega))
                 after = block.branch.register_forward_hook(lambda _m, _a, out, p=profile: p.count(out))
                 hooks.enter_context(before)

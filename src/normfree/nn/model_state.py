@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -121,6 +121,29 @@ def preserve_model_state(
 
 
 @contextmanager
+def trial_run(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode and without gradients inside; the model is restored at the end.
+
+    Attention runs without its fast path, so that it calls its parts one by one.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with preserve_model_state(model), torch.no_grad():
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def run_on_copy(model: nn.Module, example: Any) -> Any:
+    """Run a model on a copy of an example, which it may write into."""
+    args, kwargs = call_arguments(example)
+    args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    return model(*args, **kwargs)
+
+
+@contextmanager
 def on_meta(model: nn.Module) -> Iterator[None]:
     """Give the model meta tensors for its parameters and buffers: it computes shapes only, and leaves no trace.
 
@@ -177,18 +200,41 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules, and the values of parameters and buffers, if the block raises."""
+def restored_on_error(model: nn.Module) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Restore the attributes of all modules, and the values of parameters and buffers, if the block raises.
+
+    Yields a function that returns a context in which the model is as it was before the block.
+    """
+    restore_before = _remember(model)
+
+    @contextmanager
+    def as_before() -> Iterator[None]:
+        restore_now = _remember(model)
+        restore_before()
+        try:
+            yield
+        finally:
+            restore_now()
+
+    try:
+        yield as_before
+    except BaseException:
+        restore_before()
+        raise
+
+
+def _remember(model: nn.Module) -> Callable[[], None]:
+    """Remember attributes and values of a model. Returns a function that restores them."""
     restore_attributes = _remember_attributes(model.modules())
     values = [(t, t.detach().clone()) for t in [*model.parameters(), *model.buffers()]]
-    try:
-        yield
-    except BaseException:
+
+    def restore() -> None:
         restore_attributes()
         with torch.no_grad():
             for tensor, value in values:
                 tensor.copy_(value)
-        raise
+
+    return restore
 
 
 def _remember_attributes(modules: Iterable[nn.Module]) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.images.image_folder import read_folder
+from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run.folder_check import verify_folder
 from thin_resnet import thin_resnet
@@ -101,3 +102,14 @@ def test_other_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
         run(["check", str(tmp_path)])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("error: expected the folder of a run, a converted model")
+
+
+def test_json_of_others_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match="expected the folder of a run, a converted model"):
+        verify_folder(tmp_path)
+    write_sealed_json(tmp_path / "fig1.json", {"claim": "fixup/fig1"})
+    (tmp_path / "fig2.json").write_text('{"commit": "none", "versions": {}}')
+    kind, files = verify_folder(tmp_path)
+    assert kind == "results"
+    assert {file.name: file.state for file in files} == {"fig1.json": "whole", "fig2.json": "no checksum"}

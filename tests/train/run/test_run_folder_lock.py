@@ -103,4 +103,44 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, name: str, overwrite: 
     write_sealed_text(tmp_path / "config.toml", "")  # the control: the same beside the configuration of a run
     with run.hold(overwrite=True):
         run.clear()
-    assert not (tmp_path / name).exists()
+    assert (tmp_path / name).exists() == name.startswith("checkpoint")  # which is never one of ours
+
+
+def test_checkpoints_of_others_are_never_pruned_nor_read(tmp_path: Path) -> None:
+    """Beside the lock of a run, and with later steps than its own."""
+    with RunFolder(tmp_path).hold():
+        pass
+    other = tmp_path / "checkpoint-500"
+    other.mkdir()
+    for name in ("model.safetensors", "trainer_state.json"):
+        (other / name).write_text(name)
+    run = RunFolder(tmp_path)
+    with run.hold():
+        assert run.saved_step is None
+        for step in (1, 2, 500, 501):
+            saved = checkpoint.save(tmp_path, {"w": torch.full((2,), float(step))}, {"step": step})
+            if step == 1:
+                (saved / "notes.txt").write_text("mine")
+    assert sorted(path.name for path in other.iterdir()) == ["model.safetensors", "trainer_state.json"]
+    assert (tmp_path / "checkpoint-1" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "checkpoint-2").exists()  # the control: one of ours alone is pruned
+    assert not (tmp_path / "checkpoint-500-1").exists()
+    assert checkpoint.load(tmp_path)[1]["step"] == 501
+    with run.hold(overwrite=True):
+        run.clear()
+    assert other.is_dir()
+    assert not (tmp_path / "checkpoint-501").exists()
+
+
+def test_lock_does_not_make_a_configuration_of_the_user_one_of_a_run(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).hold():
+        pass
+    (tmp_path / "config.toml").write_text('title = "mine"\n')
+    with (
+        pytest.raises(ValueError, match=r"but '.*config.toml' is not of a run and would be replaced"),
+        RunFolder(tmp_path).hold(overwrite=True),
+    ):
+        pass
+    (tmp_path / "config.toml").write_text("lr = 0.1\n")  # the control: settings of a run
+    with RunFolder(tmp_path).hold(overwrite=True):
+        pass

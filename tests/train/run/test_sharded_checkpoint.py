@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import normfree
+import normfree as nf
 import sharded_saves
 from normfree.train.run import checkpoint
+from normfree.train.run.folder_check import verify_folder
 
 pytestmark = pytest.mark.slow  # two processes take seconds to start
 
@@ -54,6 +58,19 @@ def test_refusals_are_raised_in_all_processes(job: Any) -> None:
         assert "expected a checkpoint in" in said["nothing"]
 
 
-def test_single_process_is_told_how_to_load_it(job: Any) -> None:
-    with pytest.raises(ValueError, match=r"got one of several in .*; load it with load_sharded_"):
-        checkpoint.load(job[0])
+def test_single_process_reads_and_checks_the_shards(job: Any, tmp_path: Path) -> None:
+    run, (said, _) = job
+    assert {file.name: file.state for file in verify_folder(run)[1]} == {
+        "checkpoint-2/": "whole",
+        "checkpoint-4/": "damaged",  # the control: a byte was flipped there
+    }
+    with pytest.raises(ValueError, match=r"expected an intact checkpoint, but .*checkpoint-4"):
+        checkpoint.load(run)
+    shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2")
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(ValueError, match="or pass model= for sharded checkpoints"):
+        nf.load(tmp_path)
+    loaded = nf.load(tmp_path, model=model)
+    assert {name: tensor.flatten().tolist() for name, tensor in loaded.state_dict().items()} == said["after two steps"]
+    with pytest.raises(ValueError, match=r"which differs in '0\.weight'"):
+        nf.load(tmp_path, model=nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)))

@@ -13,7 +13,7 @@ from normfree.conversion.changes import FoldedModule, Folding, RemainingModule
 from normfree.conversion.folding.layer_arrays import LayerArrays, base_class, cannot_fold_into
 from normfree.conversion.folding.module_flow import MarkedModel, ModuleFlow
 from normfree.conversion.folding.units import FoldStep, StepKind, solve_factors_, solve_shifts_
-from normfree.graph.functions import ADDITIONS, SPLITS, VIEWS
+from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
 from normfree.nn.scalar_wrapping import ScaledModule

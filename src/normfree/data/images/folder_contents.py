@@ -72,7 +72,7 @@ def _digests(folder: Path, images: Sequence[Path], pool: ThreadPoolExecutor, cac
 
 def _read_cache(folder: Path) -> dict[str, list[Any]]:
     try:
-        images = read_sealed_json(folder / CACHE, "the checksums of images", "delete it", warn=False)["images"]
+        images = read_sealed_json(folder / CACHE, "the checksums of images", "delete it")["images"]
     except (OSError, ValueError, KeyError):
         return {}  # it only saves time
     whole = isinstance(images, dict) and all(isinstance(entry, list) and len(entry) == 3 for entry in images.values())

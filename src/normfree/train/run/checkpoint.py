@@ -106,7 +106,7 @@ def publish(
                 sync(path)
             sync(temporary)
             target = run / f"checkpoint-{step}"
-            again = [place[1] for place in map(_place, newest_first(run)) if place[0] == step]
+            again = [place[1] for place in map(_place, run.iterdir()) if place[0] == step]
             if again:
                 target = run / f"checkpoint-{step}-{max(again) + 1}"
             temporary.rename(target)
@@ -206,20 +206,12 @@ def best_of(checkpoints: Iterable[Path]) -> Path | None:
 def load(
     run: str | Path, device: str | torch.device = "cpu", *, best: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the state of the newest checkpoint of a run, or of the best.
-
-    Raises:
-        ValueError: If there is no checkpoint, or a file is damaged; the message names it.
-    """
+    """Return the tensors and the state of the newest checkpoint of a run, or of the best; see `read`."""
     return _read_while_training(run, lambda path: read(path, device), best=best)
 
 
 def load_state(run: str | Path) -> dict[str, Any]:
-    """Return the state of the newest checkpoint of a run, without its tensors, which may be large.
-
-    Raises:
-        ValueError: If there is no checkpoint, or its state is damaged.
-    """
+    """Return the state of the newest checkpoint of a run, without its tensors, which may be large."""
     return _read_while_training(run, lambda path: read_state(path)[1])
 
 
@@ -249,11 +241,7 @@ def load_intact(run: str | Path, device: str | torch.device = "cpu") -> tuple[di
 
 
 def first_intact(run: str | Path, read: Callable[[Path], T]) -> tuple[Path, T]:
-    """Return the newest checkpoint that `read` accepts, and what it read; the log names the others.
-
-    Raises:
-        ValueError, OSError: If there is no checkpoint, or `read` accepts none.
-    """
+    """Return the newest checkpoint that `read` accepts, and its result; raise the first error if there is none."""
     errors: list[ValueError | OSError] = []
     for path in newest_first(run):
         try:
@@ -274,22 +262,28 @@ def _none_in(run: str | Path, *, best: bool = False) -> ValueError:
 
 
 def read(checkpoint: str | Path, device: str | torch.device = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the state of one checkpoint; every byte is checked.
-
-    Raises:
-        ValueError: If a file is missing or damaged.
-    """
+    """Return the tensors and the state of one checkpoint, with shards put together; errors are those of `verify`."""
     folder = Path(checkpoint)
-    digest, state = read_state(folder)
-    if isinstance(digest, dict):
-        raise ValueError(
-            f"expected a checkpoint of one process, got one of several in '{folder}'; load it with load_sharded_"
-        )
-    path = folder / WEIGHTS
-    with _missing_is_damage(path):
-        if Checksum.of(path).sha256 != digest:
-            raise ValueError(_damaged(path, f"its sha256 is not that in {STATE}"))
-        return {name: tensor.to(device) for name, tensor in read_tensors(path).items()}, state
+    state = verify(folder)
+    if not isinstance(read_state(folder)[0], dict):
+        with _missing_is_damage(folder / WEIGHTS):  # another process may remove it
+            tensors = read_tensors(folder / WEIGHTS)
+    else:
+        from normfree.train.run.sharded_checkpoint import read_shards  # imported here because few models are sharded
+
+        tensors = read_shards(folder)
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, state
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint. Raises `ValueError` if a file of it is missing or damaged."""
+    digests, state = read_state(folder)
+    for name, digest in (digests if isinstance(digests, dict) else {WEIGHTS: digests}).items():
+        path = folder / Path(name).name
+        with _missing_is_damage(path):
+            if Checksum.of(path).sha256 != digest:
+                raise ValueError(_damaged(path, f"its sha256 is not that in {STATE}"))
+    return state
 
 
 # Content
@@ -380,12 +374,16 @@ def _place(path: Path) -> tuple[int, int]:
 
 def newest_first(run: str | Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
-    found = Path(run).glob("checkpoint-*")
-    return sorted((path for path in found if _place(path)[0] >= 0 and path.is_dir()), key=_place, reverse=True)
+    named = (path for path in Path(run).glob("checkpoint-*") if _place(path)[0] >= 0)
+    # Other programs have folders of such names, too.
+    ours = (path for path in named if (path / STATE).is_file() or (path / WEIGHTS).is_file())
+    return sorted(ours, key=_place, reverse=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; it is renamed first, so that half of it is never mistaken for a complete one."""
+    """Remove a checkpoint that holds nothing else; it is renamed first, so that half of it is never taken for one."""
+    if not all(inside.name == STATE or inside.suffix == ".safetensors" for inside in path.iterdir()):
+        return  # with files of the user
     hidden = path.with_name(f"{TEMPORARY}{path.name}")
     with suppress(OSError):  # a checkpoint too many is no reason to stop a run
         path.rename(hidden)

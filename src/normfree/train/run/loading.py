@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normfree.checksums import warn_without_checksum
 from normfree.conversion.saving import (
     PLAN,
     Factory,
@@ -58,9 +58,8 @@ def read_config(run: str | Path) -> TrainConfig:
     path = folder.config_path
     if not path.exists():
         raise ValueError(f"expected a run in '{run}', found no {path.name} there; give the folder that --out named")
-    if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
-        raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
-    return folder.read_config(warn=True)
+    warn_without_checksum(path)
+    return folder.read_config()
 
 
 def load(
@@ -81,7 +80,7 @@ def load(
         factory: How to build the original of a converted model, as it was before the conversion: a function, a model of
             the same architecture, or a name. Default: the stored name.
         model: A model to fill with the weights of a run. It is needed if the run was trained on a model that was
-            passed to `fit` and cannot be made from its name.
+            passed to `fit` and cannot be made from its name, and for the checkpoints of `save_sharded`.
         device: The torch device of the model.
         best: Whether to load the checkpoint with the best validation accuracy among those that a run keeps, instead of
             the last.
@@ -103,20 +102,21 @@ def load(
                 "of the original model as the second argument"
             )
         return load_converted(folder, factory, trust=trust)[0].to(device)
-    if not RunFolder(folder).config_path.exists():
+    configured = RunFolder(folder).config_path.exists()
+    if not configured and (model is None or checkpoint.latest(folder) is None):
         raise ValueError(
             f"expected a run in '{folder}' or a converted model, found no config.toml and no {PLAN} there; "
-            "give the folder that --out named"
+            "give the folder that --out named, or pass model= for sharded checkpoints"
         )
-    config = read_config(folder)
+    config = read_config(folder) if configured else TrainConfig()
     tensors, state = checkpoint.load(folder, best=best)
-    if "config" in state:  # config.toml may have been edited since
+    if configured and "config" in state:  # config.toml may have been edited since
         before = TrainConfig.from_toml_text(state["config"], str(folder))
         config.require_same(before, MAY_CHANGE | {"graph"}, f"the checkpoint in '{folder}'")
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     weights |= {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
     if model is None:
-        with SizeLimit(tensors, folder) if factory is None and not trust else nullcontext():
+        with SizeLimit(tensors, folder):
             model = _build(Path(folder), config, state, factory, trust)
     _fill_(model, weights, folder)
     return model.to(device).eval()

@@ -23,7 +23,7 @@ from torch import Tensor
 from normfree.checksums import (
     Checksum,
     check_sealed_text,
-    is_sealed_text,
+    has_checksum,
     list_checksums,
     parse_json,
     read_limited,
@@ -157,11 +157,16 @@ class RunFolder:
 
     def _require_own_files(self) -> None:
         """Raise `ValueError` if no run of normfree is in the folder, but other files with names that a run replaces."""
-        checkpoints = checkpoint.newest_first(self.path)
         names = (*_REPLACED, self.result_path.name, "tensorboard")
+        checkpoints = (path for path in self.path.glob("checkpoint-*") if checkpoint.step_of(path) >= 0)
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
-        ours = (self.path / "lock", *(path / checkpoint.STATE for path in checkpoints))
-        if found and not any(path.is_file() for path in ours) and not is_sealed_text(self.config_path):
+        ours = not found or has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
+        if (
+            not ours and (self.path / "lock").is_file()
+        ):  # a run that ended before its first step, or of an earlier release
+            with suppress(ValueError, OSError):
+                ours = not self.config_path.exists() or bool(self.read_config())
+        if not ours:
             raise ValueError(
                 f"expected a folder of its own for the run, but '{found[0]}' is not of a run and would be replaced; "
                 "move it, or choose another folder"
@@ -205,18 +210,18 @@ class RunFolder:
             with explain_os_errors("the plan", self.path / PLAN):
                 write_sealed_json(self.path / PLAN, describe(plan, source=source))
 
-    def read_config(self, *, warn: bool = False) -> TrainConfig:
+    def read_config(self) -> TrainConfig:
         """Read the configuration; one that names no release is of the first.
-
-        Args:
-            warn: Whether to log a warning if it has no checksum, because an earlier release wrote it.
 
         Raises:
             ValueError: If it was altered after it was written, or is damaged.
         """
+        path = self.config_path
+        if not path.stat().st_size:  # it would be read as all defaults, which nobody trained
+            raise ValueError(f"expected the configuration of a run in '{path}', got an empty file; start the run again")
         remedy = "restore it, or start another run with the changed settings by --config"
-        check_sealed_text(self.config_path, "the configuration of the run", remedy, warn=warn)
-        return TrainConfig.from_toml(self.config_path, unnamed=FIRST_RELEASE)
+        check_sealed_text(path, "the configuration of the run", remedy)
+        return TrainConfig.from_toml(path, unnamed=FIRST_RELEASE)
 
     def require_resumable(self, config: TrainConfig, free: Collection[str]) -> None:
         """Raise `ValueError` if the run diverged, or has another configuration; settings in `free` may differ."""
@@ -242,8 +247,7 @@ class RunFolder:
             free: The settings that may differ from those of the run.
             epoch_steps: The number of steps per epoch.
 
-        Returns:
-            The tensors and the plain state; None if there is no checkpoint yet.
+        Returns the tensors and the plain state; None if there is no checkpoint yet.
 
         Raises:
             ValueError: If the run diverged or has another configuration, or if all checkpoints, or the metrics up to
@@ -263,10 +267,7 @@ class RunFolder:
         return found
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a line to the metrics; it is handed to the operating system before this returns.
-
-        Args:
-            record: The numbers by name, with the step under 'step'.
+        """Append numbers by name, with the step under 'step', to the metrics; the operating system has them at the end.
 
         Raises:
             ValueError: If there is no step.
@@ -352,7 +353,7 @@ class RunFolder:
         """
         if not self.result_path.exists():
             raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
-        result = read_sealed_json(self.result_path, "the result of a run", "delete it", warn=False)
+        result = read_sealed_json(self.result_path, "the result of a run", "delete it")
         if result.get("status") not in get_args(RunStatus):
             raise ValueError(f"expected a result with a status, but '{self.result_path}' is damaged; delete it")
         return result

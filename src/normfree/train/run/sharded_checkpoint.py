@@ -9,6 +9,7 @@ number of processes can load them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,34 +111,43 @@ def load_sharded_(
         ConnectionError: If another process ended.
     """
     with explained_disconnection(dist.get_world_size()):
-        return _load(run, model, optimizer)
+        folder, state = _on_first(lambda: checkpoint.first_intact(run, _verify_shards))
+        tensors, _ = _parts(model, optimizer)
+        _load(tensors, folder)
+        set_model_state_dict(model, _named(tensors, _MODEL))
+        plain = state.pop("optimizer")
+        if optimizer is not None:
+            set_optimizer_state_dict(model, optimizer, {**_named(tensors, _OPTIMIZER), **plain}, options=_FLAT)
+    return state
 
 
-def _load(run: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    folder, state = _on_first(lambda: checkpoint.first_intact(run, _read_intact))
-    tensors, _ = _parts(model, optimizer)
+def _verify_shards(folder: Path) -> dict[str, Any]:
+    if (folder / checkpoint.WEIGHTS).exists():
+        raise ValueError(f"expected a checkpoint of several processes, got one of a single process in '{folder}'")
+    return checkpoint.verify(folder)
+
+
+def read_shards(folder: Path) -> dict[str, Tensor]:
+    """Put the shards of a checkpoint together, in one process: the model's tensors and those of its optimizer, by name.
+
+    Raises:
+        ValueError: If a shard is missing.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in stored.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        _load(tensors, folder, no_dist=True)
+    return tensors
+
+
+def _load(tensors: dict[str, Tensor], folder: Path, **options: Any) -> None:
     try:
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), **options)
     except (CheckpointException, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
-    set_model_state_dict(model, _named(tensors, _MODEL))
-    plain = state.pop("optimizer")
-    if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, {**_named(tensors, _OPTIMIZER), **plain}, options=_FLAT)
-    return state
-
-
-def _read_intact(folder: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint. Raises `ValueError` if a file of it is not as it was written."""
-    digests, state = checkpoint.read_state(folder)
-    if not isinstance(digests, dict):
-        raise ValueError(f"expected a checkpoint of several processes, got one of a single process in '{folder}'")
-    for name, digest in digests.items():
-        path = folder / Path(name).name
-        if not path.is_file() or Checksum.of(path).sha256 != digest:
-            raise ValueError(f"expected an intact checkpoint, but '{path}' is damaged or missing")
-    return state
 
 
 def _parts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:

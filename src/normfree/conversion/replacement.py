@@ -1,0 +1,286 @@
+"""Replace the normalizers: remove them, and keep the signal at unit variance where they did.
+
+That takes new scales for embeddings, learned tokens, layer scales, and the layers outside the branches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normfree.conversion.changes import Added, Removed, Rescaled
+from normfree.conversion.inspection import Inspection
+from normfree.graph.flow import Flow
+from normfree.nn.normalizers import FUSED, DynamicTanh
+from normfree.nn.scalar_wrapping import add_scalar_
+from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
+from normfree.plan import Layer, ResidualPlan
+
+
+class RemovedNorm(nn.Module):
+    """Identity that keeps the removed normalizer's weight, for code that reads it (usually only its dtype)."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the signal."""
+        return x
+
+
+class Copied(nn.Module):
+    """Returns a copy of its input, where the model's own code writes into the output of a normalizer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same values in new memory."""
+        return x.clone()
+
+
+def channels_of(norm: nn.Module) -> tuple[int, int] | None:
+    """The number of channels of a normalizer and their dimension in its input; None if the number is unknown."""
+    weight = getattr(norm, "weight", None)
+    sizes = [getattr(norm, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
+    size: Any = weight.numel() if isinstance(weight, Tensor) else next((s for s in sizes if s is not None), None)
+    if isinstance(size, tuple | list):
+        size = size[0] if len(size) == 1 else None
+    if not isinstance(size, int) or (isinstance(weight, Tensor) and weight.dim() != 1):
+        return None
+    batched = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm | nn.GroupNorm
+    by_channel = isinstance(norm, batched) or re.search(r"2d|BatchNorm|GroupNorm", type(norm).__name__)
+    return size, 1 if by_channel else -1
+
+
+def remove_norms_(model: nn.Module, inspection: Inspection, *, tanh: float | None) -> list[Removed]:
+    """Remove every normalizer, or replace it with dynamic tanh of initial α = `tanh` if given.
+
+    Also sets `inplace=False` on every module: its input is now the residual stream.
+    """
+    names = {id(model.get_submodule(name)): name for name in inspection.norms}
+    replacements: dict[int, nn.Module] = {}
+    removed: dict[int, Removed] = {}
+    for parent in list(model.modules()):
+        for key, child in list(parent._modules.items()):
+            if child is None or id(child) not in names:
+                continue
+            if id(child) not in replacements:
+                name = names[id(child)]
+                new = _replacement(
+                    child,
+                    tanh=tanh,
+                    keep_weight=name in inspection.weight_read,
+                    copied=name in inspection.overwritten,
+                )
+                replacements[id(child)] = new
+                removed[id(child)] = Removed(name, type(child).__name__, _classes(new))
+            parent._modules[key] = replacements[id(child)]
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            setattr(module, "inplace", False)  # noqa: B010  (no type declares the attribute)
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # else inference would run one kernel with layer norm inside
+    return [removed[key] for key in names if key in removed]
+
+
+def make_plain_(model: nn.Module, standardized: Mapping[str, type[nn.Module] | None]) -> list[Removed]:
+    """Make the layers that standardize their own weight plain: the method sets the scale, or standardizes, itself."""
+    removed = []
+    for name, base in sorted(standardized.items()):
+        layer = model.get_submodule(name)
+        if base is not None:
+            removed.append(Removed(name, type(layer).__name__, base.__name__))
+            layer.__class__ = base
+            for extra in set(layer._parameters) - {"weight", "bias"}:
+                delattr(layer, extra)
+    return removed
+
+
+def _replacement(norm: nn.Module, *, tanh: float | None, keep_weight: bool, copied: bool) -> nn.Module:
+    """The module that takes the place of a normalizer: dynamic tanh or nothing, then its fused activation.
+
+    `keep_weight` leaves an attribute `weight` to read; `copied` returns a copy that may be written to.
+    """
+    parts: list[nn.Module] = []
+    if tanh is not None:
+        size, dim = channels_of(norm) or (1, -1)
+        parts.append(DynamicTanh(size, alpha=tanh, dim=dim).to(_tensor_of(norm)))
+    elif keep_weight:
+        parts.append(RemovedNorm(norm.weight))  # type: ignore[arg-type]
+    elif copied:
+        parts.append(Copied())
+    fused = [getattr(norm, name, None) for name in FUSED]
+    parts += [part for part in fused if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
+    out = nn.Sequential(*parts) if len(parts) > 1 else parts[0] if parts else nn.Identity()
+    return out.train(norm.training)
+
+
+def _tensor_of(norm: nn.Module) -> Tensor:
+    """A tensor whose device and type the replacement takes."""
+    return next((t for t in [*norm.parameters(), *norm.buffers()] if t.is_floating_point()), torch.empty(0))
+
+
+def _classes(module: nn.Module) -> str:
+    """The classes of a replacement, in words."""
+    if isinstance(module, nn.Identity):
+        return "nothing"
+    return ", ".join(type(m).__name__ for m in (module if isinstance(module, nn.Sequential) else [module]))
+
+
+@torch.no_grad()
+def reset_layer_scales_(model: nn.Module, plan: ResidualPlan) -> list[Rescaled]:
+    """Set layer scales (ConvNeXt's and CaiT's factor per channel, initially 1e-6) to 1, since β is the scale now."""
+    rescaled = []
+    for name in dict.fromkeys(name for branch in plan.branches for name in branch.scales):
+        parameter = model.get_parameter(name)
+        before = parameter.mean().item()
+        parameter.fill_(1.0)
+        if before != 1.0:
+            rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
+@torch.no_grad()
+def scale_embeddings_(
+    model: nn.Module, plan: ResidualPlan, layers: Iterable[Layer], called: Container[str]
+) -> list[Rescaled | Added]:
+    """Scale the embeddings that start the residual stream to unit variance, which a normalizer did until now.
+
+    Embeddings with the same parent are added, so their sum has unit variance. The weight itself is scaled, or the
+    output of the embedding if one of the `layers` of the plan shares the weight.
+    """
+    modules = dict(model.named_modules())
+    width = _width(modules, plan)
+    groups: dict[str, list[tuple[str, nn.Embedding]]] = {}
+    for name, module in modules.items():
+        if isinstance(module, nn.Embedding) and name in called and module.embedding_dim == width:
+            groups.setdefault(name.rpartition(".")[0], []).append((name, module))
+    tied = {id(getattr(modules[layer.name], layer.parameter)) for layer in layers}
+    records: list[Rescaled | Added] = []
+    done: set[int] = set()
+    for group in groups.values():
+        power = sum(e.weight.square().mean().item() * _scale(e) ** 2 for _, e in group)
+        if not power or 0.7 < (factor := power**-0.5) < 1.4:
+            continue
+        for name, embedding in group:
+            if id(embedding.weight) in tied:
+                add_scalar_(embedding, "beta", factor, learnable=False)
+                records.append(Added(f"{name}.beta", "multiplier of an embedding", factor, False))
+            elif id(embedding.weight) not in done:
+                embedding.weight.mul_(factor)
+                records.append(Rescaled(f"{name}.weight", factor))
+            done.add(id(embedding.weight))
+    return records
+
+
+def _scale(embedding: nn.Embedding) -> float:
+    """The factor by which an embedding multiplies its rows: `embed_scale`, 1 if it has none."""
+    return float(getattr(embedding, "embed_scale", 1.0) or 1.0)
+
+
+def _width(modules: dict[str, nn.Module], plan: ResidualPlan) -> int:
+    """The number of channels at the start of the residual stream."""
+    for branch in plan.branches[:1]:
+        for layer in branch.entries[:1]:
+            weight = getattr(modules[layer.name], layer.parameter)
+            assert isinstance(weight, Tensor)
+            return weight.shape[0 if layer.transposed else 1]
+    return -1
+
+
+def learned_tokens(model: nn.Module, plan: ResidualPlan, flow: Flow) -> list[str]:
+    """The names of the learned tokens: parameters that are concatenated to the sequence, or that a layer reads."""
+    width = _width(dict(model.named_modules()), plan)
+    parameters = dict(model.named_parameters())
+
+    def is_vector(token: Tensor | None) -> bool:
+        return token is not None and token.dim() >= 2 and token.shape[-1] == width
+
+    vectors = [name for name in plan.aside if is_vector(parameters.get(name))]
+    return [name for name in vectors if "joined" in flow.weights.uses[name]]
+
+
+@torch.no_grad()
+def draw_tokens_(model: nn.Module, names: Sequence[str], generator: torch.Generator | None) -> list[Rescaled]:
+    """Draw learned tokens from N(0, 1): libraries initialize them near 0 and leave the scale to a normalizer."""
+    parameters = dict(model.named_parameters())
+    rescaled = []
+    for name in names:
+        token = parameters[name]
+        before = token.square().mean().sqrt().item()
+        draw = torch.empty(token.shape, device=generator.device if generator else "cpu")
+        token.copy_(draw.normal_(generator=generator))
+        rescaled.append(Rescaled(name, 1 / before if before else 0.0))
+    return rescaled
+
+
+@dataclass
+class Rescaling:
+    """The rescaling of the layers outside the branches.
+
+    Attributes:
+        rescaled: A record of each rescaled weight.
+        skipped: The weights that were not rescaled, since no module returns just their product with the signal.
+    """
+
+    rescaled: list[Rescaled] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def rescaling_layers_(model: nn.Module, plan: ResidualPlan) -> Iterator[Rescaling]:
+    """Scale the layers outside the branches to unit variance while the model runs on an example inside.
+
+    Without that, a network with blocks that are not residual (MobileNet, EfficientNet) would lose its signal there, at
+    each gate and each activation other than ReLU. So do branches that merge signals. The first layer and the classifier
+    stay as they are.
+    Gates stay as they are, too, as in branches: the next layer corrects the scale. The input of a gate is pooled and
+    hardly varies. If it were scaled to unit variance, gates would learn so fast that EfficientNet diverges at learning
+    rates at which it trains otherwise.
+    """
+    modules = dict(model.named_modules())
+    done: set[str] = set()
+    found = Rescaling()
+
+    def hook(layer: Layer) -> Callable[..., Tensor | None]:
+        @torch.no_grad()
+        def rescale(module: nn.Module, _args: Any, out: Any) -> Tensor | None:
+            if not isinstance(out, Tensor) or layer.path in done:
+                return None
+            std: float = out.std(unbiased=False).item()
+            if not 1e-12 < std < 1e12:
+                return None
+            std *= float(layer.share**0.5)  # parallel layers share the variance of their sum
+            if weight_kind(module) != "plain":
+                module.gain.div_(std)  # type: ignore[operator]
+            else:
+                set_weight_(module, getattr(module, layer.parameter) / std, layer.parameter, name=layer.path)
+            done.add(layer.path)
+            found.rescaled.append(Rescaled(layer.path, 1 / std))
+            return out / std  # the layers that follow read the signal at its new scale already
+
+        return rescale
+
+    merging = [layer for branch in plan.branches if branch.merges for layer in branch.layers]
+    outside = [layer for layer in (*plan.stem[1:], *plan.body, *merging) if not layer.tied and not layer.gate]
+    own = [layer for layer in outside if _is_whole_module(layer, modules[layer.name])]
+    found.skipped = [layer.path for layer in outside if layer not in own]
+    handles = [modules[layer.name].register_forward_hook(hook(layer)) for layer in own]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_whole_module(layer: Layer, module: nn.Module) -> bool:
+    """Whether the module's output is exactly this layer's output."""
+    single = isinstance(module, WEIGHT_LAYERS) or next(module.children(), None) is None
+    return single and bool(layer.name) and layer.parameter == "weight"
