@@ -5,7 +5,6 @@ The text of the page is made from the measured numbers.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from normfree.checksums import parse_json, read_limited
 from normfree.comparison.comparison import Comparison, Point
 from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
@@ -155,7 +155,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
     wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
-            stored = json.loads(path.read_bytes())
+            stored = parse_json(read_limited(path))
         except ValueError:
             stored = None
         if isinstance(stored, dict) and stored.get("settings") == wanted:

@@ -133,7 +133,8 @@ def read_members(archive: bytes, names: Iterable[str], what: str) -> dict[str, b
                     if len(found[member.name]) != member.size:
                         raise EOFError(f"'{member.name}' ends early")
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"expected an archive in '{what}', got a damaged one: {error}; fetch it again") from error
+        reason = " ".join(str(error).split())  # it has a line for each kind of archive
+        raise ValueError(f"expected an archive in '{what}', got a damaged one: {reason}; fetch it again") from error
     if missing := [name for name in wanted if name not in found]:
         raise ValueError(f"expected '{missing[0]}' in '{what}', which lacks it; fetch it again")
     return found

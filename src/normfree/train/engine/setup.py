@@ -36,7 +36,7 @@ from normfree.train.engine.environment import (
     torch_settings,
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score, mean_score, sum_scores
+from normfree.train.engine.inputs import Data, Score, explained_worker_end, mean_score, sum_scores
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.run.run_folder import RunFolder
@@ -174,6 +174,7 @@ def open_run(
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
         stack.enter_context(_explained_shortage(config))
+        stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
         stop.at_once = True  # nothing is to be saved before training begins

@@ -35,7 +35,7 @@ from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
-from normfree.train.engine.inputs import Data, Score, score
+from normfree.train.engine.inputs import Data, Score, explained_worker_end, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
@@ -261,7 +261,8 @@ def evaluate(
     inputs = data.inputs(config, device=place, dtype=dtype, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
-    return score(model, _counted(inputs.test(), progress), inputs.sums)
+    with explained_worker_end():
+        return score(model, _counted(inputs.test(), progress), inputs.sums)
 
 
 def _counted(batches: Iterable[Any], progress: Callable[[int], None] | None) -> Iterator[Any]:
