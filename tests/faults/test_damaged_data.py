@@ -18,9 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from normfree.data.download.fetching import gzipped_files, read_members
-from normfree.data.download.formats import read_binary, read_idx, read_mat, read_pickled, write_idx
 
+from normfree.data.download.data_files import (
+    gzipped_files,
+    read_binary,
+    read_idx,
+    read_mat,
+    read_members,
+    read_pickled,
+    write_idx,
+)
 from normfree.data.images.image_folder import folder_in_order, read_folder
 from normfree.data.text.text_files import read_lines
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from normfree.data.download.formats import read_idx, write_idx
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -25,6 +24,7 @@ from normfree.checksums import Checksum
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
+from normfree.data.download.data_files import read_idx, write_idx
 from normfree.data.download.data_sets import get, load
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.text.prepared_folder import open_prepared
