@@ -85,6 +85,25 @@ def test_a_model_that_divides_raw_data_itself_gets_no_such_remedy() -> None:
     assert not any("standardize" in note for note in plan.changes.notes)
 
 
+@pytest.mark.parametrize("blocked", [float("-inf"), -1e9])
+def test_a_mask_is_not_data(blocked: float) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.norm = nn.MultiheadAttention(D, 2, batch_first=True), nn.LayerNorm(D)
+            self.head = nn.Linear(D, 5)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            y = self.norm(x)
+            return self.head(x + self.attention(y, y, y, attn_mask=mask)[0])
+
+    tokens = X.reshape(3, 4, D)
+    _, plan = nf.convert(Masked(), "fixup", (tokens, torch.full((4, 4), blocked).triu(1)))
+    assert not any("standardize" in note for note in plan.changes.notes)
+    _, plan = nf.convert(Masked(), "fixup", (100 * tokens, torch.zeros(4, 4)))
+    assert any("standardize" in note for note in plan.changes.notes)
+
+
 def test_samples_that_are_alike_in_the_original_are_not_compared() -> None:
     alike = X[:1].repeat(4, 1)  # a batch norm would return zeros
     nf.convert(network(), "fixup", alike)

@@ -131,10 +131,12 @@ def whole_blocks(plan: ResidualPlan) -> list[str]:
 
 def raw_data(facts: Inspection, example: Any) -> str:
     """A remedy if a first layer or normalizer reads values that are far from 1, as raw data are; '' if none does."""
-    read = [user for node in facts.flow.nodes if node.kind == "input" for user in node.users]
-    given = [t for t in tensors_of(example) if t.is_floating_point() and t.numel()]
-    size = max((float(t.double().square().mean().sqrt()) for t in given), default=0.0)
-    if size <= _RAW or not facts.norms or not any(n.kind == "weight" or n.name in facts.norms for n in read):
+    inputs = [node for node in facts.flow.nodes if node.kind == "input"]  # the tensors of the example come first
+    size = 0.0
+    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
+        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in facts.norms for n in node.users):
+            size = max(size, float(tensor.double().square().mean().sqrt()))
+    if size <= _RAW or not facts.norms:
         return ""
     return f"standardize the data first: their size is {compact(size)}, and no normalizer reduces it any more"
 
