@@ -49,9 +49,6 @@ def test_near_expects_an_error_or_a_share_around_a_value():
 # The registry: claims in one order, found by their ids, each from its own module.
 
 
-RESULTS = Path(__file__).parents[3] / "results"
-
-
 def fresh(code: str) -> str:
     """The output of code in a new process."""
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
@@ -106,12 +103,12 @@ TRAINING = {"normfree.train.engine", "normfree.data", "normfree.kernels", "normf
     ("claim_id", "unused"),
     [("fixup/fig3", TRAINING), ("robust/fig7", set())],  # fig7 has no stored result, and its missing runs are estimated
 )
-def test_judging_imports_no_other_paper_and_stored_runs_nothing_that_trains(claim_id, unused):
+def test_judging_imports_no_other_paper_and_stored_runs_nothing_that_trains(claim_id, unused, stored_results):
     code = f"""
 import json, sys
 from normfree.cli import main
 try:
-    main(["reproduce", {claim_id!r}, "--kept", "--json", "--out", {str(RESULTS)!r}])
+    main(["reproduce", {claim_id!r}, "--kept", "--json", "--out", {str(stored_results)!r}])
 except SystemExit:
     print(json.dumps([name for name in sys.modules if name.startswith("normfree")]))
 """
