@@ -21,7 +21,7 @@ from saving import shown_command
 from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train.recipes import recipe
-from normfree_papers.claims.intervals import share_interval
+from normfree_papers.claims.judgement import share_interval
 from normfree_papers.claims.run_cache import RunCache
 
 PATHS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from typing import Any
 
 from normfree.files import write_json
 from normfree.train.recipes import recipe
-from normfree_papers.claims.intervals import mean, mean_interval
+from normfree_papers.claims.judgement import mean, mean_interval
 from normfree_papers.claims.run_cache import RunCache
 
 ROOT = Path(__file__).parents[1]

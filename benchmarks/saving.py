@@ -21,7 +21,7 @@ from normfree.files import write_json
 from normfree.provenance import commit, hardware, versions
 from normfree.train import RunFolder
 from normfree.train.recipes import recipe
-from normfree_papers.claims.intervals import mean, mean_interval
+from normfree_papers.claims.judgement import mean, mean_interval
 
 WITHOUT, WITH = "without", "with"
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from normfree.diagnostics import diagnose
+from normfree.diagnostics.findings import FINDINGS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
 SECTION = TEXT.partition("## One example per finding")[2].partition("\n## ")[0]
@@ -44,6 +45,15 @@ def test_example_prints_its_row(names: dict[str, Any], printed: str, code: str, 
 
 def test_sound_networks_of_the_definitions_have_no_finding(names: dict[str, Any]) -> None:
     """The control: the same networks without a fault."""
-    for code in ("net(), x, y", "Blocks(), x", "Reader(), words", "Pool(1), words", "Pool(None), words"):
+    sound = ["net(), x, y", "Blocks(), x", "Reader(), words", "Pool(1), words", "Pool(None), words", "Attend(), words"]
+    sound += ["Recurrent(1.0), torch.randn(16, 30, 32)", "PostNorm(4), torch.randn(16, 8, 32)"]
+    for code in sound:
         with torch.random.fork_rng(devices=[]):
             assert diagnose(*eval(f"({code},)", names)).verdict.findings == (), code
+
+
+def test_table_has_every_finding_with_its_severity_and_limit() -> None:
+    section = TEXT.partition("## The findings")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, flags=re.MULTILINE)[1:]
+    known = [(row.status, row.limit) for row in FINDINGS.values() if row.word != "{change}"]
+    assert [(severity, limit) for _, severity, limit in rows if severity != "---"] == known

@@ -417,5 +417,5 @@ def test_any_function_that_is_not_linear_counts_as_an_activation(function: Calla
 
 def test_loss_without_a_graph_is_a_cut_at_the_output() -> None:
     made = judged(mlp(), X, (X[:, :10] > 0).float(), lambda o, t: ((o > 0).float() - t).square().mean())
-    assert made.findings[0].cause == "gradient cut"
+    assert made.findings[0].cause == "loss without a gradient"
     assert "the output" in made.recommendation

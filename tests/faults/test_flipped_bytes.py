@@ -22,7 +22,7 @@ from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
-from normfree_papers.claims.storage import read_result
+from normfree_papers.claims.reproduction import read_result
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 from tiny_text import tiny_pairs

@@ -1,12 +1,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
 
 from normfree.cli import main
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims import registry as claims
+from normfree_papers.claims import claim as claims
 from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
 
 Make = Callable[..., Claim]
@@ -39,6 +41,15 @@ CLAIM = Claim(
 def fake() -> Claim:
     """A claim that holds, in no registry."""
     return CLAIM
+
+
+@pytest.fixture
+def stored_results(tmp_path: Path) -> Path:
+    """A copy of the stored results, in which a command may write; their runs are a link."""
+    results = Path(__file__).parents[2] / "results"
+    folder = copytree(results, tmp_path / "results", ignore=ignore_patterns("runs", "*.png", "benchmarks"))
+    (folder / "runs").symlink_to(results / "runs")
+    return folder
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from normfree_papers.claims.claim import Row
+from normfree_papers.claims.judgement import Row
 from normfree_papers.claims.ledger_entries import Entry, entries
 
 RESULTS = Path(__file__).parents[2] / "results"

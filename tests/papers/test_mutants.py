@@ -21,9 +21,9 @@ import torch
 
 from mutants import MUTANTS
 from normfree.provenance import commit, versions
-from normfree_papers.claims.claim import Claim, Judgement, Scale, Settings, judge
-from normfree_papers.claims.registry import all_claims, get
-from normfree_papers.claims.storage import contents_of
+from normfree_papers.claims.claim import Claim, Scale, Settings, all_claims, get
+from normfree_papers.claims.judgement import Judgement, judge
+from normfree_papers.claims.reproduction import contents_of
 from planted_readings import PLANTED, gpu_minutes, refuted
 
 STORED = Path(__file__).parents[2] / "results" / "mutants.json"

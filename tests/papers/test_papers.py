@@ -10,9 +10,9 @@ import pytest
 from made_up_runs import MadeUpRuns
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
-from normfree_papers.claims.claim import SCALES, Claim, Settings, judge
-from normfree_papers.claims.registry import PAPERS, all_claims
-from normfree_papers.claims.storage import collect, is_whole, panels_of, read_result, result_path
+from normfree_papers.claims.claim import PAPERS, SCALES, Claim, Settings, all_claims
+from normfree_papers.claims.judgement import admits, checks_at, judge
+from normfree_papers.claims.reproduction import collect, is_whole, panels_of, read_result, result_path
 
 CLAIMS = all_claims()
 ALONE = [claim for claim in CLAIMS if not claim.needs_data]  # what trains has tests of its own
@@ -64,10 +64,10 @@ def test_record_is_complete(claim):
         assert sentence.endswith(".")
     assert claim.checks
     for scale in SCALES:
-        asked = [(check.name, check.statement) for check in claim.checks_at(scale)]
+        asked = [(check.name, check.statement) for check in checks_at(claim, scale)]
         assert len(set(asked)) == len(asked)
     assert all(check.statement and check.why for check in claim.checks)
-    assert any(check.main for check in claim.checks_at("quick"))
+    assert any(check.main for check in checks_at(claim, "quick"))
     assert 0 < claim.cost.quick_seconds <= claim.cost.full_seconds
 
 
@@ -119,11 +119,11 @@ def assert_measures(claim: Claim, settings: Settings) -> None:
     measurement = claim.measure(settings)
     result = collect(claim, settings, measurement, 1.0)
     judgement = judge(claim, result)
-    assert {check.name for check in claim.checks_at(settings.scale)} <= result["values"].keys()
+    assert {check.name for check in checks_at(claim, settings.scale)} <= result["values"].keys()
     outside = [  # a quick run has too few seeds to decide; its means are held against the ranges
         row.check.name
         for row in judgement.rows
-        if row.check.main and row.measured is not None and not row.check.admits(row.measured)
+        if row.check.main and row.measured is not None and not admits(row.check, row.measured)
     ]
     assert bool(outside) == (claim.id in FAILS), outside
     assert panels_of(result) == measurement.panels
@@ -161,7 +161,7 @@ def test_committed_result_belongs_to_a_claim_and_has_all_its_numbers(path):
     assert result_path(RESULTS, claim, result["scale"]) == path
     assert path.with_suffix(".png").exists() == bool(result["panels"])
     if is_whole(result) and result["version"] == claim.version:  # a result of an earlier measurement is only kept
-        assert {check.name for check in claim.checks_at(result["scale"])} <= result["values"].keys()
+        assert {check.name for check in checks_at(claim, result["scale"])} <= result["values"].keys()
     assert bool(result.get("runs")) == claim.needs_training
     assert all(math.isfinite(number) for value in result["values"].values() for number in value["values"])
     for key in ("command", "commit", "date", "versions", "hardware", "seconds"):

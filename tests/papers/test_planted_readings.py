@@ -3,9 +3,9 @@
 import pytest
 
 from mutants import MUTANTS
-from normfree_papers.claims.claim import judge
-from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.storage import summarize
+from normfree_papers.claims.claim import all_claims
+from normfree_papers.claims.judgement import checks_at, judge
+from normfree_papers.claims.reproduction import summarize
 from planted_readings import PLANTED, changed_runs, main_checks, outside, refuted, result_of
 
 CLAIMS = {claim.id: claim for claim in all_claims() if claim.cost.device == "gpu"}
@@ -20,7 +20,7 @@ def test_every_claim_on_a_gpu_has_planted_readings() -> None:
 def test_claim_holds_with_the_readings_of_the_paper(claim_id: str) -> None:
     claim, planted = CLAIMS[claim_id], PLANTED[claim_id]
     judgement = judge(claim, result_of(claim, planted, planted.holds))
-    measurable = [check.name for check in claim.checks_at(planted.scale) if check.main]
+    measurable = [check.name for check in checks_at(claim, planted.scale) if check.main]
     assert main_checks(judgement, "holds") == measurable
     unmeasured = [check for check in claim.checks if check.main and check.lacks]
     assert judgement.status == ("undecided" if unmeasured else "holds")
@@ -35,7 +35,7 @@ def test_claim_fails_with_readings_that_refute_it(claim_id: str) -> None:
 def test_every_main_check_alone_makes_the_claim_fail(claim_id: str) -> None:
     claim, planted = CLAIMS[claim_id], PLANTED[claim_id]
     result = result_of(claim, planted, planted.holds)
-    for check in claim.checks_at(planted.scale):
+    for check in checks_at(claim, planted.scale):
         if check.main:
             count = len(result["values"][check.name]["values"])
             number = 0.0 if check.binary else outside(check)

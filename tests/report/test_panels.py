@@ -145,6 +145,7 @@ def luminance(colour: str) -> float:
     [
         (lambda: Curve("a", (1.0, 2.0), spread=(0.1,)), "expected a spread >= 0 for each of 2 values"),
         (lambda: Curve("a", (1.0,), spread=(-0.1,)), "expected a spread >= 0"),
+        (lambda: Curve("a", (1.0, 2.0), singles=((1.0, 2.0), (1.0,))), "expected 2 values of every single run"),
         (lambda: Curve("a", (1.0,), crossed=(1,)), "expected crossed points below 1"),
         (lambda: Panel("p", (Curve("a", (1.0,), (0.0,)),), log_x=True), "expected positions above 0"),
         (

@@ -212,6 +212,18 @@ def test_figure_draws_levels_bars_and_crosses_over_even_decades() -> None:
     assert axes.get_ylim()[0] == 0
 
 
+def test_single_runs_are_dots_in_short_curves_and_lines_in_long_ones_within_the_axes() -> None:
+    short = Curve("fixup", (7.0, 8.0), singles=((6.0, 7.0), (90.0, NAN)))
+    long = Curve("fixup", (7.0,) * 60, singles=((6.0,) * 60, (90.0,) * 30 + (NAN,) * 30))
+    for curve, style in ((short, "None"), (long, "-")):
+        (axes,) = _figure((Panel("p", (curve,), log_y=False),), "", 1).axes
+        drawn = [[v for v in line.get_ydata() if not math.isnan(v)] for line in axes.get_lines()]
+        for single in curve.singles:
+            values = [v for v in single if not math.isnan(v)]
+            assert axes.get_lines()[drawn.index(values)].get_linestyle() == style
+        assert axes.get_ylim()[1] > 90
+
+
 @pytest.mark.parametrize(
     ("values", "bottom"), [((10.0, 80.0), 0.0), ((70.0, 80.0), 69.5), ((-10.0, 90.0), -15.0), ((0.0, 80.0), -4.0)]
 )

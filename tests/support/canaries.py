@@ -29,7 +29,7 @@ from normfree.nn.devices import device_of
 from normfree.train.config import TrainConfig
 from normfree_papers.claims.canary import COMMITTED, Record, differing, families_of, tolerance
 from normfree_papers.claims.canary_training import all_families, canary, generated_images, generated_text, settings_of
-from normfree_papers.claims.kept_runs import KeptRun
+from normfree_papers.claims.run_cache import KeptRun
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, STORED = ROOT / "results" / "runs", ROOT / "results" / "canaries.json"

@@ -1,13 +1,16 @@
 """Made-up training runs, for the claims that need training."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from normfree.train import TrainConfig
 from normfree.train.config import folder_name
-from normfree_papers.claims.claim import Claim, Judgement, Measurement, Settings, judge
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.storage import collect, panels_of
+from normfree_papers.claims import reproduction
+from normfree_papers.claims.claim import Claim, Measurement, Settings, get
+from normfree_papers.claims.judgement import Judgement, judge
+from normfree_papers.claims.reproduction import Result, collect, panels_of, stored
+from normfree_papers.claims.seed_metrics import Trained
 
 Make = Callable[[str, TrainConfig], Trained | None]
 
@@ -62,3 +65,11 @@ def judge_means(claim: Claim, result: Mapping[str, Any]) -> Judgement:
 def checks_that(judgement: Judgement, verdict: str) -> set[str]:
     """The names of the checks with a verdict."""
     return {row.check.name for row in judgement.rows if row.verdict == verdict}
+
+
+def reproduce(claim_id: str, settings: Settings, out: Path, *, again: bool = False) -> tuple[Result, Judgement]:
+    """Run a claim unless its result is stored, and judge it."""
+    claim = get(claim_id)
+    before = None if again else stored(out, claim, settings.scale)
+    result = reproduction.reproduce(claim, settings, out, before)
+    return result, judge(claim, result)

@@ -11,10 +11,11 @@ from typing import Any
 
 from made_up_runs import MadeUpRuns
 from normfree.train import TrainConfig
-from normfree_papers.claims.claim import Check, Claim, Judgement, Scale, Settings, judge
-from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.claim import Check, Claim, Scale, Settings
+from normfree_papers.claims.judgement import Judgement, judge
+from normfree_papers.claims.reproduction import summarize
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.storage import summarize
+from normfree_papers.claims.seed_metrics import Trained
 
 Reading = Mapping[str, float | tuple[float, float] | None]
 """What the runs whose names match a pattern end with, the first match counting: test accuracy in per cent or BLEU, with

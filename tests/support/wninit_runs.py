@@ -5,9 +5,10 @@ from functools import cache
 
 from made_up_runs import MadeUpRuns, measure
 from normfree.train import TrainConfig
-from normfree_papers.claims import registry as claims
-from normfree_papers.claims.claim import Claim, Judgement, Measurement
-from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims import claim as claims
+from normfree_papers.claims.claim import Claim, Measurement
+from normfree_papers.claims.judgement import Judgement
+from normfree_papers.claims.seed_metrics import Trained
 
 Made = Callable[[TrainConfig], Trained | None]
 DIVERGED = Trained({"status": "diverged", "test": None, "validation": None}, ())

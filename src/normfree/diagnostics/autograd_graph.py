@@ -33,6 +33,8 @@ VIEWS = (
 )  # fmt: skip
 NORMALIZERS = ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm")
 PRODUCTS = ("Bmm", "BAddBmm")
+MASKINGS = ("MaskedFill", "Where", "Add", "Sub")
+DOUBLED = ("Tanh", "Sigmoid", "Softmax", "Gelu", "Silu")  # functions that nobody applies twice in a row
 # Functions that are linear in the signal, or only move, average or normalize it.
 LINEAR = frozenset({
     *VIEWS, *NORMALIZERS, "AccumulateGrad", "Add", "Sub", "Addmm", "Mm", "Mv", "Convolution", "Mean",
@@ -43,13 +45,17 @@ LINEAR = frozenset({
 
 
 def graph_facts(
-    parts: ModelParts, output: Tensor | None, result: Tensor | None, others: Iterable[Tensor]
+    parts: ModelParts,
+    output: Tensor | None,
+    result: Tensor | None,
+    others: Iterable[Tensor],
+    given: Iterable[Tensor] = (),
 ) -> GraphFacts:
-    """Read the graph behind the outputs of a model; `result` is the loss, if there is one."""
+    """Read the graph behind the outputs of a model; `result` is the loss, if there is one, `given` are the inputs."""
     names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
     end = None if output is None else output.grad_fn
     batch = 0 if output is None or output.dim() < 2 else len(output)
-    reader = _Reader(parts.modules, names, batch)
+    reader = _Reader(parts.modules, names, batch, {id(t) for t in given})
     sharded = any(map(is_sharded, parts.parameters.values()))  # the graph then holds gathered copies
     with torch.no_grad():
         for node in _walk([t.grad_fn for t in (output, *others) if t is not None]):
@@ -66,11 +72,25 @@ def graph_facts(
     )
 
 
+def overwritten_place(parts: ModelParts, roots: Iterable[Tensor]) -> str:
+    """The layer behind which a tensor that the backward pass needs was changed in place; '' if there is none."""
+    names = {id(p): name.rpartition(".")[0] for name, p in parts.parameters.items()}
+    for node in _walk([t.grad_fn for t in roots]):
+        for attribute in dir(node):
+            try:
+                getattr(node, attribute) if attribute.startswith("_saved_") else None
+            except RuntimeError as error:
+                if "inplace" in str(error):
+                    return _place(node, names)
+    return ""
+
+
 class _Reader:
     """Collects facts node by node; numbers stay on their device until the end, where one transfer fetches all."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], names: Mapping[int, str], batch: int) -> None:
-        self.modules, self.names, self.batch = modules, names, batch
+    def __init__(self, modules: Mapping[str, nn.Module], names: Mapping[int, str], batch: int, given: set[int]) -> None:
+        self.modules, self.names, self.batch, self.given = modules, names, batch, given
+        self.plain = _plain_tensors(modules)
         self.open: list[tuple[str, str, Tensor]] = []
         self.means: list[Tensor] = []
         self.rates: list[tuple[str, Any, float, Tensor]] = []
@@ -79,21 +99,28 @@ class _Reader:
         self.doubled: list[Spot] = []
         self.single_norms: dict[str, None] = {}
         self.functions: Counter[str] = Counter()
-        self.unknown: set[int] = set()  # parameters that the model does not have
+        self.unknown: set[int] = set()  # learned or multiplied tensors that are not parameters of the model
+        self.checked: list[tuple[str, str, Tensor]] = []  # what is wrong, the place, and whether it is
+        self.masks: list[tuple[str, Tensor]] = []
 
     def read(self, node: Any) -> None:
         kind = _kind(node)
         self.functions[kind] += 1
+        before = _first_function(node.next_functions[0][0]) if kind in DOUBLED else None
+        if before is not None and _kind(before) == kind:
+            self.doubled.append(Spot(kind.lower(), _place(before, self.names)))
         if kind == "AccumulateGrad":
-            if isinstance(node.variable, nn.Parameter) and id(node.variable) not in self.names:
+            known = id(node.variable) in self.names or id(node.variable) in self.given
+            if not known and node.variable.is_leaf:
                 self.unknown.add(id(node.variable))
+        elif kind == "Mul":
+            self._read_mask(node)
+        elif kind in ("Mm", "Addmm", "Bmm", "Convolution", "Linear"):
+            self._read_product(node, kind)
         elif kind in ("Tanh", "Sigmoid", "Softmax"):
             result = _saved(node, "result")
             if result is None or not result.numel():
                 return
-            before = _first_function(node.next_functions[0][0])
-            if kind != "Tanh" and before is not None and _kind(before) == kind:
-                self.doubled.append(Spot(kind.lower(), _place(before, self.names)))
             if kind == "Softmax":
                 self._read_softmax(node, before, result)
             else:
@@ -116,6 +143,31 @@ class _Reader:
             if rate is not None and rate.numel() and eps:
                 self.rates.append((place, node, float(eps), _sample(rate).square().mean() * eps))
 
+    def _read_mask(self, node: Any) -> None:
+        """Collect the share of zeros of a factor that is zero or 1 / (1 - p), as dropout's is."""
+        for (source, _), name in zip(node.next_functions, ("self", "other"), strict=False):
+            mask = None if source is not None else _saved(node, name)
+            if mask is not None and mask.numel() >= 64:
+                y = _sample(mask)
+                top, zero = y.max(), (y == 0).float().mean()
+                whole = ((y == 0) | (y == top)).all() & ((top * (1 - zero) - 1).abs() < 0.5) & (top > 1)
+                self.masks.append((_place(node, self.names), zero * whole))
+
+    def _read_product(self, node: Any, kind: str) -> None:
+        """Look for factors that are plain tensors of a module, and for attention weights that do not add up to 1."""
+        for name in ("self", "mat2", "weight") if self.plain else ():
+            factor = _saved(node, name)
+            if factor is not None and factor.data_ptr() in self.plain:
+                self.unknown.add(self.plain[factor.data_ptr()])
+        if kind != "Bmm":
+            return
+        for (source, _), name, dim in zip(node.next_functions, ("self", "mat2"), (-1, -2), strict=True):
+            softmax = _first_function(source, (*VIEWS, "Expand"))
+            weights = _saved(node, name) if _kind(softmax) == "Softmax" else None
+            if weights is not None and weights.shape[dim] > 1:
+                total = weights[:8].float().sum(dim)
+                self.checked.append(("axis", _place(softmax, self.names), ((total - 1).abs() > 0.01).any()))
+
     def _read_softmax(self, node: Any, before: Any, result: Tensor) -> None:
         dim = getattr(node, "_saved_dim", -1)
         dim = dim - 2**64 if dim >= 2**63 else dim
@@ -127,9 +179,18 @@ class _Reader:
         if dim % max(result.dim(), 1) == 0 and result.dim() > 2 and len(result) == self.batch > 1:
             if result.shape[1] != self.batch:  # else it may be a sequence with the positions first
                 self.over_batch[place] = None
-        elif size >= 4 and _kind(before) in (*PRODUCTS, "Div", "Mul", "Add", "MaskedFill", "Where"):
+        elif size >= 4 and _kind(before) in (*PRODUCTS, "Div", "Mul", *MASKINGS):
             last = result.movedim(dim, -1)
-            self._add_attention(last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float(), place)
+            some = last[: max(1, MOST_SAMPLES * 4 // max(1, last[0].numel()))].float()
+            self._add_attention(some, place)
+            self.checked.append(("uniform", place, (some == some[..., :1]).all()))
+            if (
+                some.dim() > 2
+                and some.shape[-1] == some.shape[-2]
+                and _kind(before) in ("MaskedFill", "Where", "Add", "Sub")
+            ):
+                past, future = some[..., 1:-1, :].tril(-1).sum(), some[..., 1:-1, :].triu(2).sum()
+                self.checked.append(("future", place, (past == 0) & (future > 0)))
 
     def _add_attention(self, weights: Tensor, place: str) -> None:
         """A softmax passes 1 - Σp² of the gradient, which is largest if all weights are equal."""
@@ -139,13 +200,19 @@ class _Reader:
 
     def facts(self) -> GraphFacts:
         """Fetch the numbers."""
-        tensors = [*(t for *_, t in self.open), *self.means, *(t for *_, t in self.rates)]
+        found = [*(t for *_, t in self.checked), *(t for _, t in self.masks)]
+        tensors = [*(t for *_, t in self.open), *self.means, *(t for *_, t in self.rates), *found]
         values = concatenate([t.float().reshape(1) for t in tensors]).tolist() if tensors else []
         count = len(self.open)
         means = values[count : 2 * count]
         openness = tuple(Spot(f, p, v, m) for (f, p, _), v, m in zip(self.open, values, means, strict=False))
         swamped = []
-        for (place, node, eps, _), share in zip(self.rates, values[2 * count :], strict=True):
+        wrong = values[2 * count + len(self.rates) :]
+        checked: dict[str, dict[str, None]] = {"axis": {}, "uniform": {}, "future": {}}
+        for (what, place, _), holds in zip(self.checked, wrong, strict=False):
+            checked[what] |= {place: None} if holds else {}
+        masks = zip(self.masks, wrong[len(self.checked) :], strict=True)
+        for (place, node, eps, _), share in zip(self.rates, values[2 * count :], strict=False):
             if share > 1 - SWAMPED:  # the exact variance, because 1 - share is rounded
                 variance = _variance(node)
                 if 0 < variance < SWAMPED * eps and place:
@@ -159,6 +226,10 @@ class _Reader:
             swamped=tuple(swamped),
             single_norms=tuple(self.single_norms),
             unregistered=tuple(_owners_of(self.unknown, self.modules)) if self.unknown else (),
+            wrong_axis=tuple(checked["axis"]),
+            uniform=tuple(checked["uniform"]),
+            future_only=tuple(checked["future"]),
+            dropped=tuple(Spot("dropout", place, share) for (place, _), share in masks),
             nonlinear=not self.functions.keys() <= LINEAR,
             activation=active[0] if active else "",
         )
@@ -181,11 +252,17 @@ def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[s
     found = []
     for prefix, module in modules.items():
         for name, value in vars(module).items():
-            inner = tree_leaves(value) if isinstance(value, list | tuple | dict) and not name.startswith("_") else ()
+            inner = tree_leaves(value) if isinstance(value, list | tuple | dict | Tensor) and name[0] != "_" else ()
             held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
             if any(id(p) in parameters for p in (*held, *inner)):
                 found.append(f"{prefix}.{name}" if prefix else name)
     return found or ["(model)"]
+
+
+def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:
+    """The matrices that are plain attributes of modules, by the address of their values."""
+    held = [t for m in modules.values() for t in vars(m).values() if isinstance(t, Tensor)]
+    return {t.data_ptr(): id(t) for t in held if t.dim() >= 2 and t.is_floating_point() and not t.requires_grad}
 
 
 def _walk(roots: Iterable[Any]) -> Iterable[Any]:
@@ -206,9 +283,9 @@ def _kind(node: Any) -> str:
     return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
-def _first_function(node: Any) -> Any:
+def _first_function(node: Any, views: tuple[str, ...] = VIEWS) -> Any:
     """The first node on the way to the input that is more than a view."""
-    while node is not None and _kind(node) in VIEWS and node.next_functions:
+    while node is not None and _kind(node) in views and node.next_functions:
         node = node.next_functions[0][0]
     return node
 

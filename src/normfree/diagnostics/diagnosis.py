@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from operator import attrgetter
 from pathlib import Path
@@ -19,8 +19,9 @@ from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.layer_signals import layer_table
 from normfree.diagnostics.model_signal import Signal
+from normfree.diagnostics.module_rules import suspect_biases
+from normfree.diagnostics.probes import mixing_place
 from normfree.diagnostics.propagation import Loss, propagate
-from normfree.diagnostics.rules import suspect_biases
 from normfree.diagnostics.second_look import look_again
 from normfree.diagnostics.verdict import Verdict, judge, not_measured
 from normfree.files import to_json_values
@@ -161,6 +162,7 @@ def diagnose(
     'exploding'
     """
     signal = propagate(model, inputs, targets, plan=plan, loss=loss, generator=generator)
+    signal = replace(signal, mixing=mixing_place(model, inputs))
     label = name or str(getattr(model, "name", type(model).__name__))
     verdict = judge_model(model, signal)
     if verdict.at_least("vanishing") or suspect_biases(signal):

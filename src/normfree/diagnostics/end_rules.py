@@ -39,6 +39,39 @@ def large_embeddings(signal: Signal) -> Iterator[Finding]:
         yield finding("embedding too large", spot.place, size=spot.value)
 
 
+EMBEDDING_RATIO = 100.0  # of root mean squares: the smaller one has 1e-4 of the power of the larger
+
+
+def small_embeddings(signal: Signal) -> Iterator[Finding]:
+    """An embedding that is drowned by another one."""
+    sizes = sorted((s for s in signal.embeddings if 0 < s.value < math.inf), key=lambda s: s.value)
+    if len(sizes) > 1 and sizes[-1].value > EMBEDDING_RATIO * sizes[0].value:
+        small, large = sizes[0], sizes[-1]
+        ratio = large.value / small.value
+        yield finding(
+            "embedding too small", small.place, size=small.value, other=large.place, large=large.value, ratio=ratio
+        )
+
+
+TARGETS_LARGE = 30.0  # root mean square; an output has about 1 at the start, and bytes have 150
+
+
+def faults_of_the_targets(signal: Signal) -> Iterator[Finding]:
+    """Targets that are too large, and a loss that is a sum."""
+    y, head = signal.targets, signal.head
+    if "float" in y.dtype and y.size > TARGETS_LARGE and not y.alike:
+        yield finding("targets scale", "the targets", size=y.size)
+    count = signal.zero_loss / math.log(head.classes) if head.classes > 1 and "NllLoss" in signal.graph.loss else 1.0
+    if count > 3 and abs(count - round(count)) < 1e-3 * count:
+        yield finding("loss is a sum", "the loss", count=round(count))
+
+
+def constant_targets(signal: Signal) -> Iterator[Finding]:
+    """Labels that are all the same; a float for all is the label of real images in an adversarial network."""
+    if signal.targets.alike and "int" in signal.targets.dtype:
+        yield finding("targets constant", "the targets", mean=signal.targets.mean)
+
+
 BOUNDED = ("Sigmoid", "Hardsigmoid", "Tanh", "Hardtanh", "Softmax")
 UNREACHABLE = 0.1  # of the targets outside the range of the output
 
@@ -68,7 +101,7 @@ STEM_SMALL = 1e-6  # the same; embeddings and patches drawn with a deviation of 
 
 def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
     """A stem that scales the input far up or down."""
-    stem = [layer.name for layer in signal.plan.stem]
+    stem = [layer.name or "(model)" for layer in signal.plan.stem]
     if not stem or not signal.sums or math.isnan(signal.inputs.size) or not signal.inputs.size:
         return
     first = signal.sums[0]
@@ -80,6 +113,7 @@ def faults_of_the_stem(signal: Signal) -> Iterator[Finding]:
 
 OUTPUT_LARGE = 1e6  # second moment of the output over that of the last block
 CLASSIFIER_GAIN = 100.0  # the same, above which a high first loss is the classifier's; sound ones have 0.01 to 3
+ZERO_LOSS = 4.0  # times the loss of an output of zeros, if that is a binary cross-entropy
 FIRST_LOSS = 4.0  # times log C plus 5; MNASNet starts at 12 with 10 classes
 DRIFTED_LOSS = 2.0  # times log C plus 2: a drift of the forward signal shows at the output
 LARGE_BIAS = 5.0  # of one class above the mean of all biases; torch draws them below 1
@@ -96,8 +130,11 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     grown = head.mean_square / power if power > 0 else math.nan
     log_classes = math.log(head.classes) if head.classes else math.nan
     with_loss = not math.isnan(signal.loss)
-    limit = DRIFTED_LOSS * log_classes + 2 if drifting else FIRST_LOSS * log_classes + 5
+    chance = signal.zero_loss if "NllLoss" in signal.graph.loss and signal.zero_loss > 0 else log_classes
+    limit = DRIFTED_LOSS * chance + 2 if drifting else FIRST_LOSS * chance + 5
     first_loss = signal.loss if with_loss else head.chance_loss if classifier else math.nan
+    if "BinaryCrossEntropyWithLogits" in signal.graph.loss and signal.zero_loss > 0:
+        limit = ZERO_LOSS * signal.zero_loss
     zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
     if head.probabilities and with_loss and head.classes:
         yield finding("softmax before the loss", "the output")
@@ -116,11 +153,17 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
     """The reason for a high first loss or a large output: a bias, a layer before the classifier, or the classifier."""
     head, classifier = signal.head, [layer.name for layer in signal.plan.classifier]
     place, names = classifier[0] if classifier else "the output", classifier or ["the last layer"]
-    numbers = f"the first loss is {compact(first_loss)}, by chance it is log {head.classes} = {compact(log_classes)}"
+    binary = "BinaryCrossEntropyWithLogits" in signal.graph.loss
+    chance = f"with zeros it is {compact(signal.zero_loss)}"
+    if not binary:
+        chance = f"by chance it is log {head.classes} = {compact(log_classes)}"
+    numbers = f"the first loss is {compact(first_loss)}, {chance}"
     sure = f"; the softmax is saturated ({head.confidence:.3f} for the likeliest class)" * (head.confidence > 0.9)
     large = f"; the output is ×{compact(math.sqrt(grown))} as large as the signal there" * (grown >= OUTPUT_LARGE)
     text = f"{numbers}{sure}{large}" if head.classes else large.removeprefix("; ")
     status: SignalStatus = "exploding" if grown >= OUTPUT_LARGE else "faulty"
+    if binary and max((s.value for s in signal.biases if s.place in classifier), default=0.0) > 1:
+        return finding("prior of the wrong sign", place, status, text=text, names=names)
     if signal.classifier_bias >= LARGE_BIAS and head.favourite >= 0:
         bias = {"bias": signal.classifier_bias, "favourite": head.favourite}
         return finding("classifier bias", place, status, text=text, names=names, **bias)

@@ -23,12 +23,25 @@ def input_facts(arguments: Any) -> InputFacts:
     """Measure the arguments of a model."""
     tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
     finite = all(map(is_finite, tensors))
+    numbers = [t for t in tree_leaves(arguments) if isinstance(t, Tensor) and t.dim() >= 2 and len(t) > 1]
+    if not tensors and numbers and all(bool((t == t[:1]).all()) for t in numbers):
+        return InputFacts(alike=True, mean=float(numbers[0].float().mean()))  # the same tokens in each sample
     main = max((t for t in tensors if t.dim() >= 2), key=lambda t: t.numel(), default=None)
     if main is None:
         return InputFacts(finite)
     values = main.double() if main.device.type == "cpu" else main.float()
     alike = main.shape[0] > 1 and bool((main == main[:1]).all())
     return InputFacts(finite, float(values.mean()), float(values.std(correction=0)), alike, _name(main.dtype))
+
+
+@torch.no_grad()
+def target_facts(targets: Any) -> InputFacts:
+    """Measure the targets of a loss, if they are a tensor; `alike`: whether all numbers are the same."""
+    if not isinstance(targets, Tensor) or targets.is_complex() or not targets.numel():
+        return InputFacts()
+    values = targets.float()
+    alike = targets.numel() > 1 and bool((targets == targets.flatten()[0]).all())
+    return InputFacts(True, float(values.mean()), float(values.std(correction=0)), alike, _name(targets.dtype))
 
 
 def is_mask(tensor: Tensor) -> bool:

@@ -50,6 +50,36 @@ zero weights | vanishing | all weights of a layer outside of branches are zero
 frozen weights | faulty | frozen behind layers that learn, if most layers learn
   {names} {verb} no gradient, while earlier layers learn
   look at {names}: the weights are frozen (requires_grad is False)
+nothing learns | faulty | no parameter that requires a gradient gets one, although frozen ones would
+  {text}
+  look at {names}: every weight that takes part in the output is frozen (requires_grad is False), so that nothing learns
+module repeated | faulty | a list holds the same module several times
+  {names} {verb} the same module, with the same weights
+  look at {names}: the list holds one module several times, so that its weights are shared (tied) by mistake; make a new
+  one for each place, not [block] * n
+weights tied | faulty | two layers share a weight, which most layers like them do not
+  {names} share the same weight
+  look at {names}: they are tied to the same parameter, unlike other layers of this name; give each its own
+normalizer in evaluation mode | faulty | one normalizer is, while most like it are in training mode
+  {names} {verb} in evaluation mode, unlike other normalizers
+  look at {names}: it uses its running statistics, not those of the batch; call train() on it, or eval() on all of them
+unusual activation | faulty | one activation inside a list is of another class than all others
+  {place} is {kind}, where {others} others are {usual}
+  look at {place}: its activation is {kind}, unlike the {usual} of the other layers
+samples mixed | faulty | one sample changes the output of another one in evaluation mode
+  the output of a sample depends on the other samples of the batch
+  look {spot}: one sample of the batch changes the output of another one there; the wrong dimension (axis) is taken for
+  the batch, as with batch_first, view, transpose or softmax
+noise too strong | faulty | two passes of a faulty network differ five times as much as two samples, squared
+  two passes of the same batch differ {size} times as much as two samples
+  look {spot}: random noise or dropout there is far larger than the signal
+embedding too small | faulty | 1/100 of another embedding
+  the embedding {place} has a root mean square of {size}, and {other} one of {large}
+  look at {place}: its vectors are {ratio} times smaller than those of {other}, so that they are drowned and all samples
+  look alike; draw both with the same standard deviation
+recurrence too {large} | exploding | the largest eigenvalue of the recurrent weight, over all steps
+  the recurrent weight of {place} multiplies the state by {radius} per step, for {steps} steps
+  look at {place}: its recurrent weight is too {large}, so that the state {does} with time; draw it orthogonal
 equal filters | faulty | half of the filters of a layer are equal
   {percent} of the filters of {names} are equal to another one
   look at {names}: equal filters get equal gradients and stay equal; draw the weights at random
@@ -63,10 +93,10 @@ tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   {names} {verb} below 1e-7, but not zero
   look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
   at 1e-6 or more, or at exactly 0
-weights not registered | faulty | layers in a plain list
+weights not registered | faulty | layers in a plain list, or a plain tensor as a weight
   the weights in {names} are not parameters of the model
-  look at {names}: layers in a plain list or dictionary are not found by parameters(), so that they never learn and are
-  not saved; use nn.ModuleList or nn.ModuleDict
+  look at {names}: plain tensors, and layers in a plain list or dictionary, are not found by parameters(), so that they
+  never learn and are not saved; use nn.Parameter, nn.ModuleList or nn.ModuleDict
 unused module | faulty | no part in the output although modules like it have one
   {names} {verb} never used
   look at {names}: the forward pass does not call it, or ignores its output, so that it never learns
@@ -99,6 +129,16 @@ softmax of one value | faulty | the axis has size 1
 softmax over the batch | faulty | the axis holds the samples
   a softmax behind {place} runs over the samples of the batch
   look behind {place}: the softmax is normalized over dimension 0, the samples; use the last dimension
+softmax over the wrong axis | faulty | attention weights do not add up to 1 over the positions that they weigh
+  the attention weights behind {place} do not add up to 1 over the positions that they weigh
+  look behind {place}: the softmax of the attention runs over the wrong dimension; use the one of the keys, the last
+mask of the wrong side | faulty | every position attends to later positions only
+  behind {place} every position attends to later positions only
+  look behind {place}: the causal mask of the attention is inverted; hide the later positions, not the earlier ones
+attention masked out | faulty | attention weights are all exactly equal, and no weight is zero
+  the attention weights behind {place} are all equal
+  look behind {place}: the mask of the attention hides every position, or its logits are constant, so that it is a plain
+  mean and its queries and keys do not learn
 saturated {function} | faulty | the derivative squared is below 1/10 of the largest possible; a gate below 0.01
   the {function} behind {names} passes {value} of the squared gradient that it could pass
   look at {names}: the {function} behind is saturated, because its input is too large; make the weights, biases or the
@@ -132,13 +172,21 @@ dropout of everything | vanishing | the module returns zeros for all inputs
   look at {place} ({kind}): it returns zeros for all inputs; {why}, or its scale is zero
 no signal | vanishing | the signal is exactly zero from there on
   -
-  look at {where}: something returns zero, such as a ReLU that is never positive or a weight of zeros
+  look at {where}: something returns zero, such as a ReLU that is never positive, a weight of zeros, or an index or
+  crop outside of the data
 dead layer | vanishing | nothing behind a layer depends on the input
   {behind} does not depend on the input
   look at {place}: the ReLU behind it is never positive, so that nothing passes; look at its bias and weights
 gradient cut | vanishing | the gradient is exactly zero from there on
   {text}
   look {spot}: detach() or no_grad cuts the gradient off there{also}
+loss without a gradient | vanishing | no weight is behind the loss in the autograd graph
+  the loss has no gradient, so that nothing learns
+  look at the loss between the output and its value: detach(), no_grad, item(), argmax, rounding or a threshold cuts the
+  gradient off
+zero scale | vanishing | the gain of a normalizer is zero, and nothing passes it
+  the gain of {names} is zero
+  look at {names}: its scale (weight) is zero, so that it returns zero and no gradient passes; start it at 1
 half precision underflow | vanishing | the gradient is exactly zero from there on in float16
   -
   the gradient is exactly 0 from {place} on in half precision (float16): scale the loss, or use bfloat16
@@ -168,12 +216,25 @@ logits without a softmax | faulty | the loss takes log-probabilities, and the ou
 shapes of output and targets | faulty | (N, 1) meets (N,)
   output and targets differ in shape, so that the loss compares every sample with every other one
   look at the loss: give the output and the targets the same shape, by squeeze or unsqueeze
+targets constant | faulty | all targets are the same
+  all targets are the same ({mean})
+  look at the data: all targets (labels) of the batch are the same, so that there is nothing to learn
+targets scale | faulty | root mean square above 30
+  the targets have a root mean square of {size}, where about 1 is usual
+  look at the data: the targets are far larger than an output at the start; divide them by their standard deviation
+loss is a sum | faulty | the loss of equal logits is log C times the number of samples
+  the loss adds up {count} samples instead of averaging them
+  look at the loss: it is a sum over the samples, so that its gradient grows with the batch; use reduction="mean"
 softmax before the loss | faulty | the output adds up to 1 although cross-entropy follows
   the output is not negative and adds up to 1
   look at the end of the network: cross-entropy takes logits, so leave the softmax out
 classifier bias | faulty | the first loss is high, and a bias is 5 above the mean
   {text}
   look at the bias of {names}: {bias} above the mean makes class {favourite} certain
+prior of the wrong sign | faulty | a binary loss 4 times that of zeros, with a large bias
+  {text}
+  look at the bias of {names}: it makes the wrong answer certain, so that the first loss is high; start it at the log
+  odds of the classes
 classifier scale | faulty | the first loss is high, and the output 10 times as large as the last block's
   {text}
   look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import LayerSignal, Spot
+from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Spot
 from normfree.diagnostics.moments import HALF, concatenate, norms
 from normfree.nn.model_state import ModelParts
 from normfree.nn.normalizers import NORM_TYPES
@@ -111,6 +113,18 @@ class LayerWeights:
         found = [whole(b.detach()) for b in biases if b is not None]
         return max((float((b - b.mean()).abs().max()) for b in found), default=0.0)
 
+    def facts(self) -> dict[str, Any]:
+        """The facts of a `Signal` that need no pass: sizes of weights, gates, dropouts, and the modules."""
+        return {
+            "scales": self.scales(),
+            "biases": self.biases(),
+            "gates": gates(self.parts),
+            "dropouts": dropouts(self.parts),
+            "embeddings": embeddings(self.parts),
+            "modules": module_facts(self.parts),
+            "recurrences": recurrences(self.parts),
+        }
+
     def biases(self) -> tuple[Spot, ...]:
         """The layers with a bias, and its root mean square."""
         modules = self.parts.modules
@@ -121,7 +135,8 @@ class LayerWeights:
         """The vectors and numbers among the parameters, but for biases, and their root mean squares."""
         named = self.parts.parameters.items()
         vectors = {n: p for n, p in named if 0 < p.numel() == max(p.shape, default=1) and not n.endswith("bias")}
-        return _sizes("scale", vectors)
+        norms_ = {f"{n}.weight" for n, m in self.parts.modules.items() if isinstance(m, NORM_TYPES)}
+        return tuple(replace(s, function="norm") if s.place in norms_ else s for s in _sizes("scale", vectors))
 
     def _equal_filters(self, name: str, starts: np.ndarray) -> float:
         """The fraction of filters that equal another one; filters of zeros do not count."""
@@ -244,6 +259,40 @@ def gates(parts: ModelParts) -> tuple[Spot, ...]:
             if len(biases) == 2:
                 pieces = (biases[0] + biases[1]).sigmoid().chunk(count)
                 found += [Spot(gate, name, float(pieces[i].mean())) for gate, i in order.items()]
+    return tuple(found)
+
+
+def recurrences(parts: ModelParts) -> tuple[Spot, ...]:
+    """The layers of `nn.RNN` and their activation, with the largest absolute eigenvalue of the recurrent weight."""
+    return tuple(
+        Spot(module.nonlinearity, name, float(torch.linalg.eigvals(p.detach().float()).abs().max()))
+        for name, module in parts.modules.items()
+        if isinstance(module, nn.RNN)
+        for n, p in module._parameters.items()
+        if p is not None and n.startswith("weight_hh") and not is_sharded(p) and bool(torch.isfinite(p).all())
+    )
+
+
+def module_facts(parts: ModelParts) -> tuple[ModuleFact, ...]:
+    """The innermost modules, and modules with parameters that stand in a list several times."""
+    owners: dict[int, str] = {}
+    found = []
+    for name, module in parts.modules.items():
+        children = list(module._modules.items())
+        first: dict[int, str] = {}
+        for key, child in children if isinstance(module, nn.ModuleList | nn.Sequential) else ():
+            place = f"{name}.{key}" if name else key
+            if child is not None and id(child) in first and next(child.parameters(), None) is not None:
+                found.append(ModuleFact(place, type(child).__name__, "list", child.training, first[id(child)]))
+            first.setdefault(id(child), place)
+        weight = module._parameters.get("weight")
+        same = "" if weight is None else owners.setdefault(id(weight), name)
+        if not children:
+            kind = type(module)
+            active = kind.__module__ == nn.ReLU.__module__ and "Softm" not in kind.__name__
+            role = "activation" if active else "normalizer" if isinstance(module, NORM_TYPES) else "layer"
+            same = "" if same == name else same
+            found.append(ModuleFact(name, type(module).__name__, role, module.training, same))
     return tuple(found)
 
 

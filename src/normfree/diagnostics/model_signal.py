@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from normfree.plan import Branch, ResidualPlan
+from normfree.plan import ResidualPlan
 
 
 def name_pattern(name: str) -> str:
@@ -22,59 +20,6 @@ def name_pattern(name: str) -> str:
     'layer.'
     """
     return re.sub(r"\d+", "", name)
-
-
-def place_names(plan: ResidualPlan) -> dict[str, str]:
-    """Name each branch of a plan after a module that the user wrote, by the branch's name in the plan.
-
-    A module with one sum gives its name. If the sum stands in a loop over blocks, or a module has several sums, the
-    name is that of the outermost module that holds the branch and no other branch, or that of the branch's layers.
-    A branch that is called several times is named by its module and the number of the call, and a branch without
-    layers by the number of its addition.
-
-    >>> from normfree.plan import Layer, Position
-    >>> place = Position(1, 2, 1, 1, 2)
-    >>> plan = ResidualPlan(tuple(Branch(f"#{i + 1}", place, (Layer(f"blocks.{i}.mlp.1"),)) for i in range(2)))
-    >>> place_names(plan)
-    {'#1': 'blocks.0', '#2': 'blocks.1'}
-    """
-    homes = Counter(b.home for b in plan.branches)
-    inside: Counter[str] = Counter()
-    for b in plan.branches:
-        inside.update({prefix for layer in b.layers for prefix in _prefixes(layer.name)})
-    names: dict[str, str] = {}
-    for b in plan.branches:
-        plain = b.name if b.name.partition("#")[0] else f"(model){b.name}"
-        alone = homes[b.home] == 1 and b.home
-        names[b.name] = plain if alone else _name_by_layers(b, inside) or plain
-    counts = Counter(names.values())
-    return {
-        key: name if counts[name] == 1 or key == name else f"{name}#{key.partition('#')[2]}"
-        for key, name in names.items()
-    }
-
-
-def _prefixes(name: str) -> list[str]:
-    """The module names from the outermost to the module itself."""
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
-
-
-def _name_by_layers(branch: Branch, inside: Mapping[str, int]) -> str:
-    """The outermost module below the sum's home that holds all layers of this branch and of no other; '' if none."""
-    layers = list(dict.fromkeys(layer.name for layer in branch.layers))
-    if not layers:
-        return ""
-    shared = [p for p in _prefixes(layers[0]) if all(f"{name}.".startswith(f"{p}.") for name in layers)]
-    own = [p for p in shared if inside[p] == 1 and len(p) > len(branch.home)]
-    if own:
-        return own[0]
-    if any(inside[name] > 1 for name in layers):  # the block is called several times
-        times = inside[layers[0]]
-        same = [p for p in shared if inside[p] == times]
-        return same[0] if same and same[0] != branch.home else ""
-    names = ", ".join(name.removeprefix(f"{shared[-1]}." if shared else "") for name in layers)
-    return f"{shared[-1]} ({names})" if shared and len(layers) > 1 else names
 
 
 @dataclass(frozen=True)
@@ -223,6 +168,10 @@ class GraphFacts:
         doubled: The sigmoids and softmaxes that read the output of the same function.
         swamped: The normalizers whose epsilon is 1,000 times the variance; `function` is the epsilon.
         single_norms: The group and layer norms whose groups are single values, which become zero.
+        wrong_axis: The layers behind which attention weights do not add up to 1 over the positions that they weigh.
+        uniform: The layers behind which attention weights are all exactly equal.
+        future_only: The layers behind which every position attends to later positions only.
+        dropped: The factors that are zero or 1 / (1 - p), as those of a dropout, and their share of zeros.
         nonlinear: Whether a function is neither linear nor a normalizer.
         activation: The most frequent activation function.
         unregistered: The places where weights stand that are not parameters of the model, such as a list of layers.
@@ -238,11 +187,35 @@ class GraphFacts:
     swamped: tuple[Spot, ...] = ()
     unregistered: tuple[str, ...] = ()
     single_norms: tuple[str, ...] = ()
+    wrong_axis: tuple[str, ...] = ()
+    uniform: tuple[str, ...] = ()
+    future_only: tuple[str, ...] = ()
+    dropped: tuple[Spot, ...] = ()
     nonlinear: bool = False
     activation: str = ""
     output: str = ""
     output_place: str = ""
     loss: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModuleFact:
+    """One place of a module.
+
+    Attributes:
+        name: The module.
+        kind: Its class.
+        role: 'activation', 'normalizer', 'layer' for one with weights of its own, 'list' for the same module at another
+            place of a list, or ''.
+        training: Whether it is in training mode.
+        same_as: The earlier module that is the same one, or has the same weight.
+    """
+
+    name: str
+    kind: str
+    role: str
+    training: bool
+    same_as: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,6 +274,17 @@ class Signal:
         gates: The gates of recurrent layers, such as 'forget', and the mean of the sigmoid of their biases.
         dropouts: The dropouts that are on, and their probabilities.
         embeddings: The embeddings, and their root mean squares.
+        targets: The targets, if they are a tensor.
+        zero_loss: The loss of an output of zeros, NaN if it is not known.
+        modules: The innermost modules, and those that stand in a list twice.
+        recurrences: The recurrent layers with one weight, their activation, and the weight's largest eigenvalue.
+        steps: The length of the input's second dimension.
+        frozen_in_use: Whether every parameter with a gradient is frozen.
+        idle: The modules with a parameter that requires a gradient, if all parameters with one are frozen.
+        mixing: The module that mixes samples, or 'before' the module that reads mixed ones; '' if none.
+        noise: The squared difference of two passes over that of two samples, if the signal was looked at again.
+        noise_place: Where the noise begins, in the way of `mixing`.
+        loss_cut: Whether the loss has no gradient at all.
         unused: The modules that take no part in the output, although modules like them do.
         gains: The gains of the innermost modules; empty unless the signal was looked at again.
         gradient_origin: The module with a derivative that is not finite, and its function in `gradient_function`.
@@ -332,6 +316,17 @@ class Signal:
     gates: tuple[Spot, ...] = ()
     dropouts: tuple[Spot, ...] = ()
     embeddings: tuple[Spot, ...] = ()
+    targets: InputFacts = field(default_factory=InputFacts)
+    zero_loss: float = math.nan
+    modules: tuple[ModuleFact, ...] = ()
+    recurrences: tuple[Spot, ...] = ()
+    steps: int = 0
+    frozen_in_use: bool = False
+    idle: tuple[str, ...] = ()
+    mixing: str = ""
+    noise: float = 0.0
+    noise_place: str = ""
+    loss_cut: bool = False
     unused: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     gradient_origin: str = ""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normfree.diagnostics.autograd_graph import graph_facts
+from normfree.diagnostics.autograd_graph import graph_facts, overwritten_place
 from normfree.diagnostics.ends import (
     broadcasts,
     clear_type_errors,
@@ -28,12 +28,14 @@ from normfree.diagnostics.ends import (
     input_facts,
     output_facts,
     own_loss,
+    target_facts,
     unreachable_targets,
 )
-from normfree.diagnostics.layer_signals import LayerWeights, dropouts, embeddings, gates, learning_branches
+from normfree.diagnostics.layer_signals import LayerWeights, learning_branches
 from normfree.diagnostics.model_signal import OutputFacts, Signal
+from normfree.diagnostics.places import find_missing_sums
 from normfree.diagnostics.second_look import with_origin
-from normfree.diagnostics.sum_hooks import MISSING, SumObserver, find_missing_sums
+from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
@@ -119,7 +121,7 @@ def propagate(
         observer.leave_out_head(_tensor_or_none(output))
         observer.require_points()
         source = generator or torch.Generator().manual_seed(0)
-        starts, injected, value = _start(output, features, targets, loss, source)
+        starts, injected, value, zero_loss = _start(output, features, targets, loss, source)
         memories = {b: read[k][0] for b, (k, v) in readers.items() if read[k] and read[v] and read[k][0] is read[v][0]}
         memory = next(iter(memories.values()), None)
         if memory is not None and memory.requires_grad and observer.are_zero(memories):
@@ -127,13 +129,15 @@ def propagate(
             injected = ", ".join(filter(None, [injected, "memory"]))
         size = _tensor_or_none(output)
         result = None if value is None else next(iter(starts))
-        graph = graph_facts(parts, size, result, [t for t in tree_leaves(output) if isinstance(t, Tensor)])
+        tensors = [[t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in (output, (args, kwargs))]
+        graph = graph_facts(parts, size, result, *tensors)
         finite = [torch.isfinite(start.detach()).all() for start in starts]
         starts = {start: gradient for start, gradient in starts.items() if start.requires_grad}
         if starts:  # else the loss is cut off from the network, so that all gradients are zero
-            torch.autograd.backward(list(starts), list(starts.values()))
+            _backward(parts, starts)
     observer.finish()  # before the first wait for the device
     layers, gradient_sizes = weights.signals(gradients)
+    moving = {name for name, size in gradient_sizes.items() if size > 0}
     sums = observer.result(learning_branches(parts, plan, gradient_sizes))
     head = OutputFacts() if size is None else output_facts(size, targets)
     signal = Signal(
@@ -148,16 +152,18 @@ def propagate(
         inputs=given,
         head=head,
         half=observer.half,
-        scales=weights.scales(),
         normalized=2 * sum(isinstance(m, NORM_TYPES) for m in parts.modules.values()) >= len(layers),
         classifier_bias=weights.largest_bias(plan.classifier),
         graph=graph,
         unreachable=unreachable_targets(graph.output, size, targets),
         broadcast=broadcasts(size, targets, graph.loss),
-        biases=weights.biases(),
-        gates=gates(parts),
-        dropouts=dropouts(parts),
-        embeddings=embeddings(parts),
+        targets=target_facts(targets),
+        **weights.facts(),
+        zero_loss=zero_loss,
+        loss_cut=result is not None and not result.requires_grad,
+        steps=max((shape[1] for shape in shapes if len(shape) > 1), default=0),
+        frozen_in_use=bool(moving) and moving <= weights.frozen,
+        idle=tuple(dict.fromkeys(n.rpartition(".")[0] for n in parts.parameters if n not in weights.frozen)),
     )
     signal = _without_artefacts(signal, output_is_finite=all(map(bool, finite)))
     return with_origin(signal, model, parts, inputs, set(gradients), silent=zero is None)
@@ -260,20 +266,38 @@ def _copy_input(value: Any) -> Any:
 
 def _start(
     output: Any, features: Sequence[Tensor], targets: Any, loss: Loss | None, source: torch.Generator
-) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None]:
-    """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any."""
-    value = None
+) -> tuple[dict[Tensor, Tensor | None], str, Tensor | None, float]:
+    """The tensors where the backward pass starts with their gradients, the injected place, and the loss, if any.
+
+    The last number is the loss of an output of zeros, NaN if it is not known.
+    """
+    value, zero_loss = None, math.nan
     starts: dict[Tensor, Tensor | None] = {}
     own = own_loss(output) if targets is None and loss is None else None
     if targets is not None or loss is not None or own is not None:
         result = own if own is not None else (loss or cross_entropy)(output, targets)
         value = result.detach()
+        if own is None and isinstance(output, Tensor):
+            zero_loss = float((loss or cross_entropy)(torch.zeros_like(output), targets))
         starts[result] = None  # reaches at least a classifier of zeros
         if not features:
-            return starts, "", value
+            return starts, "", value, zero_loss
     start = features[-1] if features else first_tensor(output)
     starts[start] = _random_gradient(start, source)
-    return starts, "features" if features else "output", value
+    return starts, "features" if features else "output", value, zero_loss
+
+
+def _backward(parts: ModelParts, starts: dict[Tensor, Tensor | None]) -> None:
+    """Run the backward pass; a tensor that was changed in place on the way is one clear error."""
+    try:
+        torch.autograd.backward(list(starts), list(starts.values()))
+    except RuntimeError as error:
+        if not (place := overwritten_place(parts, starts)):
+            raise
+        raise ValueError(
+            f"expected a backward pass, but a tensor that it needs was changed in place behind {place}; write "
+            "x = x * y there, not x *= y or x.mul_(y)"
+        ) from error
 
 
 def _random_gradient(tensor: Tensor, source: torch.Generator) -> Tensor:

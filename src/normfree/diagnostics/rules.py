@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
 from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.growth import NOTICEABLE, Direction
+from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
-from normfree.plan import Branch
+from normfree.diagnostics.module_rules import SIMILAR, zero_layer
 from normfree.report.formatting import shorten_names
 
 
@@ -48,10 +49,6 @@ def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:
         yield finding("not finite", signal.origin or "the output", text=text, where=where, why=why)
 
 
-SIMILAR = 4  # number of similar blocks that tell what is usual
-MOST = 0.75  # fraction of them that must agree
-
-
 def forgotten_skips(signal: Signal) -> Iterator[Finding]:
     """Blocks without the residual sum that most blocks like them have."""
     homes = Counter(b.home for b in signal.plan.branches)  # a loop adds several branches in one module
@@ -71,65 +68,6 @@ def forgotten_skips(signal: Signal) -> Iterator[Finding]:
         yield finding("forgotten skip", stray[0], names=stray, text=text, also=" there, or f does not read x")
 
 
-def unused_modules(signal: Signal) -> Iterator[Finding]:
-    """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
-    if names := signal.graph.unregistered:
-        yield finding("weights not registered", names[0], names=names)
-    if names := signal.unused:
-        yield finding("unused module", names[0], names=names, verb="are" if len(names) > 1 else "is")
-
-
-EQUAL_SHARE = 0.5  # of the filters of a layer that equal another one
-
-
-def faulty_weights(signal: Signal) -> Iterator[Finding]:
-    """Normalizers of one value, layers of zeros outside of branches, frozen layers and equal filters."""
-    for name in signal.graph.single_norms[:1]:
-        yield finding("normalizer of one value", name)
-    if name := zero_layer(signal):
-        yield finding("zero weights", name)
-    # A frozen backbone, or most layers with adapters, are meant.
-    first = next((i for i, layer in enumerate(signal.layers) if not layer.frozen), 0)
-    late = [layer.name for layer in signal.layers[first:] if layer.frozen]
-    if late and 2 * sum(layer.frozen for layer in signal.layers) < len(signal.layers):
-        yield finding("frozen weights", late[0], names=late, verb="require" if len(late) > 1 else "requires")
-    last = {layer.name for layer in signal.plan.classifier}
-    equal = [
-        layer
-        for layer in signal.layers
-        if layer.equal >= EQUAL_SHARE and layer.name not in last and math.isfinite(layer.weight_norm)
-    ]
-    if equal:
-        names = [layer.name for layer in equal]
-        yield finding("equal filters", names[0], percent=equal[0].equal, names=names)
-
-
-def zero_layer(signal: Signal) -> str:
-    """The first layer outside of branches, but for the classifier, whose weights are all zero; '' if none."""
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)}
-    return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
-
-
-def missing_activations(signal: Signal) -> Iterator[Finding]:
-    """A linear network, and a layer of a branch without the activation that it has in similar branches."""
-    layers = [layer for layer in signal.plan.layers() if not layer.gate]
-    recurrent = any("#" in s.name for s in signal.sums) or len(signal.layers) < len(layers)
-    attention = any(b.depth > len(b.layers) for b in signal.plan.branches)
-    active = any(layer.activated_in or layer.activated_out for layer in layers)
-    if len(layers) >= 3 and not (recurrent or attention or active or signal.graph.nonlinear):
-        yield finding("no activation", "", first=layers[0].name)
-    alike: defaultdict[object, list[Branch]] = defaultdict(list)
-    for b in signal.plan.branches:
-        alike[name_pattern(b.name), tuple(name_pattern(layer.name) for layer in b.layers), b.depth].append(b)
-    for branches in alike.values():
-        for same in zip(*(b.layers for b in branches), strict=True):
-            without = [layer.name for layer in same if not layer.activated_in]
-            others = len(same) - len(without)
-            if without and len(same) >= SIMILAR and others >= MOST * len(same):
-                yield finding("forgotten activation", without[0], names=without, others=others)
-                return
-
-
 SHUT_GATE = 0.01  # the mean of a sigmoid that leaves 1e-4 of the squared signal, as much as vanishing does
 LEAST_DROPPED = 1 - 1 / NOTICEABLE  # the noise, p / (1 - p) of the squared signal, is then nine times the signal
 
@@ -143,7 +81,8 @@ def faulty_functions(signal: Signal) -> Iterator[Finding]:
         yield finding(
             "epsilon too large", first.place, variance=first.value, eps=float(first.function), names=list(names)
         )
-    for s in islice((s for s in signal.dropouts if LEAST_DROPPED <= s.value < 1), 1):
+    strong = (s for s in (*signal.dropouts, *graph.dropped) if LEAST_DROPPED <= s.value < 1)
+    for s in islice(strong, 1):
         yield finding("dropout too strong", s.place, percent=s.value, p=s.value)
     for s in islice((s for s in signal.gates if s.value < SHUT_GATE), 1):
         yield finding("{function} gate shut", s.place, function=s.function, value=s.value)
@@ -153,6 +92,13 @@ def faulty_functions(signal: Signal) -> Iterator[Finding]:
         yield finding("softmax of one value", place)
     for place in graph.batch_softmax[:1]:
         yield finding("softmax over the batch", place)
+    for place in graph.wrong_axis[:1]:
+        yield finding("softmax over the wrong axis", place)
+    for place in graph.future_only[-1:]:
+        yield finding("mask of the wrong side", place)
+    zero = [layer.name.rpartition(".")[0] for layer in signal.layers if layer.weight_norm == 0]
+    for place in islice((p for p in graph.uniform[::-1] if p.rpartition(".")[0] not in zero), 1):
+        yield finding("attention masked out", place)
 
 
 SATURATED = 1 / NOTICEABLE  # of the squared gradient that a function could pass; tanh of N(0, 5.3²) has it
@@ -173,6 +119,35 @@ def _is_saturated(spot: Spot) -> bool:
     if spot.function == "sigmoid" and not GATE[0] <= spot.mean <= GATE[1]:
         return spot.mean < SHUT_GATE
     return spot.value < SATURATED
+
+
+LARGE_RADIUS = 1.05  # below, 70 steps do not make a factor of 1,000
+SMALL_RADIUS = 0.1  # of a recurrent weight, which forgets all but 99 % in a step; torch's default has 0.58
+
+
+def recurrences(signal: Signal) -> Iterator[Finding]:
+    """Recurrent weights that make the state explode or vanish with time."""
+    for s in signal.recurrences:
+        explodes = s.function == "relu" and s.value > LARGE_RADIUS and s.value ** (2 * signal.steps) >= LARGE
+        if explodes or (s.value < SMALL_RADIUS and signal.steps > 2):
+            large, does = ("large", "explodes") if explodes else ("small", "vanishes")
+            words = {"large": large, "does": does, "radius": s.value, "steps": signal.steps}
+            yield finding("recurrence too {large}", s.place, "exploding" if explodes else "vanishing", **words)
+            return
+
+
+NOISY = 5.0  # squared difference of two passes over that of two samples
+
+
+def mixed_samples(signal: Signal) -> Iterator[Finding]:
+    """Samples that influence each other, and noise that is larger than their differences."""
+    if (place := signal.mixing) and not signal.head.variation <= CONSTANT_OUTPUT:
+        name = place.removeprefix("before ")
+        yield finding("samples mixed", name, spot=place if place.startswith("before") else f"at {name}")
+    if signal.noise > NOISY and (place := signal.noise_place):
+        name = place.removeprefix("before ")
+        spot = place if place.startswith("before") else f"at {name}"
+        yield finding("noise too strong", name, size=math.sqrt(signal.noise), spot=spot)
 
 
 CONSTANT_BRANCH = 1e-10  # variance relative to the squared mean; rounding of float32 leaves about 1e-14
@@ -235,6 +210,9 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     elif "Dropout" in kind:
         yield finding("dropout of everything", place, kind=kind, why="its probability is 1")
     elif "Norm" in kind:
+        if any(s.value == 0 and s.place == f"{place}.weight" for s in signal.scales):
+            yield finding("zero scale", place, names=[place])
+            return
         why = "it normalizes groups of one value"
         made = finding("dropout of everything", place, kind=kind, why=why)
         yield Finding("normalizer of one value", place, made.status, made.text, made.remedy)
@@ -248,8 +226,12 @@ def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
 def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Iterator[Finding]:
     """A place that no gradient, or no finite one, passes."""
     place = backward.broken_at
+    if signal.loss_cut:
+        yield finding("loss without a gradient", "the output")
+        return
     if signal.cut and not place:
-        text, also = f"{signal.cut[-1]} changes the output, but gets no gradient", ", so that it does not learn"
+        text = f"{signal.cut[-1]} changes the output, but gets no gradient"
+        also = ", or a mask of zeros (all padding) does, so that it does not learn"
         yield finding("gradient cut", signal.cut[-1], text=text, spot=f"behind {signal.cut[-1]}", also=also)
     if not place or not backward.sudden or forward.broken_at:
         return
@@ -264,56 +246,15 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
         yield finding("gradient not finite", origin or place, spot=spot, function=function)
     elif signal.half and not constant:
         yield finding("half precision underflow", place)
+    elif constant and signal.plain and signal.origin and not re.search("LU|Threshold|Tanh", signal.origin_kind):
+        yield finding("no signal", signal.origin, where=signal.origin)
     elif constant and signal.plain:
         yield finding("dead layer", place, behind=where)
+    elif zero := [s.place.rpartition(".")[0] for s in signal.scales if s.value == 0 and s.function == "norm"]:
+        yield finding("zero scale", zero[0], names=zero)
     else:
         also = ", or a ReLU that is never positive or a factor of zero does"
         yield finding("gradient cut", place, text="", spot=f"between {place} and {where}", also=also)
-
-
-DEAD_SHARE = 0.8  # of units without a gradient; on samples that are nearly alike, half of all ReLUs are off
-DEAD_BY_CHANCE = 1e-4  # the probability that so many units are off by chance, each with probability 1/2
-
-
-def dead_units(signal: Signal) -> Iterator[Finding]:
-    """Layers in which most units get no gradient, more than chance explains (a Chernoff bound)."""
-
-    def chance(share: float, units: int) -> float:
-        return math.exp(-units * sum(q * math.log(2 * q) for q in (share, 1 - share) if q > 0))
-
-    gates = {layer.name for layer in signal.plan.layers() if layer.gate}
-    dead = [
-        layer
-        for layer in signal.layers
-        if layer.dead >= DEAD_SHARE and layer.name not in gates and chance(layer.dead, layer.units) < DEAD_BY_CHANCE
-    ]
-    if dead:
-        worst = max(dead, key=lambda layer: layer.dead)
-        yield finding("dead units", worst.name, percent=worst.dead, names=[layer.name for layer in dead])
-
-
-HEAVY_BIAS = 36.0  # squared bias over the rest: at 6 deviations, a unit switches with one input in 1e9
-HEAVY_SIZE = 5.0  # root mean square of such a bias: gates have 1 to 3 on purpose, and 5 shuts or opens any sigmoid
-
-
-def heavy_biases(signal: Signal) -> Iterator[Finding]:
-    """Layers whose bias is far larger than what their weights add to it."""
-    large = suspect_biases(signal)
-    heavy = [g for g in signal.gains if g.bias > HEAVY_BIAS and g.name in large and not g.normalized]
-    if heavy:
-        names = list(dict.fromkeys(g.name for g in heavy))
-        yield finding("bias too large", names[0], size=math.sqrt(heavy[0].bias), names=names)
-
-
-def suspect_biases(signal: Signal) -> set[str]:
-    """The layers before the classifier with a large bias that has a larger norm than their weight."""
-    last = {layer.name for layer in signal.plan.classifier}
-    large = {s.place: s.value for s in signal.biases if s.value >= HEAVY_SIZE and s.place not in last}
-    return {
-        layer.name
-        for layer in signal.layers
-        if layer.name in large and 0 < layer.weight_norm <= large[layer.name] * math.sqrt(layer.units)
-    }
 
 
 # The part of the first block's signal that is left on the shortcut if a normalizer follows every sum: 1e-1 with 6
@@ -324,11 +265,21 @@ POST_NORM_DEEP = 1e-2  # the part that is too small with so many sums
 POST_NORM_SAME = 0.02  # relative difference of second moments after a normalizer, which are 1 at the start
 
 
+def before_normalizers(signal: Signal) -> str:
+    """The first sum, if normalizers follow all others, but not its small input, which says nothing about depth."""
+    main = [s for s in signal.sums if s.around is None]
+    powers = [s.shortcut.power for s in main[1:]]
+    same = all(abs(p - powers[-1]) <= POST_NORM_SAME * p for p in powers)
+    return main[0].name if len(powers) >= SIMILAR and same and powers[0] > NOTICEABLE * main[0].sum.power else ""
+
+
 def deep_post_norm(signal: Signal) -> Iterator[Finding]:
     """A normalizer after every sum, so that the shortcut forgets the early blocks."""
     main = [s for s in signal.sums if s.around is None and not s.layer and not s.transition]
     powers = [s.shortcut.power for s in main[1:]]
     sums = [s.sum.power for s in main]
+    if 2 * len(signal.plan.body) >= len(main):
+        return  # layers stand between the sums, which is no post-norm
     if len(powers) < 4 or not all(0 < p < math.inf for p in (*powers, *sums)):
         return
     if not all(0.5 < s.sum.power / (s.shortcut.power + s.branch.power) < 2 for s in main[1:]):

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
 from normfree.diagnostics.model_signal import Gain, Signal, name_pattern
+from normfree.diagnostics.probes import noise_of
 from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
 from normfree.nn.normalizers import is_norm
 from normfree.nn.sharding import whole
@@ -33,9 +34,8 @@ def with_origin(
         learning: The names of the parameters that got a gradient.
         silent: Whether a signal of zeros is a fault.
     """
-    silent = (
-        silent and not signal.unmeasured and (signal.head.mean_square == 0 or any(s.level == 0 for s in signal.sums))
-    )
+    ended = next((s.name for s in signal.sums if s.level == 0 or (s.layer and s.sum.variance == 0)), "")
+    silent = silent and not signal.unmeasured and (signal.head.mean_square == 0 or bool(ended))
     outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} & parts.modules.keys()
     still = [layer.name for layer in signal.layers if layer.gradient_norm == 0 and layer.weight_norm > 0]
     still = [] if silent or signal.unmeasured else [name for name in still if name in outside][-3:]
@@ -54,8 +54,9 @@ def with_origin(
             model(*args, **kwargs)
     cut = [name for name in still if influences(model, parts, name, args, kwargs, first=True)]
     unused = [name for name in idle if not influences(model, parts, name, args, kwargs)]
-    kind = type(parts.modules[origin[0]]).__name__ if origin else ""
-    first = origin[0] if origin else ""
+    inside = [name for name in origin if ended and name.startswith(f"{ended}.")]
+    first = next(iter(inside or origin), "")
+    kind = type(parts.modules[first]).__name__ if first else ""
     return replace(signal, broken=broken, origin=first, origin_kind=kind, cut=tuple(cut), unused=tuple(unused))
 
 
@@ -65,7 +66,8 @@ def look_again(signal: Signal, model: nn.Module, inputs: Any, targets: Any = Non
     args, kwargs = _copied(inputs)
     if signal.unmeasured:
         return signal
-    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs))
+    noise, place = noise_of(model, parts, (args, kwargs))
+    found = replace(signal, gains=leaf_gains(model, parts, args, kwargs), noise=noise, noise_place=place)
     if all(math.isfinite(s.gradient_level) for s in signal.sums):
         return found
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normfree.diagnostics.model_signal import Stats, SumSignal, name_pattern, place_names
+from normfree.diagnostics.model_signal import Stats, SumSignal
 from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
+from normfree.diagnostics.places import place_names
 from normfree.graph.observer import FunctionCall, Observer, operands_of
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
@@ -148,6 +149,11 @@ class SumObserver(Observer):
 
         for name in layers:
             self.add_hook(self.modules[name]._forward_hooks, hook(name))
+        for name in () if layers else sorted(last & self.modules.keys()):  # the weights before it are in no module
+            layers[name] = Layer(name)
+            measure = hook(name)
+            pre_hooks = self.modules[name]._forward_pre_hooks
+            self.add_hook(pre_hooks, lambda m, args, measure=measure: measure(m, args, args[0] if args else None))
         for module in self.modules.values():
             if isinstance(module, NORM_TYPES):
                 self.add_hook(module._forward_hooks, behind_normalizer)
@@ -307,61 +313,3 @@ def _channels(branch: Branch, modules: Mapping[str, nn.Module]) -> _Channels:
     if isinstance(module, nn.modules.conv._ConvNd):
         return _Channels(1, module.out_channels)
     return _Channels(-1, module.out_features if isinstance(module, nn.Linear) else 0)
-
-
-_LEAF = nn.Identity()
-
-
-class MissingSums(NamedTuple):
-    """The modules without a residual sum although most modules like them have one, by what they return.
-
-    `skipped` return f(x) or x alone, `constant` return x plus a constant.
-    """
-
-    skipped: list[str]
-    constant: list[str]
-
-
-@contextmanager
-def find_missing_sums(modules: Mapping[str, nn.Module], plan: ResidualPlan) -> Iterator[MissingSums]:
-    """Collect the modules that have no residual sum although most modules like them have one, while the model runs.
-
-    Modules are alike if they have the same class, and the same name but for numbers. A module is collected if it
-    returns the shape that it gets, so that it could add its input.
-    """
-    named = {name for name in place_names(plan).values() if any(True for _ in modules.get(name, _LEAF).children())}
-    homes = {branch.home for branch in plan.branches} | named  # named: in a loop of another module's forward pass
-    kinds = {name: (name_pattern(name), type(module)) for name, module in modules.items() if name}
-    with_sum = Counter(kinds[home] for home in homes if home in kinds)
-    same_shape: dict[str, bool] = {}
-    found = MissingSums([], [])
-
-    def hook(name: str) -> Callable[..., None]:
-        def compare(_m: nn.Module, args: Any, out: Any) -> None:
-            if args and isinstance(args[0], Tensor) and isinstance(out, Tensor) and args[0].shape == out.shape:
-                same_shape[name] = _adds_constant(args[0].detach(), out.detach())
-
-        return compare
-
-    handles = [
-        modules[name].register_forward_hook(hook(name))
-        for name, kind in kinds.items()
-        if name not in homes and with_sum[kind]
-    ]
-    try:
-        yield found
-        without = Counter(kinds[name] for name in same_shape)
-        for name, constant in same_shape.items():
-            if with_sum[kinds[name]] > without[kinds[name]]:
-                (found.constant if constant else found.skipped).append(name)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _adds_constant(x: Tensor, out: Tensor) -> bool:
-    """Whether a module adds the same to every sample of its input, and not zero."""
-    with torch._C.DisableTorchFunction():  # an observer counts the model's additions, not these
-        added = (out - x).float()
-        spread = (added - added[:1]).abs().max()
-        return bool((spread <= 1e-5 * x.abs().max()) & (added.abs().max() > spread))

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from normfree.diagnostics import end_rules, rules
-from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, finding
+from normfree.diagnostics import end_rules, growth_rules, module_rules, rules
+from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
 from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
-from normfree.diagnostics.model_signal import Gain, Signal, SumSignal
+from normfree.diagnostics.model_signal import Signal, SumSignal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
 from normfree.report.formatting import compact, shorten_names
 
@@ -87,7 +87,7 @@ class Verdict:
 def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] = lambda _name: True) -> Verdict:
     """Judge a signal.
 
-    Both directions are judged by `judge_direction`, and single places by the functions of `faults`. A branch is *dead*
+    Both directions are judged by `judge_direction`, and single places by the rules. A branch is *dead*
     if none of its weights gets a gradient although one arrives at its sum; a branch that merely starts at zero, as with
     Fixup, is not. Sums that no gradient reaches because the branch around them starts at zero are left out of the
     backward direction. If the signal is harmless without its outliers, the verdict recommends to look at them and not
@@ -108,10 +108,15 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     left_out.update(_side_outputs(signal))
     reached = [s for s in signal.sums if s.name not in left_out]
     stages = _stages(signal.sums)
-    points = [DepthPoint(s.name, s.around or "", stages[s.name], s.level) for s in signal.sums]
-    back_points = [DepthPoint(s.name, s.around or "", stages[s.name], s.gradient_level) for s in reached]
+    first = rules.before_normalizers(signal)
+    streams = _streams(signal)
+    points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums]
+    back_points = [
+        DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached if s.name != first
+    ]
+    back_points = [p for p in back_points if p.name != first]
     kind = {"plain": signal.plain, "normalized": signal.normalized}
-    forward = judge_direction(points, **kind)
+    forward = judge_direction([p for p in points if p.name != first], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
     dead = tuple(s for s in reached if s.sum_gradient.norm > 0 and not s.learns)
     local = _local_faults(signal, forward, backward, dead)
@@ -127,11 +132,11 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
                 new if old.status == "drifting" else old
                 for old, new in zip((forward, backward), corrected, strict=True)
             )
-    findings = [*local, *_strong_outliers(outliers, signal)]
+    findings = [*local, *growth_rules.strong_outliers(outliers, signal)]
     worst: SignalStatus = max((d.status for d in (forward, backward) if d.status != "not measured"), key=SEVERITY.index)
-    advice = _advice(signal, forward, backward, method, supports)
+    advice = growth_rules.advice(signal, forward, backward, method, supports)
     if not findings and not outliers and worst not in ("preserved", "growing"):
-        findings.append(_growth(forward, backward, worst, advice, signal))
+        findings.append(growth_rules.growth(forward, backward, worst, advice, signal))
     if forward.status in HARMLESS and (not findings or worst == "drifting"):
         drifting = bool(findings) and forward.status == "drifting"
         ends = tuple(end_rules.faults_of_the_head(signal, drifting=drifting))
@@ -144,7 +149,7 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     texts = [f.text for f in local if f.text]
     sentence = "; ".join([*_sentences(signal, forward, backward, dead, waiting, outliers), *texts])
     if findings or outliers:
-        advice = findings[0].remedy if findings else _look_at(outliers)
+        advice = findings[0].remedy if findings else growth_rules.look_at(outliers)
     names = tuple(s.name for s in dead)
     return Verdict(status, forward, backward, names, sentence, advice, outliers, tuple(findings))
 
@@ -156,13 +161,19 @@ def _local_faults(
     found = [
         *end_rules.faults_of_the_input(signal),
         *rules.non_finite(signal, forward),
+        *end_rules.faults_of_the_targets(signal),
         *end_rules.large_embeddings(signal),
+        *end_rules.small_embeddings(signal),
         *end_rules.faults_of_the_loss(signal),
+        *module_rules.nothing_learns(signal),
+        *module_rules.unlike_modules(signal),
         *rules.forgotten_skips(signal),
-        *rules.unused_modules(signal),
-        *rules.faulty_weights(signal),
-        *rules.missing_activations(signal),
+        *module_rules.unused_modules(signal),
+        *module_rules.faulty_weights(signal),
+        *module_rules.missing_activations(signal),
         *rules.faulty_functions(signal),
+        *rules.recurrences(signal),
+        *rules.mixed_samples(signal),
         *rules.faulty_branches(signal, dead),
         *rules.small_branches(signal),
         *rules.silent(signal, forward),
@@ -170,78 +181,20 @@ def _local_faults(
     ]
     if forward.status in HARMLESS and backward.status in HARMLESS:  # else it is a consequence of the depth
         found += rules.saturated_functions(signal)
-    found += [*rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
+    found += [*module_rules.dead_units(signal), *end_rules.faults_of_the_stem(signal)]
     if forward.status in HARMLESS:
         found += rules.deep_post_norm(signal)
+    found = found or [*module_rules.unusual_activation(signal), *end_rules.constant_targets(signal)]
     places = {f.place for f in found}  # a bias may make a layer dead, which says more
-    return (*found, *(f for f in rules.heavy_biases(signal) if f.place not in places))
+    return (*found, *(f for f in module_rules.heavy_biases(signal) if f.place not in places))
 
 
-def _strong_outliers(outliers: Sequence[Outlier], signal: Signal) -> Iterator[Finding]:
-    """The blocks that change the signal or the gradient tenfold more or less than others: no small matter."""
-    for outlier in outliers[:1]:
-        ratio = max((outlier.forward_excess, outlier.backward_excess), key=lambda r: abs(math.log(r)))
-        if abs(math.log(ratio)) >= math.log(NOTICEABLE):
-            before = _module_before(outlier.name, ratio, signal)
-            remedy = f"look at {before}: it changes the scale before {outlier.name}" if before else _look_at(outliers)
-            yield _wrong_size(before or outlier.name, ratio, signal, remedy, str(outlier))
-
-
-def _wrong_size(place: str, ratio: float, signal: Signal, remedy: str, text: str = "") -> Finding:
-    block, large = "layer" if signal.plain else "block", "large" if ratio > 1 else "small"
-    status: SignalStatus = "exploding" if ratio > 1 else "vanishing"
-    return finding("{block} too {large}", place, status, block=block, large=large, text=text, remedy=remedy)
-
-
-def _module_before(name: str, ratio: float, signal: Signal) -> str:
-    """The module right before an outlier that changes the scale instead of it; '' if none does."""
-    places = [s.name for s in signal.sums]
-    calls = [g.name for g in signal.gains]
-    i = places.index(name)
-    if not signal.plain or i == 0 or name not in calls or places[i - 1] not in calls:
-        return ""
-    stretch = signal.gains[calls.index(places[i - 1]) + 1 : calls.index(name) + 1]
-    sign = 1 if ratio > 1 else -1
-    gains = {g.name: sign * math.log(g.factor) for g in stretch if 0 < g.factor < math.inf}
-    most = max(gains, key=gains.__getitem__, default=name)
-    return most if most != name and gains[most] >= math.log(NOTICEABLE) else ""
-
-
-def _look_at(outliers: Sequence[Outlier]) -> str:
-    whose = "its" if len(outliers) == 1 else "their"
-    names = shorten_names([o.name for o in outliers])
-    return f"look at {names}: compare {whose} weights, scales and normalizers with the others'"
-
-
-def _growth(forward: Direction, backward: Direction, status: SignalStatus, advice: str, signal: Signal) -> Finding:
-    """The growth over depth as a finding; its place is the network, or the one layer that is applied repeatedly."""
-    way, d = ("forward signal", forward) if forward.status == status else ("gradient", backward)
-    if math.isnan(d.factor):
-        return finding("{change}", d.broken_at or d.worst, status, change=way, remedy=advice)
-    if d is forward and (one := _only_large_gain(signal, 1 if forward.total > 1 else -1)):
-        size = f"multiplies the signal by {compact(math.sqrt(one.factor))}"
-        remedy = f"look at {one.name}: it {size}, far more than any other module; compare its weights with the others'"
-        words = {"block": "layer", "large": "large" if one.factor > 1 else "small", "text": ""}
-        return finding("{block} too {large}", one.name, status, remedy=remedy, **words)
-    names = {s.name.partition("#")[0] for s in signal.sums}
-    place = names.pop() if len(names) == 1 and len(signal.sums) > 1 else ""
-    unit = "step" if place else "layer" if signal.plain else "block"
-    where = "" if place or not d.worst or d.worst in advice else f"; the largest change is at {d.worst}"
-    change = f"{way} ×{d.factor:.2f} per {unit}"
-    return finding("{change}", place, status, change=change, remedy=f"{advice}{where}")
-
-
-def _only_large_gain(signal: Signal, sign: int) -> Gain | None:
-    """The one module that changes the signal a hundredfold in this sense, if all others do less than half of that."""
-    logs = {
-        g: sign * math.log(g.factor)
-        for g in signal.gains
-        if 0 < g.factor < math.inf and not g.normalized and (sign > 0 or not re.search("Pool|Embed", g.kind))
-    }
-    most = max(logs, key=logs.__getitem__, default=None)
-    if most is None or logs[most] < math.log(end_rules.LAYER_GAIN):
-        return None
-    return most if all(v < logs[most] / 2 for g, v in logs.items() if g is not most) else None
+def _streams(signal: Signal) -> dict[str, str]:
+    """The streams of the sums: those of the branch around them, or the calls of one layer without sums."""
+    calls = Counter(growth_rules.module(s.name) for s in signal.sums)
+    often = {name for name, count in calls.items() if name and count >= growth_rules.MANY_CALLS}
+    modules = {s.name: growth_rules.module(s.name) for s in signal.sums}
+    return {s.name: modules[s.name] if modules[s.name] in often else s.around or "" for s in signal.sums}
 
 
 def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
@@ -327,58 +280,3 @@ def not_measured(place: str) -> str:
     'not measured: the forward signal is not finite from body.0.7 on'
     """
     return f"not measured: the forward signal is not finite from {place} on"
-
-
-def _advice(
-    signal: Signal, forward: Direction, backward: Direction, method: str, supports: Callable[[str], bool]
-) -> str:
-    """The remedy; a network that already has the recommended method has been changed at some place."""
-    advice = _plain_remedy(signal, forward, backward) if signal.plain else _remedy(forward, backward, supports)
-    if not method or f"'{method}'" not in advice:
-        return advice
-    worse = max((d for d in (backward, forward) if d.status != "not measured"), key=lambda d: SEVERITY.index(d.status))
-    place = worse.broken_at or worse.worst
-    return f"it has '{method}' already, which does not cause this: look at {place}"
-
-
-def _remedy(forward: Direction, backward: Direction, supports: Callable[[str], bool]) -> str:
-    """The remedy, with methods that the network supports; every network with residual sums supports Fixup."""
-
-    def use(*names: str) -> str:
-        supported = [f"'{name}'" for name in names if supports(name)] or ["'fixup'"]
-        return f"use {' or '.join(supported)}"
-
-    if forward.status == "exploding":
-        return f"{use('fixup', 'wn')} to preserve the signal at any depth"
-    if forward.status == "vanishing":
-        return f"the weights are too small for the depth: {use('fixup', 'wn')}"
-    if backward.status == "exploding":
-        return f"only the gradient explodes: {use('isograd', 'convshort')} to preserve it, or clip gradients"
-    if backward.status == "vanishing":
-        return f"early blocks hardly learn: {use('isograd', 'fixup')} to preserve the gradient"
-    drifting = [d.fails_at for d in (forward, backward) if d.status == "drifting"]
-    if drifting:
-        return f"keep it below {min(drifting)} blocks, or {use('fixup', 'wn')} to preserve the signal at any depth"
-    if any(d.status == "growing" and max(d.inside, d.total) >= LARGE for d in (forward, backward)):
-        return f"large, but no explosion: it trains with normalization; without normalization {use('isograd', 'fixup')}"
-    return "nothing to do"
-
-
-def _plain_remedy(signal: Signal, forward: Direction, backward: Direction) -> str:
-    """The remedy for a network without residual sums, which depends on its activation."""
-    wrong = [d for d in (forward, backward) if d.status not in ("preserved", "growing", "not measured")]
-    if not wrong:
-        return "nothing to do"
-    activation = signal.graph.activation
-    if any("#" in s.name for s in signal.sums):
-        return "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
-    falls = wrong[0].factor < 1 or (wrong[0].status == "vanishing" and math.isnan(wrong[0].factor))
-    if "sigmoid" in activation:
-        return "sigmoid passes at most a quarter of the gradient per layer: use ReLU and He's initialization ('he_in')"
-    if activation == "tanh":
-        cause = "the weights are too small for tanh" if falls else "tanh is saturated: the weights are too large"
-        return f"{cause}; draw them with a variance of 1 to 2.8 / fan-in (Xavier), or use ReLU and 'he_in'"
-    if activation:
-        cause = "the weights lack the gain of the activation" if falls else "the weights are too large"
-        return f"{cause}: {activation} needs a variance of 2 / fan-in, He's initialization ('he_in'), or use 'wn'"
-    return "without activations the weights need a variance of 1 / fan-in: use 'xavier' or 'wn'"

@@ -117,6 +117,7 @@ def page_data(page: Page) -> dict[str, Any]:
             curve["x"] = [float(position) for position in curve["x"]]
             curve["values"] = [_plain(float(value)) for value in curve["values"]]
             curve["spread"] = [_plain(float(half)) for half in curve["spread"]]
+            curve["singles"] = [[_plain(float(value)) for value in single] for single in curve["singles"]]
     return data
 
 

@@ -36,10 +36,12 @@ class Curve:
         x: The positions, if the curve has other positions than its panel.
         spread: Half the height of the error bar of every value.
         crossed: The indices of points that are marked with ×.
+        singles: The values of single runs that the curve summarizes, each with a value for every position, NaN where
+            it has none. They are drawn small and pale, as dots at names and in short curves, else as thin lines.
 
     Raises:
         ValueError: if there is no value, a value is not a number, the positions are not ascending, or the numbers of
-            positions, spreads or crossed points do not fit.
+            positions, spreads, crossed points or values of a single run do not fit.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Curve:
     x: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
     crossed: tuple[int, ...] = ()
+    singles: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -64,6 +67,11 @@ class Curve:
             raise ValueError(
                 f"curve {self.name!r}: expected a spread >= 0 for each of {len(self.values)} values, got "
                 f"{self.spread}; pass 0 where there is none"
+            )
+        if any(len(single) != len(self.values) for single in self.singles):
+            raise ValueError(
+                f"curve {self.name!r}: expected {len(self.values)} values of every single run, got "
+                f"{[len(single) for single in self.singles]}; pass NaN where a run has none"
             )
         if not all(0 <= index < len(self.values) for index in self.crossed):
             raise ValueError(

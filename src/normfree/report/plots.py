@@ -173,8 +173,9 @@ def _point(index: int) -> dict[str, Any]:
 
 
 def _drawn_values(panel: Panel) -> list[float]:
-    """All values of curves, error bars and levels that have a place on the axis."""
+    """All values of curves, single runs, error bars and levels that have a place on the axis."""
     ends = [v for curve in panel.curves for i in range(len(curve.values)) for v in curve.reach(i)]
+    ends += [v for curve in panel.curves for single in curve.singles for v in single]
     return [v for v in (*ends, *(level.value for level in panel.levels)) if is_drawn(v, panel.log_y)]
 
 
@@ -200,6 +201,7 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], width: int, *, plain: 
             axes.plot([x for x, _ in places], [y for _, y in places], **look, zorder=2)
             _draw_bands(axes, pieces, min(_BAND, _WIDEST / max(most, 1)), look)
     for curve, places in zip(panel.curves, points, strict=True):
+        _draw_singles(axes, panel, curve, places, names.index(curve.name), scale)
         _draw_points(axes, panel, curve, places, names.index(curve.name), scale)
     for stage in panel.stages:
         axes.axvline(stage, color="#b9bec7", linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
@@ -267,13 +269,30 @@ def _draw_levels(axes: Axes, panel: Panel, scale: float) -> None:
         )
 
 
+def _draw_singles(axes: Axes, panel: Panel, curve: Curve, points: _Points, index: int, scale: float) -> None:
+    """Draw the single runs of a curve, small and pale: dots at names and in short curves, else thin lines."""
+    dotted = bool(panel.names) or len(points) <= _DOTTED
+    size = {"marker": ".", "markersize": 5, "linestyle": "none"} if dotted else {"linewidth": 0.7}
+    colour = _pale(_look(index), 1.0)["color"]
+    for single in curve.singles:
+        heights = [_height(value, panel, scale) for value in single]
+        axes.plot([x for x, _ in points], heights, color=colour, zorder=1.7, **size)
+
+
+def _height(value: float, panel: Panel, scale: float) -> float:
+    """The height of a value on the axes; NaN for a value without a place on the axis."""
+    if not is_drawn(value, panel.log_y):
+        return math.nan
+    return math.log10(value) if panel.log_y else value / scale
+
+
 def _points(panel: Panel, place: int, scale: float) -> _Points:
     """The coordinates of a curve's values on the axes; the height is NaN for a value without a place on the axis.
 
     At a name, the points of several curves are side by side.
     """
-    curve, log = panel.curves[place], panel.log_y
-    heights = [(math.log10(v) if log else v / scale) if is_drawn(v, log) else math.nan for v in curve.values]
+    curve = panel.curves[place]
+    heights = [_height(value, panel, scale) for value in curve.values]
     aside = (place - (len(panel.curves) - 1) / 2) * min(0.025 * len(panel.names), 0.6 / len(panel.curves))
     return [
         (math.log10(x) if panel.log_x else x + aside, y) for x, y in zip(panel.positions(curve), heights, strict=True)

@@ -7,23 +7,22 @@ the seconds of batch norm's run.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, aside, expect, training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
+    Columns,
     Numbers,
+    Trained,
     accuracy,
     best_rates,
     minus,
     points_panel,
-    train_rows,
-    values_of,
 )
 
 _NORMED, _NF = "batch norm", "NF"
@@ -110,16 +109,14 @@ def _checks() -> tuple[Check, ...]:
 def equal_budget(settings: Settings) -> Measurement:
     """NF with clipping beside batch norm over batch sizes, each at its best rate, at equal epochs and at equal time."""
     batches, rates = (QUICK_BATCHES, QUICK_RATES) if settings.quick else (BATCHES, RATES)
-    names = {
-        (arm, batch, rate): f"{arm}, batch {batch}, lr {rate:g}" for arm in _ARMS for batch in batches for rate in rates
+    rows = {key: config_of(*key, quick=settings.quick) for key in product(_ARMS, batches, rates)}
+    runs = settings.train_rows(rows, "{}, batch {}, lr {:g}")
+    best = {
+        (arm, batch): best_rates({rate: runs[arm, batch, rate] for rate in rates}, whole=True)
+        for arm, batch in product(_ARMS, batches)
     }
-    runs = train_rows(settings, {name: config_of(*key, quick=settings.quick) for key, name in names.items()})
-    best: dict[tuple[str, int], dict[int, tuple[float, Trained]]] = {}
-    for arm in _ARMS:
-        for batch in batches:
-            best[arm, batch] = best_rates({rate: runs[names[arm, batch, rate]] for rate in rates}, whole=True)
-    found = {key: {seed: accuracy(run) for seed, (_, run) in ones.items()} for key, ones in best.items()}
-    columns: dict[str, Numbers] = {f"test accuracy, {arm}, batch {batch}": found[arm, batch] for arm, batch in found}
+    found = Columns({key: {seed: accuracy(run) for seed, (_, run) in ones.items()} for key, ones in best.items()})
+    columns = found.named("test accuracy, {}, batch {}")
     for batch in batches:
         columns[_lead(batch)] = minus(found[_NF, batch], found[_NORMED, batch])
     if not settings.quick:
@@ -128,7 +125,7 @@ def equal_budget(settings: Settings) -> Measurement:
             columns[_timed(batch)] = minus(timed, found[_NORMED, batch])
     drawn = {arm: [found[arm, batch] for batch in batches] for arm in _ARMS}
     title = "test accuracy over the batch size, at the best rate"
-    return Measurement(values=values_of(columns), panels=points_panel(title, drawn, batches, "batch size"))
+    return Measurement(values=columns, panels=points_panel(title, drawn, batches, "batch size"))
 
 
 def _at_equal_time(

@@ -10,20 +10,8 @@ from typing import Any
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    EMBEDDED,
-    accuracy,
-    accuracy_table,
-    by_seed,
-    lead,
-    leads,
-    learning_panel,
-    train_rows,
-    values_of,
-)
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
+from normfree_papers.claims.seed_metrics import DEAD, EMBEDDED, accuracy
 
 _FAN_OUT, _FAN_IN, _FLAT, _NORMED = "fan-out", "fan-in", "isograd", "batch norm"
 _METHODS = {
@@ -46,16 +34,16 @@ def _checks() -> tuple[Check, ...]:
     ahead = "our reading of the word 'better': a lead above 0 points; a negative one refutes it"
     return (
         *(
-            expect(lead(_FLAT, other), low=0.0, scale="full").reading(
+            expect(f"{_FLAT} - {other}", low=0.0, scale="full").reading(
                 f"isograd trains better than {other}: points of test accuracy by which it leads", why=ahead
             )
             for other in (_FAN_OUT, _FAN_IN)
         ),
-        expect(lead(_FLAT, _NORMED), low=-1.0, scale="full").reading(
+        expect(f"{_FLAT} - {_NORMED}", low=-1.0, scale="full").reading(
             "isograd reaches batch norm: points of test accuracy by which it leads",
             why="our reading of the word 'reach': at most one point behind; more refutes it",
         ),
-        aside(lead(_FAN_OUT, _FAN_IN), low=0.0, scale="full").reading(
+        aside(f"{_FAN_OUT} - {_FAN_IN}", low=0.0, scale="full").reading(
             "fan-out trains better than fan-in, as robust proposes: points of test accuracy by which it leads",
             why=ahead,
         ),
@@ -81,12 +69,11 @@ def _checks() -> tuple[Check, ...]:
 )
 def isograd(settings: Settings) -> Measurement:
     """Test accuracy of isograd beside fan-out, fan-in and batch norm, at the rate of robust's recipe."""
-    runs = train_rows(settings, _configs(settings.scale))
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
-    columns |= leads(found, [(_FLAT, _FAN_OUT), (_FLAT, _FAN_IN), (_FLAT, _NORMED), (_FAN_OUT, _FAN_IN)])
+    runs = settings.train_rows(_configs(settings.scale))
+    found = runs.numbers(accuracy)
+    pairs = (_FLAT, _FAN_OUT), (_FLAT, _FAN_IN), (_FLAT, _NORMED), (_FAN_OUT, _FAN_IN)
     return Measurement(
-        values=values_of(columns),
-        panels=learning_panel("training accuracy", runs),
-        tables=accuracy_table(found, "weights"),
+        values=found.named("test accuracy, {}") | found.leads(*pairs),
+        panels=runs.learning_panel("training accuracy"),
+        tables=found.accuracy_table("weights"),
     )

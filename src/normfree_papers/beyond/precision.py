@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect, training_claim
 from normfree_papers.claims.readings import GAP, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    SMALL,
-    by_seed,
-    combined,
-    error,
-    learning_panel,
-    train_rows,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, error, over
 
 _WORD = reading("match", "a ratio of errors within 9.5 %, which section 4.2 of fixup calls a gap", "outside of it")
 
@@ -62,10 +52,9 @@ def precision(settings: Settings) -> Measurement:
         for name, config in _networks(settings.scale).items()
         for kind, setting in (("float32", "float32"), ("fast", fast))
     }
-    runs = train_rows(settings, rows)
-    errors = {row: by_seed(seeds, error) for row, seeds in runs.items()}
-    columns = {f"test error, {row}": numbers for row, numbers in errors.items()}
+    runs = settings.train_rows(rows)
+    errors = runs.numbers(error)
+    columns = errors.named("test error, {}")
     for name in _networks(settings.scale):
-        pair = [errors[f"{name}, float32"], errors[f"{name}, fast"]]
-        columns[f"errors in float32 over fast, {name}"] = combined(pair, lambda both: both[0] / both[1])
-    return Measurement(values=values_of(columns), panels=learning_panel("training accuracy", runs))
+        columns[f"errors in float32 over fast, {name}"] = over(errors[f"{name}, float32"], errors[f"{name}, fast"])
+    return Measurement(values=columns, panels=runs.learning_panel("training accuracy"))

@@ -14,23 +14,10 @@ from typing import Any
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.fits import exponent, geometric_means
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    SMALL,
-    Numbers,
-    accuracy,
-    by_seed,
-    combined,
-    error,
-    mean,
-    minus,
-    train_rows,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, Numbers, accuracy, combined, error, mean, minus, over
 
 # Rates at 1,000 layers, in two precisions
 
@@ -102,16 +89,14 @@ def _variant_rows(scale: Scale) -> dict[str, TrainConfig]:
 )
 def scalar_rate(settings: Settings) -> Measurement:
     """Accuracy of a deep network for five rates of its scalars. Reference: none; fixup, equation 5, without biases."""
-    runs = train_rows(settings, _variant_rows(settings.scale))
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns = {f"accuracy, {row}": numbers for row, numbers in found.items()}
+    runs = settings.train_rows(_variant_rows(settings.scale))
+    found = runs.numbers(accuracy)
+    columns = found.named("accuracy, {}")
     values: dict[str, list[float]] = {}
     if not settings.quick:
-        errors = {row: by_seed(seeds, error) for row, seeds in runs.items()}
-        pairs = [[errors[f"{name}, {precision}"] for precision in _PRECISIONS] for name in _STEADY]
-        columns["errors in float32 over mixed"] = combined(
-            [combined(pair, lambda both: both[0] / both[1]) for pair in pairs], mean
-        )
+        errors = runs.numbers(error)
+        ratios = [over(*(errors[f"{name}, {precision}"] for precision in _PRECISIONS)) for name in _STEADY]
+        columns["errors in float32 over mixed"] = combined(ratios, mean)
         for name in _VARIANTS:
             columns[f"float32 - mixed, {name}"] = minus(*(found[f"{name}, {precision}"] for precision in _PRECISIONS))
         tenth = [number for precision in _PRECISIONS for number in found[f"rate 0.1, {precision}"].values()]
@@ -119,7 +104,7 @@ def scalar_rate(settings: Settings) -> Measurement:
     drawn = {row: tuple(sorted(numbers.values())) for row, numbers in found.items() if numbers}
     curves = tuple(Curve(*item) for item in drawn.items())
     return Measurement(
-        values=values_of(columns) | values,
+        values={**columns, **values},
         panels=(Panel("test accuracy, the seeds in order", curves, "%", "", False),) if curves else (),
         notes=("a diverged run counts as chance",),
     )
@@ -218,8 +203,8 @@ def scalar_rate_law(settings: Settings) -> Measurement:
         for depth in depths
         for multiple in multiples
     }
-    found = {row: by_seed(seeds, accuracy) for row, seeds in train_rows(settings, rows).items()}
-    columns = {f"accuracy, {row}": numbers for row, numbers in found.items()}
+    found = settings.train_rows(rows).numbers(accuracy)
+    columns = found.named("accuracy, {}")
     limits: dict[int, dict[int, float]] = {}  # the largest rate by seed and number of branches
     inside: Numbers = {}
     for seed in settings.seeds:
@@ -244,7 +229,7 @@ def scalar_rate_law(settings: Settings) -> Measurement:
         curves.append(Curve("all seeds", geometric_means(whole), tuple(float(branches(d)) for d in depths)))
     title = "largest rate of the scalars that trains, relative to that of the weights"
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=(Panel(title, tuple(curves), "", "branches", log_x=True),) if curves else (),
         notes=("a diverged run counts as chance",),
     )

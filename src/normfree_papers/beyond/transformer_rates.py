@@ -16,11 +16,9 @@ from typing import NamedTuple
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import Numbers, combined, minus, values_of
-from normfree_papers.claims.translation_runs import bleu, made_up_language
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect, training_claim
+from normfree_papers.claims.seed_metrics import Numbers, Trained, bleu, combined, minus
+from normfree_papers.claims.translation_runs import made_up_language
 
 _BOUNDED, _FIXUP, _NORM = "Fixup, bounded", "Fixup", "layer norm"
 _METHODS = {_BOUNDED: "fixup_bounded", _FIXUP: "fixup", _NORM: "layernorm"}
@@ -179,4 +177,4 @@ def transformer_rates(settings: Settings) -> Measurement:
         if (shallow := rates.best.get(_Place(place.label, rates.depths[0]))) is not None
     }
     note = f"a rate is chosen by the validation loss of seed {_TUNED}; a diverged run counts as 0 BLEU"
-    return Measurement(values={**values_of(rates.columns()), **ratios}, panels=rates.panel(), notes=(note,))
+    return Measurement(values={**rates.columns(), **ratios}, panels=rates.panel(), notes=(note,))

@@ -1,17 +1,17 @@
-"""The record of a claim, its checks, and the judge.
+"""The record of a claim with its checks, how it is run, and the registry of all claims.
 
 A measurement returns named numbers. Each check of a claim names one of them, the range in which it must lie, and the
-reason for that range. Judging is a pure function of a claim and a result, fresh from a run or read from a file. It
-decides by the 95 % confidence interval of a number over its seeds or draws.
+reason for that range. To add a claim, decorate its measurement with `@claim(...)` in a module of its paper, and add its
+name to `MODULES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field
-from functools import cached_property, partial, partialmethod
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import partial, partialmethod
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,20 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from normfree.report import Table
 from normfree.report.panels import Panel
 from normfree.theory.errors import unknown_name
-from normfree_papers.claims.intervals import Interval, mean, mean_interval, share_interval
+from normfree_papers.claims.run_cache import Progress, RunCache
+from normfree_papers.claims.seed_metrics import Numbers, Runs, Trained, named
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
-    from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.run_cache import RunCache
 
 Scale = Literal["quick", "full"]
 SCALES: tuple[Scale, ...] = ("quick", "full")
-Status = Literal["holds", "fails", "undecided", "not run"]
-Verdict = Literal["holds", "fails", "undecided", "missing", "paper errs"]
 Source = Literal["paper", "derived", "reading"]
-Progress = Callable[[int, int, str], None]
-"""Called with the steps done, the number of steps, and the name of the next step."""
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -87,6 +82,13 @@ class Settings:
             raise ValueError("expected settings with runs= for a claim that trains, got none; pass a RunCache")
         return self.runs(wanted)
 
+    def train_rows(self, rows: Mapping[Any, TrainConfig], words: str = "{}") -> Runs:
+        """Return the runs of every row, one per seed, which are named by `words` with the row in the braces."""
+        names = {(row, seed): f"{named(words, row)}, seed {seed}" for row in rows for seed in self.seeds}
+        found = self.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
+        there = {place: run for place, name in names.items() if (run := found[name]) is not None}
+        return Runs({row: {seed: there[row, seed] for seed in self.seeds if (row, seed) in there} for row in rows})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -140,10 +142,6 @@ class Check:
                 f"{self.high} and {self.why!r}; pass low= or high=, and why="
             )
 
-    def admits(self, value: float) -> bool:
-        """Whether a number lies in the range; NaN lies in none."""
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
-
 
 @dataclass(frozen=True)
 class Expectation:
@@ -188,12 +186,23 @@ def near(name: str, value: float, error: float = 0.0, *, share: float = 0.0, **o
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show."""
+    """The outcome of a run: numbers by name, alone or one per seed, and panels, tables and notes to show.
 
-    values: Mapping[str, float | Sequence[float]]
+    Numbers that come by seed are kept in the order of the seeds; a name without numbers is left out.
+    """
+
+    values: Mapping[str, float | Sequence[float] | Numbers]
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        there = {name: value for name, value in self.values.items() if value != {}}
+        ordered = {name: [v[s] for s in sorted(v)] if isinstance(v, dict) else v for name, v in there.items()}
+        object.__setattr__(self, "values", ordered)
+
+
+Measure = Callable[[Settings], Measurement]
 
 
 def by_name(found: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -226,7 +235,7 @@ class Claim:
         version: Raise it when the measurement changes, so that stored results are no longer used.
     """
 
-    measure: Callable[[Settings], Measurement]
+    measure: Measure
     _: KW_ONLY
     id: str
     where: str
@@ -256,10 +265,6 @@ class Claim:
         """The second part of the id."""
         return self.id.partition("/")[2]
 
-    def checks_at(self, scale: Scale) -> tuple[Check, ...]:
-        """The checks whose numbers a run of this scale measures."""
-        return tuple(check for check in self.checks if check.scale in (None, scale) and not check.lacks)
-
     def seeds_at(self, scale: Scale) -> tuple[int, ...]:
         """The default seeds of a run."""
         return tuple(range(self.quick_seeds if scale == "quick" else self.seeds))
@@ -271,129 +276,109 @@ class Claim:
         return {**fields, "cost": asdict(self.cost), "departures": list(self.departures)}
 
 
-# The judge
+# The registry, which imports the module of a claim when it is asked for
+
+PAPERS = {
+    "fixup": "Zhang, Dauphin, Ma 2019. Fixup initialization: residual learning without normalization",
+    "wninit": "Arpit, Campos, Bengio 2019. How to initialize your network? Weight norm and ResNets",
+    "robust": "ICLR 2022 submission. A robust initialization of residual blocks",
+    "normdead": "Hoedt, Hochreiter, Klambauer 2022. Normalization is dead, long live normalization!",
+    "beyond": "Beyond the papers: our own questions",
+}
+MODULES = {  # the claims of each module, in the order of the ledger
+    "fixup.explosion": ("sec2", "thm1", "thm2"),
+    "fixup.updates": ("eq5", "eq5_options"),
+    "fixup.update_theorems": ("thm3", "thm4"),
+    "fixup.transformer_update": ("sec4_3",),
+    "fixup.rules": ("sec3",),
+    "fixup.training": ("fig3", "fig4"),
+    "fixup.cifar": ("table1", "table4"),
+    "fixup.imagenet": ("table2",),
+    "fixup.translation": ("table3", "table3_multi30k", "table3_europarl"),
+    "wninit.theorems": ("thm1", "thm2", "thm3", "thm4"),
+    "wninit.norms": ("fig1", "sec3_lengths"),
+    "wninit.choices": ("sec3",),
+    "wninit.curvature": ("table2",),
+    "wninit.depth": ("fig2_left", "fig2_right", "fig3_left", "fig3_right"),
+    "wninit.warmup": ("fig4", "table1"),
+    "robust.table": ("table1",),
+    "robust.signal": ("fig2", "fig4", "fig5"),
+    "robust.training": ("fig3", "fig6", "fig7"),
+    "normdead.regression": ("eq1",),
+    "normdead.batchnorm": ("eq3",),
+    "normdead.invariances": ("sec2_3",),
+    "normdead.moments": ("sec2_3_moments",),
+    "normdead.costs": ("sec2_3_costs",),
+    "normdead.skip_connections": ("sec3_2", "sec3_2_gradients"),
+    "normdead.scaling_rules": ("sec4_1",),
+    "normdead.signal_plots": ("fig4", "fig5"),
+    "normdead.nf_signal": ("sec4_2",),
+    "normdead.performance": ("sec4_3", "sec5_2_clipping"),
+    "normdead.regnets": ("sec4_3_regnet",),
+    "normdead.nf_limits": ("sec5_1",),
+    "normdead.batchnorm_parts": ("sec5_2",),
+    "beyond.scalar_rate": ("scalar_rate", "scalar_rate_law"),
+    "beyond.precision": ("precision",),
+    "beyond.isograd": ("isograd",),
+    "beyond.equal_budget": ("equal_budget",),
+    "beyond.transformer_rates": ("transformer_rates",),
+}
+_MODULE_OF = {f"{module.partition('.')[0]}/{name}": module for module, names in MODULES.items() for name in names}
+_CLAIMS: dict[str, Claim] = {}
 
 
-@dataclass(frozen=True)
-class Row:
-    """A check beside the measured values, one per seed or draw."""
+def register(claim: Claim) -> Claim:
+    """Add a claim.
 
-    check: Check
-    values: tuple[float, ...] = ()
-
-    @property
-    def measured(self) -> float | None:
-        """The mean of the values; None if there are none."""
-        return mean(self.values) if self.values else None
-
-    @cached_property
-    def interval(self) -> Interval | None:
-        """The 95 % confidence interval; None for an exact number, one value, and values that are not finite."""
-        if self.check.exact or not self.values:
-            return None
-        return share_interval(self.values) if self.check.binary else mean_interval(self.values)
-
-    @property
-    def margin(self) -> float:
-        """The distance of the mean from the nearest bound, in half widths of the interval; infinite without width."""
-        interval, value = self.interval, self.measured
-        if interval is None or value is None or not interval.low < interval.high:
-            return math.inf
-        bounds = (bound for bound in (self.check.low, self.check.high) if bound is not None)
-        return min(abs(value - bound) for bound in bounds) / ((interval.high - interval.low) / 2)
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """Whether the interval lies in the range.
-
-        If a value is not finite, there is no interval, and the mean is infinite or NaN. That refutes a bound on its
-        side: a diverged run refutes "it trains". If that side is open, all values must lie in the range.
-        """
-        check, interval = self.check, self.interval
-        inside = all(map(check.admits, self.values))
-        finite = all(map(math.isfinite, self.values))
-        good: Verdict = "paper errs" if check.erratum else "holds"
-        if self.measured is None:
-            return "missing"
-        if check.exact:
-            return good if inside else "fails"
-        if interval is None:
-            if not finite and not check.admits(self.measured):
-                return "fails"
-            return good if inside and len(self.values) > 1 else "undecided"
-        if check.admits(interval.low) and check.admits(interval.high):
-            return good
-        below = check.low is not None and interval.high < check.low
-        above = check.high is not None and interval.low > check.high
-        return "fails" if below or above else "undecided"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Whether a claim holds, with one row per check."""
-
-    status: Status
-    rows: tuple[Row, ...] = field(default=(), repr=False)
-
-    @property
-    def deciding(self) -> Row | None:
-        """The main check with the worst verdict, and among those the one nearest to its bound; None without numbers."""
-        order: tuple[Verdict, ...] = ("fails", "undecided", "holds", "paper errs")
-        measured = [row for row in self.rows if row.check.main and row.values]
-        return min(measured, key=lambda row: (order.index(row.verdict), row.margin), default=None)
-
-    @property
-    def summary(self) -> str:
-        """The number of checks by verdict, in words, main ones and asides apart."""
-        rows = [row for row in self.rows if row.check.main]
-        asides = [row for row in self.rows if not row.check.main]
-        return "; ".join(filter(None, (_counted(rows, "check"), _counted(asides, "aside"))))
-
-    @property
-    def missing(self) -> tuple[Check, ...]:
-        """The main checks without a number."""
-        return tuple(row.check for row in self.rows if row.verdict == "missing" and row.check.main)
-
-    @property
-    def errata(self) -> tuple[str, ...]:
-        """Why numbers in the paper are wrong, each reason once."""
-        return tuple(dict.fromkeys(row.check.erratum for row in self.rows if row.verdict == "paper errs"))
-
-
-def _counted(rows: Sequence[Row], noun: str) -> str:
-    if not rows:
-        return ""
-    count, errors = Counter(row.verdict for row in rows), sum(row.verdict == "paper errs" for row in rows)
-    good = count["holds"] + errors
-    parts = [f"{good} of {len(rows)} {noun}{'s' * (len(rows) > 1)} hold{'s' * (len(rows) == 1)}"]
-    parts += [f"{count['fails']} fail{'s' * (count['fails'] == 1)}"] if count["fails"] else []
-    parts += [f"{count['undecided']} undecided"] if count["undecided"] else []
-    parts += [f"{count['missing']} not measured"] if count["missing"] else []
-    parts += [f"{errors} error{'s' * (errors > 1)} in the paper"] if errors else []
-    return ", ".join(parts)
-
-
-def judge(claim: Claim, result: Mapping[str, Any] | None) -> Judgement:
-    """Judge the result of a claim; None means that there is none.
-
-    The main checks decide. A claim *fails* when one of them fails, *holds* when all hold, and is *undecided* otherwise:
-    an interval straddles a bound, a number has a single value, or one is missing. It was *not run* when no check has a
-    number, even if there is a result: all its training runs may be missing. In a quick result, checks for the full
-    scale count as missing. A wrong number in the paper does not decide: the check then states the correct one.
+    Raises:
+        ValueError: if its id is taken, or its paper is unknown.
     """
-    given: Mapping[str, Any] = {} if result is None else result
-    values, scale = given.get("values", {}), given.get("scale", "full")
-    tested = claim.checks_at(scale)
-    others = (check for check in claim.checks if check not in tested and check.scale != "quick")
-    rows = (*(_row(check, values.get(check.name)) for check in tested), *(Row(check) for check in others))
-    if all(row.verdict == "missing" for row in rows):
-        return Judgement("not run", rows)
-    verdicts = {row.verdict for row in rows if row.check.main}
-    if "fails" in verdicts:
-        return Judgement("fails", rows)
-    return Judgement("holds" if verdicts <= {"holds", "paper errs"} else "undecided", rows)
+    if claim.paper not in PAPERS:
+        raise unknown_name("paper of a claim", claim.paper, PAPERS)
+    if claim.id in _CLAIMS:
+        raise ValueError(f"expected a new claim, got '{claim.id}', which is registered; choose another id")
+    _CLAIMS[claim.id] = claim
+    return claim
 
 
-def _row(check: Check, value: Any) -> Row:
-    stored = value.get("values", ()) if isinstance(value, Mapping) else () if value is None else (value,)
-    return Row(check, tuple(float(number) for number in stored))  # also reads 'nan' and 'inf'
+def claim(**fields: Any) -> Callable[[Measure], Measure]:
+    """Decorate a measurement to register it as a claim with these fields."""
+
+    def add(measure: Measure) -> Measure:
+        register(Claim(measure, **fields))
+        return measure
+
+    return add
+
+
+training_claim = partial(claim, needs_training=True)
+"""The same for a claim on training runs."""
+
+
+def all_claims() -> tuple[Claim, ...]:
+    """Every claim, by paper and in the order of the paper; imports all modules."""
+    for module in MODULES:
+        import_module(f"normfree_papers.{module}")
+    places = list(_MODULE_OF)
+
+    def place(claim: Claim) -> tuple[int, int]:
+        return list(PAPERS).index(claim.paper), places.index(claim.id) if claim.id in places else len(places)
+
+    return tuple(sorted(_CLAIMS.values(), key=place))
+
+
+def get(claim_id: str) -> Claim:
+    """The claim of an id; imports its module only.
+
+    Raises:
+        ValueError: for an unknown id, with the known ones, the closest first.
+    """
+    if claim_id in _MODULE_OF:
+        import_module(f"normfree_papers.{_MODULE_OF[claim_id]}")
+    if claim_id in _CLAIMS:
+        return _CLAIMS[claim_id]
+    known = [*_MODULE_OF, *(name for name in _CLAIMS if name not in _MODULE_OF)]
+    if claim_id in PAPERS:
+        own = [name for name in known if name.startswith(f"{claim_id}/")]
+        raise ValueError(f"expected a claim, got the paper '{claim_id}'; name some of: {', '.join(own)}")
+    raise unknown_name("claim", claim_id, known)

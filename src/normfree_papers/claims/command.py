@@ -15,7 +15,8 @@ from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
 from normfree.report.progress import progress
-from normfree_papers.claims.claim import Claim, Judgement, Scale, Status
+from normfree_papers.claims.claim import Claim, Scale, Settings, get
+from normfree_papers.claims.judgement import Status
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
     MARKS,
@@ -27,14 +28,14 @@ from normfree_papers.claims.ledger_entries import (
     entry_of,
     limits_of,
     missing_runs_of,
+    mutants_of,
     number,
     rough_duration,
 )
-from normfree_papers.claims.registry import get
-from normfree_papers.claims.reproduction import redraw, reproduce_with_runs
-from normfree_papers.claims.run_cache import StoppedError
-from normfree_papers.claims.storage import Result, result_path
+from normfree_papers.claims.reproduction import Result, redraw, reproduce, result_path, stored
+from normfree_papers.claims.run_cache import RunCache, StoppedError, kept_results
 
+WORK = Path("runs/claims")  # runs in progress, with their checkpoints
 _SHOWN = 5  # the number of missing runs that are named
 _STYLES: dict[Status, str] = {"holds": "green", "fails": "red", "undecided": "yellow", "not run": "dim"}
 
@@ -82,24 +83,23 @@ def run(options: Options) -> int:
     if options.draw:
         count = _redraw(options.out, claims)
         _message(f"drew {count} picture{'s' if count != 1 else ''} in {options.out}")
-    judged: list[tuple[Claim, Result, Judgement]] = []
+    judged: list[Entry] = []
     for claim in () if options.draw else claims:
         try:
-            judged.append((claim, *_reproduce(claim, options)))
+            judged.append(_reproduce(claim, options))
         except StoppedError as stopped:
             _message("stopped; the runs so far are kept; run the same command to continue")
             return 128 + stopped.signal
     if options.as_json and judged:
-        records = [_record(entry_of(options.out, claim, result)) for claim, result, _ in judged]
-        print(json.dumps(records, indent=1, ensure_ascii=False))
+        print(json.dumps([_record(entry) for entry in judged], indent=1, ensure_ascii=False))
     for path in options.files:
         write_ledger(path, options.out, claims or None)
         _message(f"wrote {path}")
-    names = [name for _, result, _ in judged for name in result.get("runs", ())]
+    names = [name for entry in judged for name in (entry.result or {}).get("runs", ())]
     for part in options.only or ():
         if not any(part in name for name in names):
             raise ValueError(f"--only needs a part of a run's name; {part!r} is in none of: {'; '.join(names)}")
-    return int(any(judgement.status == "fails" for _, _, judgement in judged))
+    return int(any(entry.status == "fails" for entry in judged))
 
 
 def _note_missing_results(options: Options, claims: Sequence[Claim]) -> None:
@@ -125,8 +125,8 @@ def _redraw(out: Path, claims: Sequence[Claim]) -> int:
         raise ValueError(str(error)) from None
 
 
-def _reproduce(claim: Claim, options: Options) -> tuple[Result, Judgement]:
-    """Reproduce one claim and print its checks."""
+def _reproduce(claim: Claim, options: Options) -> Entry:
+    """Reproduce one claim and print its checks; without `--seeds`, a stored result of any seeds is used."""
     # Never start hours of CPU training by default: at full scale, only --device or --only trains runs.
     asked = options.device is not None or options.only or options.scale == "quick"
     only = options.only if asked else ()
@@ -135,31 +135,31 @@ def _reproduce(claim: Claim, options: Options) -> tuple[Result, Judgement]:
         device_of(device)  # refuses a device that is not there
     start = datetime.now(UTC).isoformat(timespec="seconds")
     with progress(claim.id) as update:
-        result, judgement = reproduce_with_runs(
-            claim,
-            scale=options.scale,
-            seeds=options.seeds,
-            device=device,
-            data=options.data,
-            out=options.out,
-            again=options.again,
-            jobs=1 if only == () else options.jobs or default_jobs(device),
-            only=only,
-            progress=update,
-        )
+        before = None if options.again else stored(options.out, claim, options.scale)
+        if options.seeds is not None:
+            seeds = tuple(range(options.seeds))
+        else:
+            seeds = claim.seeds_at(options.scale) if before is None else tuple(before["seeds"])
+        jobs = 1 if only == () else options.jobs or default_jobs(device)
+        place: dict[str, Any] = {"device": device, "data": options.data, "progress": update}
+        runs = RunCache(options.out / "runs", WORK, jobs=jobs, only=only, **place)
+        settings = Settings(scale=options.scale, seeds=seeds, runs=runs, **place)
+        result = reproduce(claim, settings, options.out, before)
+    kept = kept_results(options.out, result.get("runs", {}))
+    entry = entry_of(claim, result, kept, mutants_of(options.out))
     if not options.as_json:
-        _print(claim, result, judgement, options, is_stored=result["date"] < start)
-    return result, judgement
+        _print(entry, result, options, is_stored=result["date"] < start)
+    return entry
 
 
 # Printing
 
 
-def _print(claim: Claim, result: Result, judgement: Judgement, options: Options, *, is_stored: bool) -> None:
-    console = open_console()
+def _print(entry: Entry, result: Result, options: Options, *, is_stored: bool) -> None:
+    claim, judgement, console = entry.claim, entry.judgement, open_console()
     console.print(f"{claim.id}, {claim.where}: {claim.statement}", markup=False, style="bold")
     print_table(Table("", CHECK_COLUMNS, tuple(cells(row) for row in judgement.rows)), console)
-    for name, text in limits_of(entry_of(options.out, claim, result)).items():
+    for name, text in limits_of(entry).items():
         console.print(f"{name.lower()}: {text}", markup=False, style="dim")
     for note in result.get("notes", []):
         console.print(f"note: {note}", markup=False, style="dim")

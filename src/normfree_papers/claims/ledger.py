@@ -16,7 +16,8 @@ from urllib.parse import quote
 from normfree.files import atomic_path, explain_os_errors
 from normfree.report import Column, Link, Table, to_markdown
 from normfree.report.page import Card, Page, Section, write_page
-from normfree_papers.claims.claim import Claim, Row, Status
+from normfree_papers.claims.claim import PAPERS, Claim
+from normfree_papers.claims.judgement import Row, Status
 from normfree_papers.claims.ledger_entries import (
     CHECK_COLUMNS,
     RUN_COLUMNS,
@@ -32,14 +33,25 @@ from normfree_papers.claims.ledger_entries import (
     run_cells,
     runs_of,
 )
-from normfree_papers.claims.registry import DRAWINGS, PAPERS
-from normfree_papers.claims.storage import Result, panels_of, result_path, tables_of
+from normfree_papers.claims.reproduction import Result, panels_of, result_path, tables_of
 
 _COLOURS: dict[Status, Literal["good", "warn", "bad", "info"]] = {
     "holds": "good",
     "fails": "bad",
     "undecided": "warn",
     "not run": "info",
+}
+DRAWINGS = {  # figures without numbers, which need no claim
+    "fixup": {
+        "Figure 1": "a drawing of three residual blocks: with batch norm, without, and with Fixup's scalars",
+        "Figure 2": "a drawing that shows sets of layers to which Theorem 2 applies",
+    },
+    "robust": {"Figure 1": "a drawing of the identity block and the convolutional block"},
+    "normdead": {
+        "Figure 1": "a drawing of the axes of inputs: batch, channels and pixels",
+        "Figure 2": "a drawing of the axes over which four normalization layers average",
+        "Figure 3": "a drawing of the skip connections of ResNets, DenseNets and highway networks",
+    },
 }
 _LONG = 12  # rows; longer tables are folded
 _FILES = {"result": "result.json", "configuration": "config.toml", "metrics": "metrics.jsonl"}

@@ -13,11 +13,10 @@ from typing import Any
 
 from normfree.report.formatting import percent
 from normfree.report.tables import Column
-from normfree_papers.claims.claim import Check, Claim, Judgement, Row, Scale, Status, Verdict, judge
-from normfree_papers.claims.freshness import Freshness, freshness_of
-from normfree_papers.claims.kept_runs import KeptRun
-from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.storage import Result, stored
+from normfree_papers.claims.claim import Check, Claim, Scale, all_claims
+from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
+from normfree_papers.claims.reproduction import Result, stored
+from normfree_papers.claims.run_cache import Freshness, kept_results
 
 MARKS: dict[Status, str] = {
     "holds": "✓ holds",
@@ -128,32 +127,28 @@ def entries(out: str | Path, claims: Iterable[Claim] | None = None) -> tuple[Ent
     Raises:
         ValueError: for a stored file that is no result.
     """
-    mutants = _mutants(Path(out))
+    mutants = mutants_of(Path(out))
     found = []
     for claim in all_claims() if claims is None else claims:
         full, quick = (stored(out, claim, scale) for scale in ("full", "quick"))
         shown = full if quick is None or judge(claim, full).status != "not run" else quick
-        found.append(entry_of(out, claim, shown, full, mutants))
+        kept = kept_results(Path(out), (shown or {}).get("runs", {}))
+        found.append(entry_of(claim, shown, kept, mutants, full))
     return tuple(found)
 
 
 def entry_of(
-    out: str | Path,
     claim: Claim,
     result: Result | None,
+    kept: tuple[Mapping[str, Any], Freshness],
+    mutants: Mapping[str, Mapping[str, Any]],
     full: Result | None = None,
-    mutants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Entry:
-    """A claim with one of its results, judged; by default with the record of planted errors below `out`."""
-    out, asked = Path(out), (result or {}).get("runs", {})
-    folders = [run["folder"] for run in asked.values() if "folder" in run]
-    kept = {folder: KeptRun(out / "runs" / folder) for folder in folders}
-    runs = {folder: run.result for folder, run in kept.items()}
-    planted = (_mutants(out) if mutants is None else mutants).get(claim.id, {})
-    return Entry(claim, result, judge(claim, result), full, runs, freshness_of(out, asked, kept), planted)
+    """A claim with one of its results, judged, its kept runs, and the planted errors of all claims."""
+    return Entry(claim, result, judge(claim, result), full, *kept, mutants.get(claim.id, {}))
 
 
-def _mutants(out: Path) -> Mapping[str, Mapping[str, Any]]:
+def mutants_of(out: Path) -> Mapping[str, Mapping[str, Any]]:
     """The planted errors by claim, as the tests stored them."""
     path = out / "mutants.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))["claims"]) if path.exists() else {}
@@ -276,7 +271,7 @@ def limits_of(entry: Entry) -> dict[str, str]:
         "Departures from the paper": "; ".join(claim.departures),
         "Precision": entry.precision,
         "Not measured": "; ".join(unmeasured),
-        "Runs": entry.freshness.text,
+        "Runs": ": ".join(filter(None, (entry.freshness.state, "; ".join(entry.freshness.reasons)))),
         "Planted errors": entry.breaks,
     }
     return {name: text for name, text in texts.items() if text}

@@ -1,100 +1,65 @@
-"""Run a claim, store its result and its picture, and judge it."""
+"""Run a claim, store its result and its picture, and read stored results.
+
+    results/<paper>/<name>.json          a full run
+    results/<paper>/<name>.quick.json    a quick run
+
+A file holds the claim, command, commit, date, seeds, versions, hardware, the values (mean and standard deviation over
+the seeds, and the value of each seed), and the data of the picture. It names no folder, user or host. Numbers that are
+not finite are stored as the strings "nan", "inf" and "-inf", because JSON cannot represent them.
+"""
 
 from __future__ import annotations
 
+import math
+import shlex
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
 
-from normfree.files import atomic_path, explain_os_errors, write_sealed_json
-from normfree_papers.claims.claim import SCALES, Claim, Judgement, Progress, Scale, Settings, judge
-from normfree_papers.claims.registry import all_claims, get
-from normfree_papers.claims.run_cache import RunCache
-from normfree_papers.claims.storage import (
-    Result,
-    collect,
-    contents_of,
-    is_empty,
-    is_whole,
-    panels_of,
-    result_path,
-    same_contents,
-    stored,
-)
+from normfree.checksums import read_sealed_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, to_json_values, write_sealed_json
+from normfree.provenance import commit, hardware, versions
+from normfree.report.panels import Curve, Panel, ReferenceLine
+from normfree.report.tables import Column, Table
+from normfree_papers.claims.claim import SCALES, Claim, Measurement, Scale, Settings, all_claims
 
 RESULTS = Path("results")
-WORK = Path("runs/claims")  # runs in progress, with their checkpoints
+Result = dict[str, Any]
+_NUMERIC = ("values", "panels")  # in these parts "nan", "inf" and "-inf" are numbers, except below the keys
+_TEXTS = ("title", "y_label", "x_label", "note", "name", "names", "point_names")
+_REQUIRED = {"claim": str, "scale": str, "seeds": list, "values": dict, "panels": list}
 
 
-def reproduce(
-    claim_id: str, settings: Settings | None = None, out: str | Path = RESULTS, *, again: bool = False
-) -> tuple[Result, Judgement]:
-    """Run a claim, write its result and picture below `out`, and judge it.
+def reproduce(claim: Claim, settings: Settings, out: str | Path = RESULTS, before: Result | None = None) -> Result:
+    """Run a claim, and write its result and picture below `out`.
 
-    A stored result is used instead of a new run if it has the same measurement and seeds. A stored result with missing
-    training runs is measured again, since more of them may be there now. An interrupted run leaves the stored result
-    as it was; a missing picture is drawn the next time.
-
-    Args:
-        claim_id: Such as "fixup/fig3".
-        settings: Scale, seeds, device and training runs; by default the full scale with the seeds of the claim.
-        out: Folder of the results.
-        again: Run the claim even if there is a stored result.
-
-    Returns:
-        The result as plain data, and the judgement.
-
-    Raises:
-        ValueError: for an unknown claim, a claim that cannot be run here, and a stored file that is no result.
-        OSError: in one sentence, if a file cannot be written.
-    """
-    claim = get(claim_id)
-    settings = settings or Settings(scale="full", seeds=claim.seeds_at("full"))
-    return _reproduce(claim, settings, out, None if again else stored(out, claim, settings.scale))
-
-
-def reproduce_with_runs(
-    claim: Claim,
-    *,
-    scale: Scale,
-    seeds: int | None,
-    device: str,
-    data: Path,
-    out: Path,
-    again: bool,
-    jobs: int,
-    only: Sequence[str] | None,
-    progress: Progress,
-) -> tuple[Result, Judgement]:
-    """As `reproduce`, with the training runs below `out`; without `seeds`, a stored result of any seeds is used.
+    A stored result is returned instead of a new run if it has the same seeds and all its training runs. With missing
+    ones it is measured again, since more of them may be there now. An interrupted run leaves the stored result as it
+    was; a missing picture is drawn the next time.
 
     Args:
         claim: The claim.
-        jobs: Training runs at a time.
-        only: The runs that may be trained, as for `RunCache`.
-        progress: Called with the steps done, the number of steps, and the name of the next step.
+        settings: Scale, seeds, device and training runs.
+        out: Folder of the results.
+        before: The stored result; None to run the claim in any case.
+
+    Returns:
+        The result as plain data.
 
     Raises:
-        StoppedError: after SIGINT or SIGTERM; the same call continues.
+        ValueError: for a claim that cannot be run here.
+        OSError: in one sentence, if a file cannot be written.
     """
-    before = None if again else stored(out, claim, scale)
-    if seeds is not None:
-        chosen = tuple(range(seeds))
-    else:
-        chosen = tuple(before["seeds"]) if before is not None else claim.seeds_at(scale)
-    runs = RunCache(out / "runs", WORK, device=device, data=data, jobs=jobs, only=only, progress=progress)
-    settings = Settings(scale=scale, seeds=chosen, device=device, data=data, progress=progress, runs=runs)
-    return _reproduce(claim, settings, out, before)
-
-
-def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result | None) -> tuple[Result, Judgement]:
-    """Run a claim unless the stored result `before` is whole and of these seeds, store the result, and judge it."""
     if before is not None and tuple(before["seeds"]) != settings.seeds:
         before = None
     result = before if before is not None and is_whole(before) else run(claim, settings, before)
     if is_empty(result) and before is None:
-        return result, judge(claim, result)  # nothing was measured, so that no file is written
+        return result  # nothing was measured, so that no file is written
     if result is not before:
         # Delete the old picture first, so a picture never shows outdated numbers; a missing one is drawn.
         picture_path(out, claim, settings.scale).unlink(missing_ok=True)
@@ -103,7 +68,7 @@ def _reproduce(claim: Claim, settings: Settings, out: str | Path, before: Result
             write_sealed_json(path, result)
     if result is not before or not picture_path(out, claim, settings.scale).exists():
         draw(claim, result, out)
-    return result, judge(claim, result)
+    return result
 
 
 def run(claim: Claim, settings: Settings, before: Result | None = None) -> Result:
@@ -160,3 +125,168 @@ def _draw(claim: Claim, result: Result, out: str | Path) -> bool:
     with explain_os_errors("the picture", path), atomic_path(path) as temporary:
         write_plot(panels, temporary, title=title)
     return True
+
+
+# Results as plain data
+
+
+def result_path(out: str | Path, claim: Claim, scale: Scale, suffix: str = ".json") -> Path:
+    """The path of a claim's result below a folder."""
+    return Path(out) / f"{claim.id}{'.quick' if scale == 'quick' else ''}{suffix}"
+
+
+def collect(claim: Claim, settings: Settings, measurement: Measurement, seconds: float) -> Result:
+    """The result of a run as plain data, with everything needed to run it again."""
+    contents = contents_of(measurement, settings)
+    if settings.runs is not None and settings.runs.missing:
+        from normfree_papers.claims.run_training import gpu_seconds  # builds networks
+
+        for name, config in settings.runs.missing.items():
+            contents["runs"][name] = {"gpu_seconds": round(gpu_seconds(config))}
+    return {
+        "claim": claim.id,
+        "version": claim.version,
+        "command": command(claim, settings),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scale": settings.scale,
+        "seeds": list(settings.seeds),
+        "versions": versions(),
+        "hardware": hardware(settings.device),
+        "seconds": round(seconds, 3),
+        **contents,
+    }
+
+
+def contents_of(measurement: Measurement, settings: Settings) -> Result:
+    """The part of a result that does not depend on time and place; a missing training run has an empty record."""
+    runs = {name: settings.runs.records.get(name, {}) for name in settings.runs.asked} if settings.runs else {}
+    return {
+        "values": {name: summarize(value) for name, value in measurement.values.items()},  # type: ignore[arg-type]
+        "panels": [asdict(panel) for panel in measurement.panels],
+        "tables": [
+            {"title": t.title, "columns": [c.name for c in t.columns], "rows": [list(row) for row in t.rows]}
+            for t in measurement.tables
+        ],
+        "notes": list(measurement.notes),
+        **({"runs": runs} if runs else {}),
+    }
+
+
+def same_contents(result: Result, other: Result) -> bool:
+    """Whether two results hold the same numbers, texts and training runs, whenever and wherever they were made."""
+
+    def contents(one: Result) -> Any:
+        folders = {name: run.get("folder") for name, run in one.get("runs", {}).items()}
+        panels = [asdict(panel) for panel in panels_of(one)]  # a stored panel lacks the fields that came later
+        return to_json_values([folders, panels, *(one.get(key) for key in ("values", "tables", "notes"))])
+
+    return bool(contents(result) == contents(other))
+
+
+def summarize(value: float | Sequence[float]) -> dict[str, Any]:
+    """Mean, standard deviation of several numbers, and the numbers themselves.
+
+    >>> summarize([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'values': [1.0, 3.0]}
+    >>> summarize(2)
+    {'mean': 2.0, 'values': [2.0]}
+    """
+    numbers = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)]
+    if not numbers:
+        raise ValueError("expected a number or one per seed, got none; leave the value out")
+    if len(numbers) == 1:
+        return {"mean": numbers[0], "values": numbers}
+    if not all(map(math.isfinite, numbers)):
+        return {"mean": sum(numbers) / len(numbers), "std": math.nan, "values": numbers}
+    return {"mean": statistics.fmean(numbers), "std": statistics.stdev(numbers), "values": numbers}
+
+
+def panels_of(result: Mapping[str, Any]) -> tuple[Panel, ...]:
+    """The panels of a result, ready to be drawn."""
+    panels = []
+    for plain in result["panels"]:
+        fields = _tuples(plain)
+        fields["curves"] = tuple(Curve(**_tuples(curve)) for curve in plain["curves"])
+        fields["levels"] = tuple(ReferenceLine(**level) for level in plain.get("levels", ()))
+        panels.append(Panel(**fields))
+    return tuple(panels)
+
+
+def tables_of(result: Mapping[str, Any]) -> tuple[Table, ...]:
+    """The tables of a result."""
+    return tuple(
+        Table(t["title"], tuple(map(Column, t["columns"])), tuple(tuple(map(str, row)) for row in t["rows"]))
+        for t in result.get("tables", ())
+    )
+
+
+def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    def fixed(value: Any) -> Any:
+        return tuple(map(fixed, value)) if isinstance(value, list) else value
+
+    return {key: fixed(value) for key, value in plain.items()}
+
+
+# Files
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.
+
+    Raises:
+        ValueError: if the file holds no result.
+        FileNotFoundError: if there is no file.
+    """
+    remedy = "delete it, or run the claim with --again"
+    result = read_sealed_json(path, "the result of a claim", remedy)
+    for key, kind in _REQUIRED.items():
+        if not isinstance(result.get(key), kind):
+            raise ValueError(f"expected a result with {key!r} in '{path}', got {result.get(key)!r}; {remedy}")
+    return {key: from_json_values(value, _TEXTS) if key in _NUMERIC else value for key, value in result.items()}
+
+
+def is_whole(result: Result) -> bool:
+    """Whether all training runs of a result were made."""
+    return all("folder" in run for run in result.get("runs", {}).values())
+
+
+def is_empty(result: Result) -> bool:
+    """Whether a result has training runs, and none of them was made."""
+    runs = result.get("runs", {})
+    return bool(runs) and not any("folder" in run for run in runs.values())
+
+
+def stored(out: str | Path, claim: Claim, scale: Scale) -> Result | None:
+    """The stored result of a claim; None if there is none, or only that of an older measurement."""
+    path = result_path(out, claim, scale)
+    if not path.exists():
+        return None
+    result = read_result(path)
+    if result["claim"] != claim.id or result["scale"] != scale:
+        raise ValueError(
+            f"expected the {scale} result of '{claim.id}' in '{path}', got the {result['scale']} one of "
+            f"'{result['claim']}'; delete it, or run the claim with --again"
+        )
+    return result if result.get("version") == claim.version else None
+
+
+# The command
+
+
+def command(claim: Claim, settings: Settings) -> str:
+    """The command that runs a claim with these settings; it names no folder outside the current one.
+
+    If the training runs were only read, it is the command that trains them, on the GPU that the full scale needs.
+    """
+    words = ["normfree", "reproduce", claim.id]
+    words += ["--quick"] if settings.quick else []
+    if settings.seeds != claim.seeds_at(settings.scale) and settings.seeds == tuple(range(len(settings.seeds))):
+        words += ["--seeds", str(len(settings.seeds))]
+    only_read = claim.needs_training and settings.runs is not None and not settings.runs.trains
+    device = "cuda" if only_read and not settings.quick else settings.device
+    words += ["--device", device] if device != "cpu" else []
+    if claim.needs_data and settings.data is not None:
+        inside = not settings.data.is_absolute() and ".." not in PurePath(settings.data).parts
+        words += ["--data-dir", str(settings.data) if inside else "DIR"]
+    return shlex.join(words)

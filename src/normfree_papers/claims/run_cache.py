@@ -5,17 +5,120 @@
 
 A claim asks for runs by name and configuration. A run that is not kept and may not be trained is None, and the claim
 leaves out the numbers that need it.
+
+Kept runs are found by what they compute and not by the folder's name. A folder of an earlier release is named after
+the method as that release wrote it. `nf` of release 0.1 is today's `nf:bias=false`. A claim that asks for
+`nf:bias=false` finds that run. A claim that asks for `nf` gets it too, if there is no run of today, and is then stale.
+
+This file imports nothing that trains.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from pathlib import Path
+from typing import Any, Literal
 
-from normfree.train.config import TrainConfig
-from normfree_papers.claims.kept_runs import KeptRun, RunIndex, Trained
+from normfree.methods.method import parse_spec
+from normfree.provenance import RELEASE
+from normfree.train.config import TrainConfig, folder_name, plain_name
+from normfree.train.run.run_folder import RunFolder
+from normfree.train.settings import read_toml
+from normfree_papers.claims.canary import stale_families
+from normfree_papers.claims.seed_metrics import Trained
 
 Progress = Callable[[int, int, str], None]
+"""Called with the steps done, the number of steps, and the name of the next step."""
+State = Literal["fresh", "stale", "unknown", ""]
+_OPEN: dict[str, Any] = {"precision": "auto", "channels_last": None, "compile": None, "graph": None}
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """The folder of a kept run; its files are read once."""
+
+    path: Path
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """The result; None if the run has not ended, or is no longer kept."""
+        run = RunFolder(self.path)
+        if not run.config_path.exists() or not run.result_path.exists():
+            return None
+        result = run.read_result()
+        return None if result["status"] == "interrupted" else result
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The configuration, with its method in today's spelling."""
+        return RunFolder(self.path).read_config()
+
+    @cached_property
+    def written_method(self) -> str:
+        """The method as the release that made the run spelled it."""
+        return str(read_toml(RunFolder(self.path).config_path)["method"])
+
+    def trained(self) -> Trained:
+        """The result and the metrics of a run that ended."""
+        return Trained(self.result or {}, RunFolder(self.path).read_metrics())
+
+    def is_of(self, method: str) -> bool:
+        """Whether today's definition of a method made the run; otherwise an earlier definition did."""
+        return _canonical(self.config.method) == _canonical(method)
+
+    def asked_config(self) -> TrainConfig:
+        """The configuration that the run was asked for, with its method in today's spelling.
+
+        The kept configuration says how 'auto' and other open settings came out. The fingerprint in the folder's name
+        is that of the settings as asked for, and tells which were open.
+        """
+        digits = re.search(r"-([0-9a-f]{12})(?:-[0-9.]+)?$", self.path.name)
+        for is_open in product((True, False), repeat=len(_OPEN)) if digits else ():
+            opened = {name: value for (name, value), left in zip(_OPEN.items(), is_open, strict=True) if left}
+            asked = self.config.with_changes(**opened)
+            if digits and asked.with_changes(method=self.written_method).fingerprint() == digits[1]:
+                return asked
+        return self.config
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """The runs that ended in a folder."""
+
+    kept: Path
+
+    def find(self, config: TrainConfig) -> KeptRun | None:
+        """The run with this configuration; one by an earlier definition of its method, if there is no other."""
+        named = KeptRun(self.kept / folder_name(config))
+        if named.result is not None and named.is_of(config.method):
+            return named
+        for run in self._similar(config):
+            if _key(run.asked_config()) == _key(config) and run.result is not None:
+                return run
+        return named if named.result is not None else None
+
+    def new_folder(self, config: TrainConfig) -> Path:
+        """The folder for a run of today; its plain name may be taken by an earlier definition."""
+        name, found = folder_name(config), self.find(config)
+        taken = found is not None and not found.is_of(config.method)
+        return self.kept / (f"{name}-{RELEASE}" if taken else name)
+
+    def _similar(self, config: TrainConfig) -> list[KeptRun]:
+        """The runs of the same model, method, rate and seed, whatever their other settings; the newest name first."""
+        start = plain_name(f"{config.model}-{config.method.partition(':')[0]}")
+        end = f"-lr{config.lr:g}-seed{config.seed}-"
+        names = [name for name in self._names if name.startswith(start) and end in name]
+        return [KeptRun(self.kept / name) for name in names if (self.kept / name / "config.toml").exists()]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return sorted((path.name for path in self.kept.iterdir()), reverse=True) if self.kept.is_dir() else []
 
 
 class StoppedError(Exception):
@@ -106,6 +209,19 @@ class RunCache:
             raise StoppedError(signal)
 
 
+def _canonical(method: str) -> str:
+    """A spelling of a method that does not depend on the order of its options; as it is, if it is not registered."""
+    try:
+        name, options = parse_spec(method)
+    except ValueError:
+        return method
+    return f"{name} {options}"
+
+
+def _key(config: TrainConfig) -> str:
+    return folder_name(config.with_changes(method=_canonical(config.method)))
+
+
 def _is_absent(run: KeptRun | None, config: TrainConfig) -> bool:
     return run is None or not run.is_of(config.method)
 
@@ -120,3 +236,61 @@ def _chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
     """
     known = list(names)
     return [name for name in known if any(part == name or (part not in known and part in name) for part in only)]
+
+
+# Whether the runs behind a claim are those that today's code would make
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """Whether runs are stale, with the reasons; the state is empty without runs."""
+
+    state: State = ""
+    reasons: tuple[str, ...] = ()
+
+
+def kept_results(out: Path, runs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], Freshness]:
+    """The results of the kept runs of a claim by folder, None if one is no longer kept, and the freshness of all."""
+    kept = {run["folder"]: KeptRun(out / "runs" / run["folder"]) for run in runs.values() if "folder" in run}
+    return {folder: run.result for folder, run in kept.items()}, freshness_of(out, runs, kept)
+
+
+def freshness_of(out: Path, runs: Mapping[str, Mapping[str, Any]], kept: Mapping[str, KeptRun]) -> Freshness:
+    """Judge the runs of a result.
+
+    A result of release 0.1 does not say which method was asked for: it is the one that the run's file names.
+
+    Args:
+        out: Folder of the results, with canaries.json.
+        runs: The records of the runs; those of the kept ones have their folder and the method asked for.
+        kept: The kept runs by folder.
+    """
+    commits = _canaries(out)
+    made = [_run(commits, kept[run["folder"]], run.get("method")) for run in runs.values() if "folder" in run]
+    found = Counter(made)
+    if not found:
+        return Freshness()
+    states = {state for state, _ in found}
+    state: State = "stale" if "stale" in states else "unknown" if "unknown" in states else "fresh"
+    counted = sorted(found.items(), key=lambda item: (item[0][0], -item[1]))
+    reasons = (f"{count} of {len(made)} runs {reason}" for (_, reason), count in counted if reason)
+    return Freshness(state, tuple(reasons))
+
+
+def _run(commits: Mapping[str, Any], run: KeptRun, asked: str | None) -> tuple[State, str]:
+    """The state of one run, and the reason."""
+    if run.result is None:
+        return "unknown", "no longer kept"
+    wanted = asked or run.written_method
+    if not run.is_of(wanted):
+        return "stale", f"made with {run.config.method}, not {wanted}"
+    families = stale_families(run.config, run.result.get("canary") or commits.get(run.result["commit"], "unknown"))
+    if families is None:
+        return "unknown", "without a canary"
+    return ("stale", f"with another canary ({', '.join(families)})") if families else ("fresh", "")
+
+
+def _canaries(out: Path) -> Mapping[str, Any]:
+    """The canaries of earlier commits, as stored beside the results."""
+    path = out / "canaries.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))["commits"]) if path.exists() else {}

@@ -5,20 +5,20 @@ Differences are taken seed by seed, and rows whose runs are missing are skipped.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.tables import Column, Table
-from normfree.train import TrainConfig
-from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.kept_runs import Trained
+
+if TYPE_CHECKING:
+    from normfree.train import TrainConfig
+    from normfree_papers.claims.claim import Settings
 
 Numbers = dict[int, float]  # by seed
-Runs = dict[str, dict[int, Trained]]  # by row and seed; missing runs are left out
 
 CHANCE = 10.0  # ten classes, in MNIST, CIFAR-10 and the embedded images
 DEAD = 20.0  # up to twice chance counts as not trained
@@ -26,14 +26,24 @@ EMBEDDED: dict[str, Any] = {"data": "fashion14", "crop": 0}  # the data of quick
 SMALL: dict[str, Any] = {**EMBEDDED, "batch_size": 32}  # 188 steps per epoch
 
 
-def train_rows(settings: Settings, rows: Mapping[str, TrainConfig]) -> Runs:
-    """Train or find the runs of every row, one per seed."""
-    names = {(row, seed): f"{row}, seed {seed}" for row in rows for seed in settings.seeds}
-    found = settings.train({name: rows[row].with_changes(seed=seed) for (row, seed), name in names.items()})
-    return {row: {seed: run for seed in settings.seeds if (run := found[names[row, seed]]) is not None} for row in rows}
+# One run
 
 
-# Numbers of one run
+@dataclass(frozen=True)
+class Trained:
+    """A run that ended: its result, and one record per epoch."""
+
+    result: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss diverged; then it was not tested."""
+        return bool(self.result["status"] == "diverged")
+
+    def accuracy(self, chance: float) -> float:
+        """The share of test images that it classifies correctly; `chance` for a diverged run."""
+        return chance if self.diverged else float(self.result["test"]["accuracy"])
 
 
 def accuracy(run: Trained, diverged: float = CHANCE) -> float:
@@ -48,15 +58,19 @@ def error(run: Trained) -> float:
 
 def training_accuracy(run: Trained, diverged: float = CHANCE) -> float:
     """Accuracy on the augmented training images over the last epoch."""
-    return diverged if run.diverged else 100 * float(run.metrics[-1]["train_accuracy"])
+    return diverged if run.diverged else _fitted(run, -1)
+
+
+def _fitted(run: Trained, epoch: int) -> float:
+    return 100 * float(run.metrics[epoch]["train_accuracy"])
+
+
+def bleu(run: Trained) -> float:
+    """BLEU of a run's test sentences; 0 for a diverged run."""
+    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
 
 
 # Numbers by seed
-
-
-def by_seed(runs: Mapping[int, Trained], number: Callable[[Trained], float]) -> Numbers:
-    """A number of every run, by seed."""
-    return {seed: number(run) for seed, run in runs.items()}
 
 
 def mean(numbers: Collection[float]) -> float:
@@ -69,6 +83,11 @@ def minus(a: Numbers, b: Numbers) -> Numbers:
     return {seed: a[seed] - b[seed] for seed in a if seed in b}
 
 
+def over(a: Numbers, b: Numbers) -> Numbers:
+    """Ratios for the seeds that both have."""
+    return {seed: a[seed] / b[seed] for seed in a if seed in b}
+
+
 def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float]) -> Numbers:
     """Combine columns into one number per seed, for the seeds that all of them have.
 
@@ -79,44 +98,82 @@ def combined(columns: Sequence[Numbers], number: Callable[[list[float]], float])
     return {seed: number([column[seed] for column in columns]) for seed in sorted(seeds)}
 
 
-def lead(first: str, second: str) -> str:
-    """The name of a difference of two rows."""
-    return f"{first} - {second}"
+def named(words: str, row: Any) -> str:
+    """The words with the row, or the parts of a row that is a tuple, in the braces."""
+    return words.format(*row) if isinstance(row, tuple) else words.format(row)
 
 
-def leads(found: Mapping[str, Numbers], pairs: Iterable[tuple[str, str]]) -> dict[str, Numbers]:
-    """The differences of pairs of rows, by their names."""
-    return {lead(first, second): minus(found[first], found[second]) for first, second in pairs}
+class Columns(dict[Any, Numbers]):
+    """A number of the runs of every row, by seed."""
+
+    def named(self, words: str) -> Columns:
+        """The columns under `words` with the row in the braces.
+
+        >>> Columns({"one": {0: 1.0}}).named("error, {}")
+        {'error, one': {0: 1.0}}
+        """
+        return Columns({named(words, row): numbers for row, numbers in self.items()})
+
+    def leads(self, *pairs: tuple[Any, Any]) -> Columns:
+        """The differences of pairs of rows.
+
+        >>> Columns({"a": {0: 3.0, 1: 1.0}, "b": {0: 1.0}}).leads(("a", "b"))
+        {'a - b': {0: 2.0}}
+        """
+        return Columns({f"{first} - {second}": minus(self[first], self[second]) for first, second in pairs})
+
+    def accuracy_table(self, rows_are: str = "row") -> tuple[Table, ...]:
+        """The table of test accuracies, with the mean over the seeds; none without numbers."""
+        rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in self.items() if numbers)
+        columns = (Column(rows_are), Column("mean over seeds", "right"))
+        return (Table("Test accuracy, %", columns, rows),) if rows else ()
+
+    def paper_panel(self, title: str, paper: Mapping[str, float]) -> tuple[Panel, ...]:
+        """The panel of printed beside measured values; none if either is missing."""
+        if not any(self.values()) or not paper:
+            return ()
+        names = tuple(row for row in self if self[row] or row in paper)
+        printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
+        curves = (*point_curve("paper", printed), *point_curve("measured here", [self[row] for row in names]))
+        return (Panel(title, curves, "%", "", log_y=False, note=seeds_note(curves), names=names),)
 
 
-def values_of(columns: Mapping[str, Numbers]) -> dict[str, list[float]]:
-    """The numbers of each name in order of the seeds; a name without numbers is left out."""
-    return {name: [numbers[seed] for seed in sorted(numbers)] for name, numbers in columns.items() if numbers}
+class Runs(dict[Any, dict[int, Trained]]):
+    """Training runs by row and seed; missing ones are left out."""
+
+    def numbers(self, number: Callable[[Trained], float]) -> Columns:
+        """A number of every run."""
+        return Columns({row: {seed: number(run) for seed, run in seeds.items()} for row, seeds in self.items()})
+
+    def learning_panel(self, title: str, chance: float | None = CHANCE) -> tuple[Panel, ...]:
+        """The panel of training accuracy after every epoch: the median of the seeds that reached it, and each seed."""
+        curves, gone = [], []
+        for row, seeds in self.items():
+            longest = max((len(run.metrics) for run in seeds.values()), default=0)
+            epochs: list[Numbers] = [
+                {seed: _fitted(run, epoch) for seed, run in seeds.items() if epoch < len(run.metrics)}
+                for epoch in range(longest)
+            ]
+            curves += [_seeds_curve(row, epochs)] if epochs else []
+            if early := sum(run.diverged and not run.metrics for run in seeds.values()):
+                gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
+        if not curves:
+            return ()
+        told = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
+        note = "; ".join(filter(None, (seeds_note(curves), told)))
+        levels = () if chance is None else (ReferenceLine("chance", chance),)
+        return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
 
 
-# Panels
-
-
-def learning_panel(title: str, runs: Runs, chance: float | None = CHANCE) -> tuple[Panel, ...]:
-    """The panel of training accuracy after every epoch, averaged over the seeds that reached it."""
-    curves, gone = [], []
-    for row, seeds in runs.items():
-        epochs = zip_longest(*(run.metrics for run in seeds.values()))
-        means = [mean([100 * float(r["train_accuracy"]) for r in records if r is not None]) for records in epochs]
-        curves += [Curve(row, tuple(means))] if means else []
-        if early := sum(run.diverged and not run.metrics for run in seeds.values()):
-            gone.append(row if early == len(seeds) else f"{row} ({early} of {len(seeds)} seeds)")
-    if not curves:
-        return ()
-    note = f"diverged in the first epoch: {', '.join(gone)}" if gone else ""
-    levels = () if chance is None else (ReferenceLine("chance", chance),)
-    return (Panel(title, tuple(curves), "%", "epoch", log_y=False, note=note, levels=levels),)
+# Points
 
 
 def point_curve(
     name: str, columns: Sequence[Numbers], crossed: Sequence[int] = (), at: Sequence[float] | None = None
 ) -> list[Curve]:
-    """A point for every column that has numbers: the mean, with the standard deviation over the seeds as its bar.
+    """A point for every column that has numbers: the median, with a small one for each of several seeds.
+
+    It is the median because a seed that collapsed would move the mean to where no seed is.
 
     Args:
         name: Name of the curve.
@@ -124,21 +181,27 @@ def point_curve(
         crossed: The columns to mark with a cross.
         at: The positions of the columns; 1, 2, 3, … by default.
 
-    >>> point_curve("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.0}], crossed=[2])
-    [Curve(name='here', values=(1.0, 4.0), x=(1.0, 3.0), spread=(0.0, 0.0), crossed=(1,))]
+    >>> point_curve("here", [{0: 1.0}, {}, {0: 4.0, 1: 4.5, 2: 9.0}], crossed=[2])[0].values
+    (1.0, 4.5)
     """
     here = [place for place, numbers in enumerate(columns) if numbers]
-    values = [list(columns[place].values()) for place in here]
-    spread = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in values)
+    there = [columns[place] for place in here]
     marked = tuple(i for i, place in enumerate(here) if place in crossed)
     x = tuple(place + 1.0 if at is None else float(at[place]) for place in here)
-    return [Curve(name, tuple(map(mean, values)), x, spread, marked)] if here else []
+    return [_seeds_curve(name, there, x=x, crossed=marked)] if here else []
 
 
-def bars_note(curves: Sequence[Curve]) -> str:
-    """A note that explains the bars; '' if there are none."""
-    shown = any(half > 0 for curve in curves for half in curve.spread)
-    return "bars: standard deviation over the seeds" if shown else ""
+def _seeds_curve(name: str, columns: Sequence[Numbers], **options: Any) -> Curve:
+    """The curve of the median of each column, with one small curve for each of several seeds."""
+    seeds = sorted({seed for numbers in columns for seed in numbers})
+    singles = [tuple(numbers.get(seed, math.nan) for numbers in columns) for seed in seeds] if len(seeds) > 1 else []
+    medians = tuple(statistics.median(numbers.values()) for numbers in columns)
+    return Curve(name, medians, singles=tuple(singles), **options)
+
+
+def seeds_note(curves: Sequence[Curve]) -> str:
+    """A note that explains the marks of single seeds; '' if there are none."""
+    return "pale: single seeds; strong: their median" if any(curve.singles for curve in curves) else ""
 
 
 def points_panel(
@@ -153,24 +216,7 @@ def points_panel(
     if not curves:
         return ()
     lines = (ReferenceLine("chance", CHANCE), *levels)
-    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=bars_note(curves)),)
-
-
-def accuracy_table(found: Mapping[str, Numbers], rows_are: str = "row") -> tuple[Table, ...]:
-    """The table of test accuracies, with the mean over the seeds; none without numbers."""
-    rows = tuple((row, f"{mean(numbers.values()):.2f}") for row, numbers in found.items() if numbers)
-    columns = (Column(rows_are), Column("mean over seeds", "right"))
-    return (Table("Test accuracy, %", columns, rows),) if rows else ()
-
-
-def paper_panel(title: str, found: Mapping[str, Numbers], paper: Mapping[str, float]) -> tuple[Panel, ...]:
-    """The panel of printed beside measured values; none if either is missing."""
-    if not any(found.values()) or not paper:
-        return ()
-    names = tuple(row for row in found if found[row] or row in paper)
-    printed: list[Numbers] = [{0: paper[row]} if row in paper else {} for row in names]
-    curves = (*point_curve("paper", printed), *point_curve("measured here", [found[row] for row in names]))
-    return (Panel(title, curves, "%", "", log_y=False, note=bars_note(curves), names=names),)
+    return (Panel(title, tuple(curves), "%", x_label, False, log_x=True, levels=lines, note=seeds_note(curves)),)
 
 
 # Sweeps over learning rates
@@ -313,19 +359,14 @@ class Sweep:
 
     def panels(self, images: str) -> tuple[Panel, ...]:
         """The panels of test and training accuracy over depth, at the best of the rates that were tried."""
-        panels = []
+        found: list[Panel] = []
         for title, number in (("test", self.accuracy), ("training", self.training_accuracy)):
-            curves = []
-            for label in self.labels:
-                bests = {depth: self.best(label, depth, whole=False) for depth in self.depths}
-                points = {
-                    float(depth): mean([number(run) for run in runs.values()]) for depth, runs in bests.items() if runs
-                }
-                if points:
-                    curves.append(Curve(label, tuple(points.values()), tuple(points)))
-            if curves:
-                chance = (ReferenceLine("chance", CHANCE),)
-                panels.append(
-                    Panel(f"{title} accuracy, {images}", tuple(curves), "%", "layers", False, log_x=True, levels=chance)
-                )
-        return tuple(panels)
+            drawn = {
+                label: [
+                    {seed: number(run) for seed, run in self.best(label, depth, whole=False).items()}
+                    for depth in self.depths
+                ]
+                for label in self.labels
+            }
+            found += points_panel(f"{title} accuracy, {images}", drawn, self.depths, "layers")
+        return tuple(found)

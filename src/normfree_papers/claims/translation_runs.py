@@ -1,4 +1,4 @@
-"""Runs that translate: their BLEU, and the made-up language of the quick scale."""
+"""The made-up language that is translated at the quick scale."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import random
 from pathlib import Path
 
 from normfree.data.text.prepared_folder import prepare_pairs
-from normfree_papers.claims.kept_runs import Trained
 
 _WORDS, _LONGEST = 16, 6
-
-
-def bleu(run: Trained) -> float:
-    """BLEU of a run's test sentences; 0 for a diverged run."""
-    return 0.0 if run.diverged else float(run.result["bleu"]["score"])
 
 
 def made_up_language(folder: Path) -> str:

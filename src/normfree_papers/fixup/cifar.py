@@ -7,22 +7,9 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, printed_error, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    SMALL,
-    accuracy,
-    by_seed,
-    error,
-    learning_panel,
-    minus,
-    paper_panel,
-    train_rows,
-    training_accuracy,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, accuracy, error, minus, training_accuracy
 
 # Table 1: ResNet-110
 
@@ -84,22 +71,20 @@ def _quick_check(model: str) -> Check:
 )
 def table1(settings: Settings) -> Measurement:
     """Test error of ResNet-110 with Fixup, batch norm and Xavier. Reference: fixup, section 4.2, Table 1."""
-    runs = train_rows(settings, _resnet_rows(settings.scale))
-    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
+    runs = settings.train_rows(_resnet_rows(settings.scale))
+    found, fitted = runs.numbers(error), runs.numbers(training_accuracy)
     model, mark = ("ResNet-20", "ResNet-20: ") if settings.quick else ("ResNet-110", "")
     columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items() if row != _XAVIER}
     columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
-    columns[f"{mark}training accuracy, Fixup - batch norm"] = minus(
-        by_seed(runs["Fixup"], training_accuracy), by_seed(runs["batch norm"], training_accuracy)
-    )
+    columns[f"{mark}training accuracy, Fixup - batch norm"] = minus(fitted["Fixup"], fitted["batch norm"])
     if not settings.quick:
         columns["Xavier - Fixup"] = minus(found["Xavier, small rate"], found["Fixup"])
-        columns[f"accuracy, {_XAVIER}"] = by_seed(runs[_XAVIER], accuracy)
+        columns[f"accuracy, {_XAVIER}"] = runs.numbers(accuracy)[_XAVIER]
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=(
-            *paper_panel(f"test error of {model}", found, {} if settings.quick else _TABLE1),
-            *learning_panel(f"training accuracy of {model}", runs),
+            *found.paper_panel(f"test error of {model}", {} if settings.quick else _TABLE1),
+            *runs.learning_panel(f"training accuracy of {model}"),
         ),
         notes=(
             "the paper gives the mean or median of 5 runs, without their spread",
@@ -146,16 +131,15 @@ def _wide_rows(scale: Scale) -> dict[str, TrainConfig]:
 )
 def table4(settings: Settings) -> Measurement:
     """Test error of a wide network with mixup and Cutout. Reference: fixup, appendix C.2, Table 4."""
-    runs = train_rows(settings, _wide_rows(settings.scale))
-    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
+    runs = settings.train_rows(_wide_rows(settings.scale))
+    found = runs.numbers(error)
     model, mark = ("WRN-16-1", "WRN-16-1: ") if settings.quick else ("WRN-40-10", "")
-    columns = {f"{mark}test error, {row}": numbers for row, numbers in found.items()}
-    columns[f"{mark}Fixup - batch norm"] = minus(found["Fixup"], found["batch norm"])
+    columns = found.named(mark + "test error, {}") | found.leads(("Fixup", "batch norm")).named(mark + "{}")
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=(
-            *paper_panel(f"test error of {model}", found, {} if settings.quick else _TABLE4),
-            *learning_panel(f"training accuracy of {model}, on mixed images", runs),
+            *found.paper_panel(f"test error of {model}", {} if settings.quick else _TABLE4),
+            *runs.learning_panel(f"training accuracy of {model}, on mixed images"),
         ),
         notes=("the rows on SVHN were not run: SVHN is not at hand",),
     )

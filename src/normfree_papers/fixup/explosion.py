@@ -15,9 +15,8 @@ from normfree.diagnostics.bounds import BlockBound, Bounds, SetBound, gradient_b
 from normfree.diagnostics.propagation import propagate
 from normfree.models import Network, build
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.fits import chart, decades, factor_per_block, geometric_means, straight_line
-from normfree_papers.claims.registry import claim
 
 ROUNDING = "the inequality itself, for every draw; 1e-6 is left for rounding in float64"
 

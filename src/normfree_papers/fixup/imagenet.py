@@ -7,22 +7,9 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import printed_error, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    EMBEDDED,
-    accuracy,
-    by_seed,
-    learning_panel,
-    minus,
-    paper_panel,
-    train_rows,
-    training_accuracy,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, accuracy, minus, training_accuracy
 
 _FIXUP, _GROUP = "Fixup + mixup", "group norm + mixup"
 _MIXED = {"batch norm + mixup": ("batchnorm", 0.2), _GROUP: ("groupnorm", 0.1), _FIXUP: ("fixup", 0.7)}  # section 4.2
@@ -108,20 +95,20 @@ def _printed(row: str) -> Check:
 )
 def table2(settings: Settings) -> Measurement:
     """Test error with and without mixup. Reference: fixup, section 4.2, Table 2."""
-    runs = train_rows(settings, _rows(settings.scale))
+    runs = settings.train_rows(_rows(settings.scale))
     network = "ResNet-20" if settings.quick else "ResNet-50"
     chance = CHANCE if settings.quick else 0.1  # ten classes, and a thousand
-    found = {row: by_seed(seeds, lambda run: 100 - accuracy(run, chance)) for row, seeds in runs.items()}
-    normed, plain = (by_seed(runs[f"{network}, {row}"], training_accuracy) for row in _PLAIN)
-    columns = {f"test error, {row}": numbers for row, numbers in found.items()}
+    found, fitted = runs.numbers(lambda run: 100 - accuracy(run, chance)), runs.numbers(training_accuracy)
+    normed, plain = (fitted[f"{network}, {row}"] for row in _PLAIN)
+    columns = found.named("test error, {}")
     columns[f"{network}, {_FIXUP} - {_GROUP}"] = minus(found[f"{network}, {_FIXUP}"], found[f"{network}, {_GROUP}"])
     columns[f"{network}, training error, batch norm - Fixup"] = minus(plain, normed)
     if not settings.quick:
         columns["ResNet-50, Xavier - Fixup"] = minus(found["ResNet-50, Xavier"], found["ResNet-50, Fixup"])
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=(
-            *paper_panel("test error", found, {} if settings.quick else _TABLE2),
-            *learning_panel("training accuracy, on mixed images where there is mixup", runs, chance),
+            *found.paper_panel("test error", {} if settings.quick else _TABLE2),
+            *runs.learning_panel("training accuracy, on mixed images where there is mixup", chance),
         ),
     )

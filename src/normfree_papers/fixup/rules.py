@@ -7,21 +7,9 @@ from __future__ import annotations
 
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    SMALL,
-    accuracy,
-    by_seed,
-    error,
-    learning_panel,
-    minus,
-    train_rows,
-    training_accuracy,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, Runs, accuracy, error, training_accuracy
 
 _ZEROS = "zero_last=false,zero_classifier=false"
 _RULE_2 = f"fixup:bias=false,multiplier=false,{_ZEROS}"
@@ -86,23 +74,21 @@ def _rows(scale: Scale) -> dict[str, dict[str, TrainConfig]]:
 def sec3(settings: Settings) -> Measurement:
     """Rule 2 alone, and Fixup without other rules. Reference: fixup, section 3, text below the rules; equation 5."""
     rows = _rows(settings.scale)
-    asked = {(kind, row): f"{row}, {kind}" for kind, configs in rows.items() for row in configs}
-    found = train_rows(settings, {name: rows[kind][row] for (kind, row), name in asked.items()})
-    runs = {kind: {row: found[asked[kind, row]] for row in configs} for kind, configs in rows.items()}
-    fitted = {row: by_seed(seeds, training_accuracy) for row, seeds in runs["early"].items()}
-    errors = {row: by_seed(seeds, error) for row, seeds in runs["whole"].items()}
-    columns = {f"accuracy, {row}": by_seed(seeds, accuracy) for row, seeds in runs["deep"].items()}
-    columns |= {f"training accuracy, {row}": numbers for row, numbers in fitted.items()}
-    columns |= {f"test error, {row}": numbers for row, numbers in errors.items()}
-    columns[f"Fixup - {_ALONE}"] = minus(fitted["Fixup"], fitted[_ALONE])
-    for row in list(errors)[1:]:
-        columns[f"test error, {row} - Fixup"] = minus(errors[row], errors["Fixup"])
+    found = settings.train_rows(
+        {(row, kind): config for kind, configs in rows.items() for row, config in configs.items()}, "{}, {}"
+    )
+    deep, early, whole = (Runs({row: found[row, kind] for row in rows[kind]}) for kind in ("deep", "early", "whole"))
+    fitted, errors = early.numbers(training_accuracy), whole.numbers(error)
+    columns = deep.numbers(accuracy).named("accuracy, {}")
+    columns |= fitted.named("training accuracy, {}") | errors.named("test error, {}")
+    columns |= fitted.leads(("Fixup", _ALONE))
+    columns |= errors.leads(*((row, "Fixup") for row in list(errors)[1:])).named("test error, {}")
     network = "ResNet-20" if settings.quick else "ResNet-110"
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=(
-            *learning_panel(f"training accuracy of {network}, first epochs", runs["early"]),
-            *learning_panel(f"training accuracy of {network}", runs["whole"]),
+            *early.learning_panel(f"training accuracy of {network}, first epochs"),
+            *whole.learning_panel(f"training accuracy of {network}"),
         ),
         notes=("a diverged run counts as chance",),
     )

@@ -5,28 +5,11 @@ Reference: Zhang, Dauphin, Ma 2019, section 4.1, appendix C.1. All accuracies an
 
 from __future__ import annotations
 
-from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import GAP, does_not_train, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    SMALL,
-    accuracy,
-    bars_note,
-    by_seed,
-    combined,
-    error,
-    leads,
-    learning_panel,
-    point_curve,
-    train_rows,
-    training_accuracy,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import DEAD, SMALL, accuracy, error, over, points_panel, training_accuracy
 
 MATCHES = reading(
     "matches",
@@ -119,26 +102,20 @@ def _depth_checks(scale: Scale) -> list[Check]:
 def fig3(settings: Settings) -> Measurement:
     """Test accuracy after the first epoch over depth. Reference: fixup, section 4.1, Figure 3."""
     rows = _depth_rows(settings.scale)
-    runs = train_rows(settings, {f"{method}, {depth:,} layers": config for (method, depth), config in rows.items()})
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns = {f"accuracy, {row}": numbers for row, numbers in found.items()}
+    runs = settings.train_rows(rows, "{}, {:,} layers")
+    found, errors = runs.numbers(accuracy), runs.numbers(error)
+    columns = found.named("accuracy, {}, {:,} layers")
     for method, depth in rows:
         if method in ("Fixup", _SLOW):
-            both = [by_seed(runs[f"{name}, {depth:,} layers"], error) for name in (method, "batch norm")]
-            columns[f"errors over batch norm's, {method}, {depth:,} layers"] = combined(both, lambda e: e[0] / e[1])
+            ratio = over(errors[method, depth], errors["batch norm", depth])
+            columns[f"errors over batch norm's, {method}, {depth:,} layers"] = ratio
     depths = _DEPTHS[settings.scale]
-    curves: list[Curve] = []
-    for method in dict.fromkeys(method for method, _ in rows):
-        curves += point_curve(method, [found.get(f"{method}, {depth:,} layers", {}) for depth in depths], at=depths)
+    methods = dict.fromkeys(method for method, _ in rows)
+    drawn = {method: [found.get((method, depth), {}) for depth in depths] for method in methods}
     title = "test accuracy after one epoch of " + ("the embedded images" if settings.quick else "CIFAR-10")
-    note = f"{shown}; points of one seed, or of equal ones, have none" if (shown := bars_note(curves)) else ""
-    chance = (ReferenceLine("chance", CHANCE),)
-    panels: tuple[Panel, ...] = ()
-    if curves:
-        panels = (Panel(title, tuple(curves), "%", "layers", log_y=False, log_x=True, note=note, levels=chance),)
     return Measurement(
-        values=values_of(columns),
-        panels=panels,
+        values=columns,
+        panels=points_panel(title, drawn, depths, "layers"),
         notes=(
             "a diverged run counts as chance; the paper prints no numbers for this figure",
             "the paper gives no rate for the scalars here; a tenth is that of the authors' code, and of the text where "
@@ -206,14 +183,12 @@ def fig4(settings: Settings) -> Measurement:
 
     Differs: the mean over the third epoch, since runs log once per epoch.
     """
-    runs = train_rows(settings, _ablation_rows(settings.scale))
-    found = {row: by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
-    columns = {f"training accuracy, {row}": numbers for row, numbers in found.items()}
-    columns |= leads(found, _LOSES)
-    both = [found["Fixup"], found["batch norm"]]
-    columns["training errors over batch norm's"] = combined(both, lambda ab: (100 - ab[0]) / (100 - ab[1]))
+    runs = settings.train_rows(_ablation_rows(settings.scale))
+    found, errors = runs.numbers(training_accuracy), runs.numbers(lambda run: 100 - training_accuracy(run))
+    columns = found.named("training accuracy, {}") | found.leads(*_LOSES)
+    columns["training errors over batch norm's"] = over(errors["Fixup"], errors["batch norm"])
     return Measurement(
-        values=values_of(columns),
-        panels=learning_panel(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}", runs),
+        values=columns,
+        panels=runs.learning_panel(f"training accuracy of {'ResNet-20' if settings.quick else 'ResNet-110'}"),
         notes=("a diverged run counts as chance",),
     )

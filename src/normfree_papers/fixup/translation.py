@@ -14,21 +14,9 @@ from normfree.report import Column, Table
 from normfree.report.panels import Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    Numbers,
-    Runs,
-    bars_note,
-    by_seed,
-    leads,
-    learning_panel,
-    minus,
-    point_curve,
-    train_rows,
-    values_of,
-)
-from normfree_papers.claims.translation_runs import bleu, made_up_language
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, expect, training_claim
+from normfree_papers.claims.seed_metrics import Runs, bleu, minus, point_curve, seeds_note
+from normfree_papers.claims.translation_runs import made_up_language
 
 _METHODS: dict[str, dict[str, Any]] = {
     "layer norm": {"method": "layernorm:xavier=true", "form": "post"},  # the authors' baseline
@@ -50,20 +38,18 @@ def _small(settings: Settings, row: str) -> TrainConfig:
 
 def _measured(settings: Settings, rows: dict[str, TrainConfig], note: str) -> Measurement:
     """Train every row, and measure its BLEU and its lead over layer norm."""
-    runs = train_rows(settings, rows)
-    found: dict[str, Numbers] = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
-    columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
-    columns |= leads(found, [(row, "layer norm") for row in rows if row != "layer norm"])
-    panels = learning_panel("target tokens predicted in training", runs, chance=None)
+    runs = settings.train_rows(rows)
+    found = runs.numbers(bleu)
+    panels = runs.learning_panel("target tokens predicted in training", chance=None)
     here = {row: numbers for row, numbers in found.items() if numbers}
     if curves := tuple(point_curve("measured here", list(here.values()))):
         names = tuple(here)
         panels = (
-            Panel("test sentences", curves, "BLEU", "", log_y=False, note=bars_note(curves), names=names),
+            Panel("test sentences", curves, "BLEU", "", log_y=False, note=seeds_note(curves), names=names),
             *panels,
         )
     return Measurement(
-        values=values_of(columns),
+        values=found.named("BLEU, {}") | found.leads(*((row, "layer norm") for row in rows if row != "layer norm")),
         panels=panels,
         tables=_files(runs),
         notes=(note, "a diverged run counts as 0"),
@@ -145,17 +131,16 @@ def table3(settings: Settings) -> Measurement:
     if settings.quick:
         return _measured(settings, {row: _small(settings, row) for row in _FEW}, "a made-up language")
     recipes = {data: recipe("translation_iwslt", **changes) for data, changes in _DATA.items()}
-    runs = train_rows(
-        settings,
-        {f"{data}: {row}": run.with_changes(**_METHODS[row]) for data, run in recipes.items() for row in _FEW},
+    runs = settings.train_rows(
+        {f"{data}: {row}": run.with_changes(**_METHODS[row]) for data, run in recipes.items() for row in _FEW}
     )
-    found = {row: by_seed(seeds, bleu) for row, seeds in runs.items()}
-    columns = {f"BLEU, {row}": numbers for row, numbers in found.items()}
+    found = runs.numbers(bleu)
+    columns = found.named("BLEU, {}")
     for data in _DATA:
         columns[f"{data}: Fixup - layer norm"] = minus(found[f"{data}: Fixup"], found[f"{data}: layer norm"])
     return Measurement(
-        values=values_of(columns),
-        panels=learning_panel("target tokens predicted in training", runs, chance=None),
+        values=columns,
+        panels=runs.learning_panel("target tokens predicted in training", chance=None),
         tables=_files(runs),
     )
 

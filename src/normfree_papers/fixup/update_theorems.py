@@ -16,9 +16,8 @@ from normfree import theory
 from normfree.diagnostics.updates import measure_updates
 from normfree.models import build
 from normfree.plan import Layer
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.fits import chart, exponent, means
-from normfree_papers.claims.registry import claim
 
 # Theorem 3: the update of a network
 

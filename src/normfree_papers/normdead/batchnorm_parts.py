@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, by_name, claim, expect
 from normfree_papers.claims.fits import chart, means
-from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import ROUNDING, WHY_ROUNDING, apart, generator, normal, rounding, undisturbed
 from normfree_papers.normdead.single_layer import layer_values
 

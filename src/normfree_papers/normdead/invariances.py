@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from normfree.nn.normalizers import ActivationName, NormName, activation, normalizer
 from normfree.nn.weight_layers import CONVOLUTIONS, LINEARS, WeightKind
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
-from normfree_papers.claims.registry import claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, expect
 from normfree_papers.normdead.float64 import ROUNDING, generator, normal, undisturbed
 
 _FACTOR = 3.0  # no power of two, which would change no digit

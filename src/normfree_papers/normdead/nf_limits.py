@@ -18,9 +18,8 @@ from normfree.models import build
 from normfree.models.nonresidual import Concatenate, Highway
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import weight_kind
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, claim, expect
 from normfree_papers.claims.fits import chart, means
-from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import generator, normal, undisturbed
 from normfree_papers.normdead.nf_signal import centred, variance
 

@@ -13,23 +13,16 @@ from typing import Any
 from normfree.report.panels import ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.registry import training_claim
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
-    Numbers,
+    Columns,
     accuracy,
-    accuracy_table,
-    by_seed,
-    lead,
-    leads,
-    learning_panel,
+    combined,
     minus,
     points_panel,
-    train_rows,
     training_accuracy,
-    values_of,
 )
 
 _BATCH_NORM, _NF, _CLIPPED = "batch norm", "NF", "NF, clipped"
@@ -66,15 +59,15 @@ def _on_par() -> tuple[Check, ...]:
     why_better = "our reading of the word 'outperform': above batch norm; a negative lead refutes it"
     regular, normed = _regularized(_NF), _regularized(_BATCH_NORM)
     return (
-        par(lead(regular, normed)).reading(
+        par(f"{regular} - {normed}").reading(
             "test accuracy of NF less that of batch norm, both with mixup, in points", why=why
         ),
-        better(lead(_regularized(_CLIPPED), normed)).reading(
+        better(f"{_regularized(_CLIPPED)} - {normed}").reading(
             "test accuracy of NF with adaptive clipping less that of batch norm, both with mixup, in points",
             why=why_better,
         ),
-        par(lead(_NF, _BATCH_NORM), main=False).reading("the same without mixup", why=why),
-        better(lead(_CLIPPED, _BATCH_NORM), main=False).reading(
+        par(f"{_NF} - {_BATCH_NORM}", main=False).reading("the same without mixup", why=why),
+        better(f"{_CLIPPED} - {_BATCH_NORM}", main=False).reading(
             "the same with adaptive clipping and without mixup", why=why_better
         ),
         aside("gain by mixup, NF less batch norm", paper="can be replaced by explicit", low=0.0, scale="full").reading(
@@ -112,19 +105,18 @@ def _on_par() -> tuple[Check, ...]:
 )
 def sec4_3(settings: Settings) -> Measurement:
     """Test accuracy of NF beside batch norm. Reference: normdead, section 4.3."""
-    runs = train_rows(settings, _rows(settings.scale))
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns: dict[str, Numbers] = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
-    columns |= {f"training accuracy, {row}": by_seed(seeds, training_accuracy) for row, seeds in runs.items()}
-    columns |= leads(found, [(row, _BATCH_NORM) for row in (_NF, _CLIPPED)])
+    runs = settings.train_rows(_rows(settings.scale))
+    found = runs.numbers(accuracy)
+    columns = found.named("test accuracy, {}") | runs.numbers(training_accuracy).named("training accuracy, {}")
+    columns |= found.leads((_NF, _BATCH_NORM), (_CLIPPED, _BATCH_NORM))
     if not settings.quick:
-        columns |= leads(found, [(_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)])
+        columns |= found.leads(*((_regularized(row), _regularized(_BATCH_NORM)) for row in (_NF, _CLIPPED)))
         gains = {row: minus(found[_regularized(row)], found[row]) for row in (_NF, _BATCH_NORM)}
         columns["gain by mixup, NF less batch norm"] = minus(gains[_NF], gains[_BATCH_NORM])
     return Measurement(
-        values=values_of(columns),
-        panels=learning_panel("training accuracy", runs),
-        tables=accuracy_table(found),
+        values=columns,
+        panels=runs.learning_panel("training accuracy"),
+        tables=found.accuracy_table(),
         notes=("the order is BN → ReLU, as in Brock's baseline; training accuracy is on augmented images",),
     )
 
@@ -133,10 +125,6 @@ def sec4_3(settings: Settings) -> Measurement:
 
 _RATES = (0.1, 0.4, 1.6, 6.4)
 _QUICK_RATES = (0.1, 1.6)
-
-
-def _rates(settings: Settings) -> tuple[float, ...]:
-    return _QUICK_RATES if settings.quick else _RATES
 
 
 def steps_that_train(accuracies: list[float], trains: float) -> float:
@@ -188,16 +176,12 @@ def sec5_2_clipping(settings: Settings) -> Measurement:
     if settings.quick:
         base = base.with_changes(**_SMALL, epochs=1, batch_size=128)
     trains = DEAD if settings.quick else 50.0
-    names = {(row, rate): f"{row}, lr {rate:g}" for row in _ARMS for rate in _rates(settings)}
-    runs = train_rows(settings, {name: base.with_changes(lr=rate, **_ARMS[row]) for (row, rate), name in names.items()})
-    steps: dict[str, Numbers] = {}
-    drawn = {row: [by_seed(runs[names[row, rate]], accuracy) for rate in _rates(settings)] for row in _ARMS}
-    for row, by_rate in drawn.items():
-        whole = set.intersection(*(set(numbers) for numbers in by_rate))
-        steps[row] = {seed: steps_that_train([n[seed] for n in by_rate], trains) for seed in sorted(whole)}
-    columns = {f"steps of the rate, {row}": numbers for row, numbers in steps.items()}
-    for other in (_BATCH_NORM, _NF):
-        columns[f"steps of the rate, {_CLIPPED} - {other}"] = minus(steps[_CLIPPED], steps[other])
+    rates = _QUICK_RATES if settings.quick else _RATES
+    rows = {(row, rate): base.with_changes(lr=rate, **arm) for row, arm in _ARMS.items() for rate in rates}
+    found = settings.train_rows(rows, "{}, lr {:g}").numbers(accuracy)
+    drawn = {row: [found[row, rate] for rate in rates] for row in _ARMS}
+    steps = Columns({row: combined(of, lambda ones: steps_that_train(ones, trains)) for row, of in drawn.items()})
+    columns = steps | steps.leads((_CLIPPED, _BATCH_NORM), (_CLIPPED, _NF))
     title, levels = "test accuracy over the learning rate", [ReferenceLine("trains", trains)]
-    panels = points_panel(title, drawn, _rates(settings), "learning rate", levels)
-    return Measurement(values=values_of(columns), panels=panels)
+    panels = points_panel(title, drawn, rates, "learning rate", levels)
+    return Measurement(values=Columns(columns).named("steps of the rate, {}"), panels=panels)

@@ -12,18 +12,8 @@ from torch import nn
 from normfree.models.third_party import create_model
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    DEAD,
-    EMBEDDED,
-    accuracy,
-    by_seed,
-    learning_panel,
-    minus,
-    train_rows,
-    values_of,
-)
+from normfree_papers.claims.claim import Cost, Measurement, Scale, Settings, expect, training_claim
+from normfree_papers.claims.seed_metrics import DEAD, EMBEDDED, accuracy, minus
 
 _NF, _NAIVE, _EFFICIENT = "NF-RegNet-B0", "RegNetY-400MF", "EfficientNet-B0"
 _MODELS = {_NF: "timm:nf_regnet_b0", _NAIVE: "timm:regnety_004", _EFFICIENT: "timm:efficientnet_b0"}
@@ -71,14 +61,14 @@ def _configs(scale: Scale) -> dict[str, TrainConfig]:
 )
 def sec4_3_regnet(settings: Settings) -> Measurement:
     """Gaps of RegNets to EfficientNet-B0, and their normalizers. Reference: normdead, section 4.3."""
-    runs = train_rows(settings, _configs(settings.scale))
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns = {f"test accuracy, {row}": numbers for row, numbers in found.items()}
+    runs = settings.train_rows(_configs(settings.scale))
+    found = runs.numbers(accuracy)
+    columns = found.named("test accuracy, {}")
     if not settings.quick:
         gaps = [minus(found[_EFFICIENT], found[row]) for row in (_NAIVE, _NF)]
         columns["gap to EfficientNet-B0, naive less NF"] = minus(*gaps)
     return Measurement(
-        values=values_of(columns),
-        panels=learning_panel("training accuracy", runs, chance=None),
+        values=columns,
+        panels=runs.learning_panel("training accuracy", chance=None),
         notes=("converting a RegNet with ReLU after its sums would not give NF-RegNets: the scheme is pre-activation",),
     )

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.curvature import Hessian
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, by_name, claim, expect
 from normfree_papers.claims.fits import chart, means
-from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal, rounding
 
 _SAMPLES, _FEATURES = 2000, 8

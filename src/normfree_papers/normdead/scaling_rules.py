@@ -18,9 +18,8 @@ from normfree.models import Network, build
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
 from normfree_papers.claims.fits import chart, means
-from normfree_papers.claims.registry import claim
 from normfree_papers.normdead.float64 import apart, generator, normal
 
 _DEPTH, _WIDTH, _BATCH = 16, 256, 64  # of a quick run

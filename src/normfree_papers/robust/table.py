@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normfree.models import build
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, near
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, claim, near
 from normfree_papers.claims.fits import chart
-from normfree_papers.claims.registry import claim
 
 _SHORTCUTS = {
     "BatchNorm": "batchnorm_convshort",

@@ -15,24 +15,19 @@ from normfree.report import Column, Table
 from normfree.report.panels import Panel, ReferenceLine
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect
-from normfree_papers.claims.registry import register
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Scale, Settings, aside, expect, register
 from normfree_papers.claims.seed_metrics import (
     CHANCE,
     DEAD,
     EMBEDDED,
-    Numbers,
+    Columns,
     Runs,
     accuracy,
-    bars_note,
-    by_seed,
     combined,
-    learning_panel,
     mean,
     minus,
     point_curve,
-    train_rows,
-    values_of,
+    seeds_note,
 )
 from normfree_papers.robust.signal import BROCK, PROPOSED
 
@@ -215,9 +210,9 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
     Differs: the test accuracy is measured once, at the end; the paper plots it for every epoch.
     """
     network = figure.network(settings.scale)
-    runs = train_rows(settings, {row: figure.config(row, settings.scale) for row in figure.rows(settings.scale)})
-    found = {row: by_seed(seeds, accuracy) for row, seeds in runs.items()}
-    columns = {_accuracy_of(row, network): numbers for row, numbers in found.items()}
+    runs = settings.train_rows({row: figure.config(row, settings.scale) for row in figure.rows(settings.scale)})
+    found = runs.numbers(accuracy)
+    columns = found.named(_accuracy_of("{}", network))
     others = (_NORMED, *_OTHERS, *(row for row in BESIDE if row in found))
     for first, second in ((_NORMED, _CONV), *((_CONV, row) for row in others)):
         columns[_lead(first, second)] = minus(found[first], found[second])
@@ -225,14 +220,14 @@ def _measure(figure: _Figure, settings: Settings) -> Measurement:
         [found[_CONV], *(found[row] for row in ROWS)], lambda a: 1.0 + sum(other > a[0] for other in a)
     )
     return Measurement(
-        values=values_of(columns),
-        panels=(*learning_panel(f"{network}: training accuracy", runs), *_tested(network, runs, found)),
+        values=columns,
+        panels=(*runs.learning_panel(f"{network}: training accuracy"), *_tested(network, runs, found)),
         tables=_table(network, runs, found),
         notes=_notes(figure, settings.scale),
     )
 
 
-def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel, ...]:
+def _tested(network: str, runs: Runs, found: Columns) -> tuple[Panel, ...]:
     """The panel of final test accuracies by kind of shortcut; diverged runs are crossed, and batch norm is a line."""
     curves = []
     for name, rows in (("proposed", list(PROPOSED.values())), ("Brock", list(BROCK.values()))):
@@ -249,14 +244,14 @@ def _tested(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Panel,
             "%",
             x_label="",
             log_y=False,
-            note="; ".join(filter(None, ("× diverged, and counts as chance", bars_note(curves)))),
+            note="; ".join(filter(None, ("× diverged, and counts as chance", seeds_note(curves)))),
             levels=tuple(levels),
             names=tuple(map(_short, PROPOSED.values())),
         ),
     )
 
 
-def _table(network: str, runs: Runs, found: dict[str, Numbers]) -> tuple[Table, ...]:
+def _table(network: str, runs: Runs, found: Columns) -> tuple[Table, ...]:
     rows = []
     for row, seeds in runs.items():
         if seeds:

@@ -8,17 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Cost, Measurement, Settings, expect, training_claim
 from normfree_papers.claims.readings import reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    EMBEDDED,
-    Sweep,
-    leads,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Columns, Sweep
 
 _OTHERS = {
     "g for the backward pass": "wn:g=backward",
@@ -61,10 +53,9 @@ def sec3(settings: Settings) -> Measurement:
     network = recipe("wninit_seeds", **(_SMALL if settings.quick else {}))
     rates = (0.03,) if settings.quick else (0.1, 0.03, 0.01)
     sweep = Sweep.run(settings, _ALL, {depth: network}, rates, diverged=CHANCE, trains=DEAD)
-    columns = {label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL}
-    columns |= leads(columns, [("proposed", other) for other in _OTHERS])
+    found = Columns({label: sweep.accuracies(label, depth, whole=label != "proposed") for label in _ALL})
     return Measurement(
-        values=values_of(columns),
+        values=found | found.leads(*(("proposed", other) for other in _OTHERS)),
         panels=sweep.panels("the embedded images" if settings.quick else "CIFAR-10"),
         notes=("a diverged run counts as chance",),
     )

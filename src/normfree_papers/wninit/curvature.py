@@ -14,9 +14,8 @@ from normfree.diagnostics.curvature import Curvature, top_eigenvalue
 from normfree.models import build
 from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
-from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, expect
-from normfree_papers.claims.registry import claim
-from normfree_papers.claims.seed_metrics import bars_note, point_curve
+from normfree_papers.claims.claim import Cost, Measurement, Settings, aside, claim, expect
+from normfree_papers.claims.seed_metrics import point_curve, seeds_note
 
 _HE = "PyTorch default, He directions"
 _BASELINES = {"PyTorch default": "wn_default", "data-dependent": "wn_data", "stage-wise Hanin": "wn_hanin"}
@@ -132,7 +131,7 @@ def table2(settings: Settings) -> Measurement:
                 "log10 λ",
                 x_label="",
                 log_y=False,
-                note=bars_note(measured),
+                note=seeds_note(measured),
                 names=tuple(_ALL),
             ),
             Panel(f"the estimate of λ, seed {settings.seeds[0]}", history, "|λ|", x_label="Hessian-vector products"),

@@ -10,20 +10,9 @@ from typing import Any
 
 from normfree.report.panels import Curve, Panel
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, aside, expect, training_claim
 from normfree_papers.claims.readings import does_not_train, reading, trains
-from normfree_papers.claims.registry import training_claim
-from normfree_papers.claims.seed_metrics import (
-    CHANCE,
-    DEAD,
-    EMBEDDED,
-    Sweep,
-    combined,
-    held_out,
-    mean,
-    minus,
-    values_of,
-)
+from normfree_papers.claims.seed_metrics import CHANCE, DEAD, EMBEDDED, Sweep, combined, held_out, mean, minus
 
 _PLAIN = {"proposed": "wn", "data-dependent": "wn_data"}
 _RESIDUAL = {**_PLAIN, "stage-wise Hanin": "wn_hanin", "PyTorch default": "wn_default"}
@@ -95,7 +84,7 @@ def fig2_left(settings: Settings) -> Measurement:
     """Accuracy of MLPs over depth. Reference: wninit, section 5.1, Figure 2 left."""
     sweep = _mlps(settings)
     return Measurement(
-        values=values_of(_accuracies(sweep)),
+        values=_accuracies(sweep),
         panels=sweep.panels(_EMBEDDED if settings.quick else "MNIST"),
         notes=(*_notes(sweep), "a diverged run counts as 0, as in the paper"),
     )
@@ -162,7 +151,7 @@ def fig2_right(settings: Settings) -> Measurement:
         curves += [Curve(label, tuple(jobs))] if jobs else []
     title = "test accuracy of every job, " + (_EMBEDDED if settings.quick else "MNIST")
     return Measurement(
-        values=values_of(
+        values=(
             {f"share, {label}": share for label, share in shares.items()}
             | {
                 "share, proposed - data-dependent": minus(shares["proposed"], shares["data-dependent"]),
@@ -213,7 +202,7 @@ def fig3_left(settings: Settings) -> Measurement:
     rates = _DECADES[1:3] if settings.quick else _DECADES
     sweep = Sweep.run(settings, _PLAIN, networks, rates, diverged=CHANCE, trains=DEAD)
     return Measurement(
-        values=values_of(_accuracies(sweep)),
+        values=_accuracies(sweep),
         panels=sweep.panels(_EMBEDDED if settings.quick else _CIFAR),
         notes=(*_notes(sweep), "a diverged run counts as chance"),
     )
@@ -306,7 +295,7 @@ def fig3_right(settings: Settings) -> Measurement:
     columns[_DEEP] = combined(default, lambda xs: mean([float(x >= sweep.trains) for x in xs]))
     columns["depths with a rate ten times Hanin's"] = sweep.allows("proposed", "stage-wise Hanin", 10)
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=sweep.panels(f"one epoch of {_EMBEDDED if settings.quick else _CIFAR}"),
         notes=(*_notes(sweep), "a diverged run counts as chance"),
     )

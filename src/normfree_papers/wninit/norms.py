@@ -13,9 +13,8 @@ from torch import nn
 
 from normfree import theory
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, near
+from normfree_papers.claims.claim import Check, Cost, Measurement, Scale, Settings, claim, near
 from normfree_papers.claims.fits import chart, decades, geometric_means
-from normfree_papers.claims.registry import claim
 from normfree_papers.wninit.networks import (
     Norms,
     feed_forward,

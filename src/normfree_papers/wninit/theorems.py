@@ -20,9 +20,8 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.weight_layers import WeightNormLinear
 from normfree.report import Column, Table
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, expect
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, claim, expect, register
 from normfree_papers.claims.fits import chart
-from normfree_papers.claims.registry import claim, register
 from normfree_papers.wninit.networks import feed_forward
 
 Direction = Literal["forward", "backward"]

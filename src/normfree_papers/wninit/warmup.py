@@ -12,24 +12,19 @@ from normfree.report import Column, Table
 from normfree.report.panels import Curve, Panel
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect
-from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.claim import Check, Cost, Measurement, Settings, expect, training_claim
 from normfree_papers.claims.readings import counted_error, reading, trains
-from normfree_papers.claims.registry import training_claim
 from normfree_papers.claims.seed_metrics import (
     DEAD,
     EMBEDDED,
-    Numbers,
+    Columns,
+    Runs,
+    Trained,
     best_rates,
-    by_seed,
     combined,
     error,
-    learning_panel,
     mean,
     minus,
-    paper_panel,
-    train_rows,
-    values_of,
 )
 
 _INITIALIZATIONS = {
@@ -93,19 +88,16 @@ def fig4(settings: Settings) -> Measurement:
     small = {**_SMALL, "model": "wrn-22-1", "epochs": 1} if settings.quick else {}
     lengths = dict(zip(_WARMUPS, (0.0, 0.5 if settings.quick else 1.0), strict=True))
     rates = _QUICK_RATES if settings.quick else _RATES
-    keys = [(label, rate, warm) for warm in _WARMUPS for rate in rates for label in _INITIALIZATIONS]
-    names = {key: f"{key[0]}, lr {key[1]:g}, {key[2]}" for key in keys}
     base = recipe("wninit_seeds", **small)
-    runs = train_rows(
-        settings,
-        {
-            names[label, rate, warm]: base.with_changes(method=_INITIALIZATIONS[label], lr=rate, warmup=lengths[warm])
-            for label, rate, warm in keys
-        },
-    )
-    survived = {key: by_seed(runs[names[key]], lambda run: float(not run.diverged)) for key in keys}
+    rows = {
+        (label, rate, warm): base.with_changes(method=method, lr=rate, warmup=length)
+        for warm, length in lengths.items()
+        for rate in rates
+        for label, method in _INITIALIZATIONS.items()
+    }
+    survived = settings.train_rows(rows, "{}, lr {:g}, {}").numbers(lambda run: float(not run.diverged))
     shares = {key: mean(numbers.values()) for key, numbers in survived.items() if numbers}
-    columns = {f"survive, {names[key]}": survived[key] for key in keys}
+    columns = survived.named("survive, {}, lr {:g}, {}")
     for warm in _WARMUPS:
         for rate in rates:
             others = [(label, rate, warm) for label in list(_INITIALIZATIONS)[1:]]
@@ -143,9 +135,7 @@ def fig4(settings: Settings) -> Measurement:
                     log_x=True,
                 )
             )
-    return Measurement(
-        values=values_of(columns), panels=tuple(panels), notes=(f"seeds asked for: {len(settings.seeds)}",)
-    )
+    return Measurement(values=columns, panels=tuple(panels), notes=(f"seeds asked for: {len(settings.seeds)}",))
 
 
 # Table 1: the test error
@@ -283,13 +273,13 @@ def table1(settings: Settings) -> Measurement:
             if chosen_runs := best_rates(tried, whole=row != "proposed + warm-up"):
                 best[network, row] = {seed: run for seed, (_, run) in chosen_runs.items()}
                 chosen[network, row] = [f"{rate:g}" for rate, _ in chosen_runs.values()]
-    errors = {place: by_seed(runs, error) for place, runs in best.items()}
-    columns = {f"{network}, {row}": numbers for (network, row), numbers in errors.items()}
+    errors = Runs(best).numbers(error)
+    columns = errors.named("{}, {}")
     for network in networks:
         for a, b in _PAIRS:
             columns[f"{network}, {a} - {b}"] = minus(errors.get((network, a), {}), errors.get((network, b), {}))
     return Measurement(
-        values=values_of(columns),
+        values=columns,
         panels=tuple(panel for network in networks for panel in _panels(network, best)),
         tables=(_table(errors, chosen),) if errors else (),
         notes=(
@@ -300,14 +290,13 @@ def table1(settings: Settings) -> Measurement:
 
 
 def _panels(network: str, best: dict[tuple[str, str], dict[int, Trained]]) -> tuple[Panel, ...]:
-    runs = {row: best.get((network, row), {}) for row in _ROWS}
-    found = {row: by_seed(seeds, error) for row, seeds in runs.items()}
+    runs = Runs({row: best.get((network, row), {}) for row in _ROWS})
     if network in _PRINTED:
-        return paper_panel(f"test error of {network}", found, _PRINTED[network])
-    return learning_panel(f"training accuracy of {network}", runs)
+        return runs.numbers(error).paper_panel(f"test error of {network}", _PRINTED[network])
+    return runs.learning_panel(f"training accuracy of {network}")
 
 
-def _table(errors: dict[tuple[str, str], Numbers], chosen: dict[tuple[str, str], list[str]]) -> Table:
+def _table(errors: Columns, chosen: dict[tuple[str, str], list[str]]) -> Table:
     rows = []
     for (network, row), numbers in errors.items():
         printed = _PRINTED.get(network, {}).get(row)

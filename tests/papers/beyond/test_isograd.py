@@ -4,9 +4,9 @@ import pytest
 
 from made_up_runs import checks_that, measure
 from normfree.train.recipes import recipe
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 
 CLAIM = get("beyond/isograd")
 BETTER = {"convshort": 0.92, "convshort:fan=in": 0.915, "isograd:shortcut=conv": 0.93, "batchnorm_convshort": 0.935}

@@ -6,10 +6,10 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree_papers.beyond.scalar_rate import branches, extrapolated, largest_stable
-from normfree_papers.claims.claim import Judgement, Measurement
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import Measurement, get
+from normfree_papers.claims.judgement import Judgement
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 
 SEEDS = (0, 1, 2)
 

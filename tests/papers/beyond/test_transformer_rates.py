@@ -6,8 +6,8 @@ import pytest
 
 from made_up_runs import checks_that, measure
 from normfree.train import TrainConfig
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import get
+from normfree_papers.claims.seed_metrics import Trained
 
 CLAIM = get("beyond/transformer_rates")
 LOST = {d: f"Fixup, bounded: BLEU lost at {d} layers" for d in (24, 96)}

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from normfree_papers.claims import storage
-from normfree_papers.claims.claim import Check, Cost
-from normfree_papers.claims.registry import all_claims
-from normfree_papers.claims.storage import result_path
-
-RESULTS = Path(__file__).parents[3] / "results"
+from normfree_papers.claims import reproduction
+from normfree_papers.claims.claim import Check, Cost, all_claims
+from normfree_papers.claims.reproduction import result_path
 
 
 def names(folder: Path) -> list[str]:
@@ -200,19 +197,19 @@ def test_missing_papers_are_one_sentence(run, monkeypatch):
     assert "expected the package normfree_papers, which holds the claims, beside normfree, found none" in err
 
 
-def test_stored_result_is_judged_without_building_a_network(run, monkeypatch):
+def test_stored_result_is_judged_without_building_a_network(run, monkeypatch, stored_results):
     """Missing training runs are estimated only when a new result is stored or printed."""
     monkeypatch.setattr("normfree_papers.claims.run_training.build", None)
     read: list[Path] = []
-    read_result = storage.read_result
+    read_result = reproduction.read_result
 
-    def counted_read(path: Path) -> storage.Result:
+    def counted_read(path: Path) -> reproduction.Result:
         read.append(path)
         return read_result(path)
 
-    monkeypatch.setattr(storage, "read_result", counted_read)
-    claim = next(c for c in all_claims() if c.needs_training and storage.stored(RESULTS, c, "full"))
+    monkeypatch.setattr(reproduction, "read_result", counted_read)
+    claim = next(c for c in all_claims() if c.needs_training and reproduction.stored(stored_results, c, "full"))
     read.clear()
-    _, out, _ = run(claim.id, "--out", str(RESULTS))
+    _, out, _ = run(claim.id, "--out", str(stored_results))
     assert "stored" in out
-    assert read == [result_path(RESULTS, claim, "full")]  # once
+    assert read == [result_path(stored_results, claim, "full")]  # once

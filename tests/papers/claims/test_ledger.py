@@ -17,13 +17,13 @@ from markdown_it import MarkdownIt
 from normfree.cli import main
 from normfree.files import write_json
 from normfree.report.page import render_page
-from normfree_papers.claims import ledger_entries
-from normfree_papers.claims.claim import Check, Claim, Cost, judge
-from normfree_papers.claims.freshness import Freshness
+from normfree_papers.claims import run_cache
+from normfree_papers.claims.claim import PAPERS, Check, Claim, Cost, all_claims
+from normfree_papers.claims.judgement import judge
 from normfree_papers.claims.ledger import code, escape, markdown, page, write_ledger
 from normfree_papers.claims.ledger_entries import CHECK_COLUMNS, Entry, cells, entries, origin_of, range_text, run_cells
-from normfree_papers.claims.registry import PAPERS, all_claims
-from normfree_papers.claims.storage import result_path
+from normfree_papers.claims.reproduction import result_path
+from normfree_papers.claims.run_cache import Freshness
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page as Tab
@@ -339,7 +339,7 @@ def test_missing_numbers_of_an_undecided_claim_are_named(tmp_path: Path) -> None
 
 def test_stale_runs_are_marked_and_the_verdict_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = Freshness("stale", ("1 of 1 runs made with nf:bias=false, not nf",))
-    monkeypatch.setattr(ledger_entries, "freshness_of", lambda out, runs, kept: stale if runs else Freshness())
+    monkeypatch.setattr(run_cache, "freshness_of", lambda out, runs, kept: stale if runs else Freshness())
     keep_run(tmp_path)
     store(tmp_path, made_up(), runs={"one": {"folder": FOLDER, "method": "nf"}})
     seen = Reader(text_of(tmp_path, made_up()))

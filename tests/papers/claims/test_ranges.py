@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from normfree_papers.claims.claim import Check, Claim
-from normfree_papers.claims.registry import DRAWINGS, all_claims
-from normfree_papers.claims.storage import read_result, result_path
+from normfree_papers.claims.claim import Check, Claim, all_claims
+from normfree_papers.claims.judgement import checks_at
+from normfree_papers.claims.ledger import DRAWINGS
+from normfree_papers.claims.reproduction import read_result, result_path
 
 CLAIMS = all_claims()
 RESULTS = Path(__file__).parents[3] / "results"
@@ -65,7 +66,7 @@ def test_stored_outcomes_of_yes_and_no_are_judged_as_such(claim: Claim) -> None:
     for scale in ("quick", "full"):
         path = result_path(RESULTS, claim, scale)  # type: ignore[arg-type]
         values = read_result(path)["values"] if path.exists() else {}
-        for check in claim.checks_at(scale):  # type: ignore[arg-type]
+        for check in checks_at(claim, scale):  # type: ignore[arg-type]
             found = values.get(check.name, {"values": []})["values"]
             difference = " - " in check.name  # of two outcomes, which may also be -1
             assert set(found) != {0.0, 1.0} or check.binary or check.exact or difference, check.name

@@ -19,6 +19,7 @@ import pytest
 
 import normfree
 from forked_runs import Runs, _serve
+from made_up_runs import reproduce
 from normfree.comparison.sweep import RunTask, train_run
 from normfree.files import TEMPORARY
 from normfree.report.panels import Curve, Panel
@@ -28,12 +29,10 @@ from normfree.train.config import folder_name
 from normfree.train.engine.step import TrainStep
 from normfree.train.run.run_folder import RunFolder as Folder
 from normfree_papers.claims import run_training as place
-from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import register
-from normfree_papers.claims.reproduction import reproduce
+from normfree_papers.claims.claim import Check, Claim, Cost, Measurement, Settings, register
 from normfree_papers.claims.run_cache import RunCache, StoppedError
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 from tiny_images import tiny_images
 
 BASE = TrainConfig(model="resmlp-2-8", epochs=2, batch_size=24, lr=0.01)

@@ -9,10 +9,10 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Judgement, Measurement
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import Measurement, get
+from normfree_papers.claims.judgement import Judgement, checks_at
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 from normfree_papers.fixup import rules, training
 
 TRAINED = ("fixup/fig3", "fixup/table1", "fixup/fig4", "fixup/table4", "fixup/sec3")
@@ -82,7 +82,7 @@ PRINTED = {
 @pytest.mark.parametrize("scale", ["quick", "full"])
 def test_paper_s_own_numbers_hold(claim_id, scale):
     result, judgement, _ = measured(claim_id, PRINTED[claim_id], scale)
-    asked = get(claim_id).checks_at(scale)
+    asked = checks_at(get(claim_id), scale)
     assert all(row.verdict == "holds" for row in judgement.rows if row.check in asked), judgement.rows
     assert result.panels
 

@@ -8,9 +8,9 @@ import pytest
 from made_up_runs import checks_that, measure
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.train import TrainConfig
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import get
 from normfree_papers.claims.run_training import gpu_seconds
+from normfree_papers.claims.seed_metrics import Trained
 from normfree_papers.claims.translation_runs import made_up_language
 
 LAYER_NORM = "layernorm:xavier=true"
@@ -47,7 +47,7 @@ def test_what_the_paper_counts_as_a_gain_below_layer_norm_is_the_limit(fixup: fl
     panel = measurement.panels[0]
     assert panel.names == ("layer norm", "Fixup")
     assert panel.curves[0].values == pytest.approx((38.5, fixup + 0.5))
-    assert panel.curves[0].spread == pytest.approx((0.5, 0.5))
+    assert panel.curves[0].singles[0] == pytest.approx((38.0, fixup))
     assert len(runs.missing) == 5 * 3
 
 

@@ -10,12 +10,12 @@ from made_up_runs import MadeUpRuns, checks_that, measure
 from normfree.models import build
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.claim import Judgement, Measurement, Settings, judge
-from normfree_papers.claims.kept_runs import Trained
-from normfree_papers.claims.registry import get
+from normfree_papers.claims.claim import Measurement, Settings, get
+from normfree_papers.claims.judgement import Judgement, admits, checks_at, judge
+from normfree_papers.claims.reproduction import collect
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.storage import collect
+from normfree_papers.claims.seed_metrics import Trained
 from normfree_papers.robust.training import BESIDE, FIGURES, ROWS
 
 PROPOSED = {"idshort", "learnscalar", "convshort"}
@@ -243,5 +243,5 @@ def test_quick_run_holds(claim_id: str, tmp_path: Path):
     claim = get(claim_id)
     settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
     judgement = judge(claim, collect(claim, settings, claim.measure(settings), 1.0))
-    tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
-    assert all(row.measured is not None and row.check.admits(row.measured) for row in tested), tested
+    tested = [row for row in judgement.rows if row.check in checks_at(claim, "quick")]
+    assert all(row.measured is not None and admits(row.check, row.measured) for row in tested), tested

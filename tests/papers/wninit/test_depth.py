@@ -8,11 +8,11 @@ from made_up_runs import checks_that, judge_means
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
 from normfree_papers.claims.claim import Settings
-from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.judgement import checks_at
+from normfree_papers.claims.reproduction import collect
 from normfree_papers.claims.run_cache import RunCache
 from normfree_papers.claims.run_training import gpu_seconds
-from normfree_papers.claims.seed_metrics import Sweep
-from normfree_papers.claims.storage import collect
+from normfree_papers.claims.seed_metrics import Sweep, Trained
 from wninit_runs import DIVERGED, Made, asked_for, depth_of, get, made_up, measured, nothing
 
 NAMES = ("fig2_left", "fig2_right", "fig3_left", "fig3_right", "fig4", "table1", "sec3")
@@ -177,7 +177,7 @@ def test_plain_cnns_hold_and_fail():
     assert measured("fig3_left", lambda c: made_up(60.0))[1].status == "fails"
     quick = measured("fig3_left", make, "quick")[1]
     assert quick.status == "undecided"  # the deep ones are not tested
-    assert checks_that(quick, "holds") == {check.name for check in get("fig3_left").checks_at("quick")}
+    assert checks_that(quick, "holds") == {check.name for check in checks_at(get("fig3_left"), "quick")}
 
 
 def wide(config: TrainConfig) -> Trained:
@@ -262,5 +262,5 @@ def test_quick_sweep_of_mlps_holds(tmp_path: Path):
     claim = get("fig2_left")
     settings = Settings(scale="quick", runs=RunCache(tmp_path / "kept", tmp_path / "work"))
     judgement = judge_means(claim, collect(claim, settings, claim.measure(settings), 1.0))
-    tested = [row for row in judgement.rows if row.check in claim.checks_at("quick")]
+    tested = [row for row in judgement.rows if row.check in checks_at(claim, "quick")]
     assert all(row.verdict == "holds" for row in tested), tested

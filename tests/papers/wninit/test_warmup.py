@@ -5,7 +5,7 @@ import pytest
 from made_up_runs import checks_that
 from normfree.train import TrainConfig
 from normfree.train.recipes import recipe
-from normfree_papers.claims.kept_runs import Trained
+from normfree_papers.claims.seed_metrics import Trained
 from wninit_runs import DIVERGED, asked_for, made_up, measured
 
 

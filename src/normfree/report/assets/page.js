@@ -131,6 +131,7 @@
       name: curve.name,
       values: curve.values.map(Number),
       spread: curve.spread.map(Number),
+      singles: curve.singles.map((single) => single.map(Number)), // the values of single runs
       crossed: new Set(curve.crossed),
       x: [curve.x, panel.x, curve.values.map((_, i) => i + 1)].find((x) => x.length),
     }));
@@ -154,6 +155,7 @@
       const place = (v) => (Number.isFinite(v) && (v > 0 || !log) ? (log ? Math.log10(v) : v) : NaN);
       const heights = visible.map((curve) => curve.values.map(place));
       const reached = visible.flatMap((curve) => curve.spread.flatMap((half, i) => [-half, half].map((d) => place(curve.values[i] + d))));
+      reached.push(...visible.flatMap((curve) => curve.singles.flat().map(place)));
       const values = heights.flat().filter((v) => !Number.isNaN(v));
       const nothing = values.length === 0;
       const limits = range([...values, ...[...reached, ...panel.levels.map((level) => place(level.value))].filter((v) => !Number.isNaN(v))]);
@@ -282,6 +284,9 @@
       });
       if (bars.length) add(group, "path", { class: "whisker", d: bars.join("") });
       const sparse = curve.x.length <= 60 && svg.clientWidth > 9 * curve.x.length;
+      const singles = curve.singles.map((single) => points.map((point) => ({ x: point.x, y: toY(place(single[point.i])) })).filter((point) => !Number.isNaN(point.y)));
+      const few = singles.flatMap((single) => single.map((point, k) => `${named || sparse || !k ? "M" : "L"}${spot(point)}${named || sparse ? "h0" : ""}`));
+      if (few.length) add(group, "path", { class: `singles${named || sparse ? " sparse" : ""}`, d: few.join("") });
       const dots = points.filter((p, k) => !curve.crossed.has(p.i) && (sparse || !(joined(k - 1, k) || joined(k, k + 1))));
       if (dots.length) add(group, "path", { class: "dots", d: dots.map((point) => `M${spot(point)}h0`).join("") });
       const last = points.at(-1);

@@ -11,10 +11,7 @@ from normfree.provenance import RELEASE
 from normfree.train import RunFolder, TrainConfig
 from normfree.train.config import folder_name
 from normfree_papers.claims.canary import families_of, todays, tolerance
-from normfree_papers.claims.freshness import Freshness
-from normfree_papers.claims.freshness import freshness_of as _freshness_of
-from normfree_papers.claims.kept_runs import KeptRun, RunIndex
-from normfree_papers.claims.run_cache import RunCache
+from normfree_papers.claims.run_cache import Freshness, KeptRun, RunCache, RunIndex, kept_results
 
 BASE = TrainConfig(model="resmlp-3-16-3", method="nf", data="fashion14", epochs=1)
 TODAY = BASE.with_changes(method="nf")
@@ -48,8 +45,7 @@ def record(folder: Path, method: str | None = None) -> dict[str, dict[str, str]]
 
 
 def freshness_of(out: Path, runs: dict[str, dict[str, str]]) -> Freshness:
-    folders = [run["folder"] for run in runs.values() if run]
-    return _freshness_of(out, runs, {folder: KeptRun(out / "runs" / folder) for folder in folders})
+    return kept_results(out, runs)[1]
 
 
 def found(index: RunIndex, config: TrainConfig) -> Path | None:
@@ -142,4 +138,4 @@ def test_canary_of_an_earlier_commit_is_looked_up(tmp_path: Path) -> None:
 def test_without_runs_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert freshness_of(tmp_path, {}) == freshness_of(tmp_path, {"one": {}}) == Freshness()
     gone = freshness_of(tmp_path, {"one": {"folder": "gone"}})
-    assert gone.text == "unknown: 1 of 1 runs no longer kept"
+    assert gone == Freshness("unknown", ("1 of 1 runs no longer kept",))
