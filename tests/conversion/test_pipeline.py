@@ -58,7 +58,7 @@ class Odd(Block):
     [
         (network(1, Post), "skipinit", r"'1.first': an activation in .* lies between it and the sum '1'"),
         (network(1, Functional), "fixup", r"'1': its own forward pass computes layer_norm"),
-        (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a known normalizer"),
+        (network(1, Odd), "fixup", r"'1.norm1': OddNorm is not a normalizer that can be removed"),
         (network(1), "batchnorm", r"nothing to convert to"),
         (network(1), "convshort", r"puts a new convolution into every shortcut"),
         (network(1), "fixup:branches=false", r"removes the branches"),
@@ -362,8 +362,16 @@ class Flat(nn.Module):
 @pytest.mark.parametrize(
     ("model", "method", "message"),
     [
-        (Repeated(), "sqrt_half", r"'block#1': .* but its block runs more than once; use a method that scales"),
-        (Flat(), "sqrt_half", r"'\(model\)#1': .* it stands in the model's own forward pass; .*; use a method that"),
+        (
+            Repeated(),
+            "sqrt_half",
+            r"'block#1' \(and 2 more\): .* but its block runs more than once; use a method that scales",
+        ),
+        (
+            Flat(),
+            "sqrt_half",
+            r"'\(model\)#1' \(and 1 more\): .* it stands in the model's own forward pass; use a method that",
+        ),
         (Flat(), "skipinit", r"'weight': no module call uses this weight alone, .*; 'dyt' converts it$"),
         (
             network(1, Post),
@@ -373,7 +381,7 @@ class Flat(nn.Module):
         (
             network(1, Odd),
             "fixup",
-            r"OddNorm is not a known normalizer; replace it with one of torch\.nn$",
+            r"OddNorm is not a normalizer that can be removed; replace it with .* of torch\.nn, or with nn\.Identity$",
         ),
         (network(1, Functional), "fixup", r"computes layer_norm; make it a module"),
         (nn.LayerNorm(8), "lsuv", r"'\(model\)': the model itself is a normalizer; convert the model that holds it"),

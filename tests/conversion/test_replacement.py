@@ -119,7 +119,7 @@ def test_response_normalization_of_torch_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + self.second(self.first(self.norm1(x.view(*x.shape, 1, 1)).view_as(x)))
 
-    with pytest.raises(ValueError, match=r"'1.norm1': CrossMapLRN2d is not a known normalizer"):
+    with pytest.raises(ValueError, match=r"'1.norm1': CrossMapLRN2d is not a normalizer that can be removed"):
         convert(network(1, Responses), "fixup", X)
 
 

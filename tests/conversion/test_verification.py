@@ -401,7 +401,7 @@ def test_multiplier_stands_behind_the_activation_and_starts_at_zero(name: str, m
 def test_activation_in_code_is_refused_where_a_multiplier_must_start_at_zero() -> None:
     with pytest.raises(
         ValueError,
-        match=r"'1.a': an activation in the model's own code.*module of its own; 'fixup' converts it$",
+        match=r"'1.a' \(and 2 more\): an activation in the model's own code.*module of its own; 'fixup' converts it$",
     ):
         nf.convert(sequential(ActivatedByCode), "skipinit", X)
     for method in ("fixup", "nf", "wn"):  # a positive factor passes a ReLU; Fixup scales the layer
@@ -708,7 +708,10 @@ class GatedNorm(Block):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: sequential(GatedNorm), r"'1.norm': RMSNormGated is called with several tensors; .*gating, a module"),
+        (
+            lambda: sequential(GatedNorm),
+            r"'1.norm' \(and 2 more\): RMSNormGated is called with several tensors; .*gating, a module",
+        ),
         (lambda: sequential().to("meta"), r"got '0.weight' on the meta device; initialize the model first"),
         (lambda: torch.jit.trace(sequential(), X), r"expected Python modules, got the TorchScript of"),
         (lambda: nn.Sequential(nn.LazyLinear(4)), r"got the lazy '0.weight'; run the model once"),

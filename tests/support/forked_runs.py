@@ -35,16 +35,21 @@ class Runs:
         self,
         *arguments: str,
         prints: Path,
+        errors: Path | None = None,
         die: tuple[str, int] | None = None,
+        press: tuple[str, int] | None = None,
         fault: Fault | None = None,
         ranks: bool = False,
     ) -> int:
-        """Begin `normfree` with these arguments, and give its process; `die` is a function's name and a call of it.
+        """Begin `normfree` with these arguments, and give its process, which leads a process group.
 
-        If the first argument is `module:function`, that function is called with the others instead. With `ranks`, two
-        processes are started as torchrun would start them.
+        `die` is a function's name and a call of it, at whose end the process is killed. `press` names one likewise, at
+        whose begin the process and its children get SIGINT, as from a terminal. `errors` is the file of stderr, if it
+        is not that of `prints`. If the first argument is `module:function`, that function is called with the others
+        instead. With `ranks`, two processes are started as torchrun would start them.
         """
-        self._tell({"arguments": arguments, "prints": str(prints), "die": die, "fault": fault, "ranks": ranks})
+        files = {"prints": str(prints), "errors": str(errors or prints)}
+        self._tell({"arguments": arguments, **files, "die": die, "press": press, "fault": fault, "ranks": ranks})
         self._process = int(self._hear())
         return self._process
 
@@ -90,8 +95,8 @@ def forked_runs(preload: Path | None = None, modules: tuple[str, ...] = ()) -> I
             server.stdin.close()
 
 
-def _die_at(name: str, call: int) -> None:
-    """Kill this process when `module:Class.function` returns for the `call`-th time."""
+def _die_at(name: str, call: int, *, press: bool = False) -> None:
+    """Kill this process when `module:Class.function` returns for the `call`-th time; or press ctrl-C when it begins."""
     from functools import reduce
     from importlib import import_module
 
@@ -103,8 +108,11 @@ def _die_at(name: str, call: int) -> None:
     def dying(*args: object, **kwargs: object) -> object:
         nonlocal calls
         calls += 1
+        if press and calls == call:
+            print("^C", time.monotonic(), file=sys.stderr, flush=True)  # as a terminal shows it
+            os.killpg(0, signal.SIGINT)
         result = original(*args, **kwargs)
-        if calls == call:
+        if calls == call and not press:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -129,6 +137,8 @@ def _run(request: dict[str, Any], rank: str = "") -> int:
 
     if request["die"]:
         _die_at(*request["die"])
+    if request["press"]:
+        _die_at(*request["press"], press=True)
     fault = request["fault"] and Fault(*request["fault"])
     if fault and (not rank or fault.who == rank):
         meet(fault)
@@ -199,8 +209,9 @@ def _serve(modules: Sequence[str] = ()) -> None:
         request = json.loads(line)
         process = os.fork()
         if process == 0:
-            with open(request["prints"], "ab") as file:
-                for stream in (1, 2):
+            os.setpgid(0, 0)
+            for stream, name in ((1, "prints"), (2, "errors")):
+                with open(request[name], "ab") as file:
                     os.dup2(file.fileno(), stream)
             os._exit((_run_ranks if request["ranks"] else _run)(request))
         print(process, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -254,3 +255,18 @@ def listed(names: Iterable[str], classes: Mapping[str, str] | None = None) -> st
     shown = [quoted(name) + (f" ({classes[name]})" if classes else "") for name in every[:SHOWN]]
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(shown) + more
+
+
+def grouped(reasons: Iterable[str]) -> list[str]:
+    """One of each kind of reason, with the number of the others that differ from it in quoted names only.
+
+    >>> grouped(["'a': no place", "'b': no place", "'c': no bias"])
+    ["'a' (and 1 more): no place", "'c': no bias"]
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(re.sub("'[^' ]*'", "''", reason), []).append(reason)
+    return [
+        re.sub("^('[^' ]*')", rf"\1 (and {len(alike) - 1} more)", alike[0]) if len(alike) > 1 else alike[0]
+        for alike in kinds.values()
+    ]

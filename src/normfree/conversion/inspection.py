@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import listed
+from normfree.conversion.changes import listed, quoted
 from normfree.graph.discovery import plan_from_flow, unaccounted
-from normfree.graph.flow import Flow, Node
+from normfree.graph.flow import Flow, Node, tensors_of
 from normfree.graph.observer import DIVISIONS, PRODUCTS
 from normfree.graph.recorder import record
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors, trial_run
 from normfree.nn.normalizers import is_norm
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan
+from normfree.report.terminal import compact
 
 _NAMED_NORM = re.compile(r"(Norm(Act)?|LRN)(\d?d)?$")
+_RAW = 30.0  # the root mean square of data; standardized data have 1
 NO_SUMS = (
     "no residual sum was found: the model is sequential, concatenates or gates its layers, adds parallel layers that "
     "form one (re-parametrizable blocks), or adds by functions other than + and - (lerp, addcmul, stack); weights can "
@@ -65,6 +67,34 @@ class Inspection:
     norm_like: dict[str, str] = field(default_factory=dict)
     standardized: dict[str, type[nn.Module] | None] = field(default_factory=dict)
 
+    def obstacles(self, model: nn.Module) -> dict[str, str]:
+        """The reasons why no method can convert the model, each with a remedy."""
+        found = {
+            f"{quoted(name)}: {kind} is not a normalizer that can be removed": "replace it with batch, layer, group, "
+            "instance or RMS norm of torch.nn, or with nn.Identity"
+            for name, kind in self.unknown_norms.items()
+        }
+        # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
+        found |= {
+            f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
+            for home, function in self.functional_norms
+            if function != "normalize" and home not in self.unknown_norms
+        }
+        found |= {
+            f"{quoted(name)}: {self.norms[name]} is called with several tensors": "give what it does besides "
+            "normalizing, such as gating, a module of its own"
+            for name in self.several_inputs
+        }
+        found |= {
+            f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than "
+            "its base class": "replace it with a layer of torch.nn"
+            for name, base in self.standardized.items()
+            if base is None
+        }
+        if "" in self.norms:
+            found[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
+        return found
+
     def notes(self, *, keeps_layers: bool) -> list[str]:
         """Notes on what the conversion leaves as it was, one sentence each."""
         notes = [] if self.plan.branches else [NO_SUMS]
@@ -97,6 +127,27 @@ def whole_blocks(plan: ResidualPlan) -> list[str]:
     if bare := [branch.name for branch in plan.branches if not branch.layers]:
         return [f"the signal may still grow at sums of whole blocks, which have no layer to scale: {listed(bare)}"]
     return []
+
+
+def raw_data(facts: Inspection, example: Any) -> str:
+    """A remedy if a first layer or normalizer reads values that are far from 1, as raw data are; '' if none does."""
+    inputs = [node for node in facts.flow.nodes if node.kind == "input"]  # the tensors of the example come first
+    size = 0.0
+    for node, tensor in zip(inputs, tensors_of(call_arguments(example)), strict=False):
+        if tensor.is_floating_point() and any(n.kind == "weight" or n.name in facts.norms for n in node.users):
+            size = max(size, float(tensor.double().square().mean().sqrt()))
+    if size <= _RAW or not facts.norms:
+        return ""
+    return f"standardize the data first: their size is {compact(size)}, and no normalizer reduces it any more"
+
+
+def frozen_layers(model: nn.Module, plan: ResidualPlan) -> dict[str, str]:
+    """The reason, with a remedy, why layers with frozen weights cannot get new ones; empty if there are none."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    names = dict.fromkeys(layer.name for layer in plan.layers() if layer.path in frozen)
+    reason = "frozen (requires_grad is False), so the weights that the method draws or sets to zero would never train"
+    remedy = "unfreeze them for the conversion, convert before freezing, or convert only the part that is trained"
+    return {f"{listed(names)}: {reason}": remedy} if names else {}
 
 
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:

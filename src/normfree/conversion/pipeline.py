@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normfree.conversion.changes import SHOWN, Added, Changes, Removed, Rescaled, listed, quoted
+from normfree.conversion.changes import SHOWN, Added, Changes, Removed, Rescaled, grouped, listed, quoted
 from normfree.conversion.inspection import (
     NO_SUMS,
     Inspection,
     find_norms,
+    frozen_layers,
     inspect_model,
     plain_base,
     probing,
+    raw_data,
     whole_blocks,
 )
 from normfree.conversion.replacement import (
@@ -38,7 +40,14 @@ from normfree.conversion.scalar_placement import (
     place_scalars,
     reparametrize_layers_,
 )
-from normfree.conversion.verification import Behaviour, behave, expected_growth, floats_of, verify
+from normfree.conversion.verification import (
+    Behaviour,
+    behave,
+    expected_growth,
+    floats_of,
+    require_usable,
+    verify,
+)
 from normfree.graph.admission import check_request, require_signal, rigid_layers
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
@@ -83,7 +92,7 @@ def convert(
         so `param_groups`, `clip_grad_agc_`, `diagnose` and `fold_` need only the model.
 
     Raises:
-        ValueError: If the model cannot be copied or converted; the message names each module in the way.
+        ValueError: If the model cannot be copied or converted; the message names the modules in the way.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
     >>> converted, plan = convert(model, "wn", torch.randn(2, 3, 8, 8))
@@ -117,7 +126,8 @@ def convert_(
     3. Replace: remove the normalizers, reparametrize weights, add scalars.
     4. Initialize: write the weights by the method.
     5. Check: run the converted model, and rescale the layers outside the branches on the way. Then compare it with the
-       original: every parameter still has a gradient, outputs and first loss keep their scale.
+       original: every parameter still has a gradient, outputs still differ between samples, outputs and first loss
+       keep their scale.
 
     Args:
         model: Any model. It is unchanged if an error is raised.
@@ -131,7 +141,7 @@ def convert_(
         The plan of the model, with a record of all changes in `plan.changes`.
 
     Raises:
-        ValueError: If the model cannot be converted; the message names each module in the way.
+        ValueError: If the model cannot be converted; the message names the modules in the way.
     """
     method = get(method)
     check_request(model, method, example)
@@ -150,7 +160,7 @@ def convert_(
     try:
         return _change_(work, generator)
     except MethodError as refusal:
-        raise ValueError(f"{refusal}{_other_method(work)}") from refusal.__cause__
+        raise ValueError(f"{refusal}{_remedy(work)}") from refusal.__cause__
 
 
 def repeat_conversion_(model: nn.Module, plan: ResidualPlan, changes: Changes, example: Example) -> None:
@@ -226,8 +236,10 @@ def _change_(work: _Conversion, generator: torch.Generator | None) -> ResidualPl
     return plan
 
 
-def _other_method(work: _Conversion) -> str:
-    """A method that converts the model, tried on a copy. Nothing for a large model."""
+def _remedy(work: _Conversion) -> str:
+    """A remedy: standardized data, or a method that converts a copy of the model. Nothing for a large model."""
+    if remedy := raw_data(work.facts, work.example):
+        return f"; {remedy}"
     if work.facts.parameters > _TRIED:
         return ""
     for name in _METHODS:
@@ -257,29 +269,7 @@ def _refuse(work: _Conversion) -> None:
     needs_sums = method.weight == "plain" and not {"none", "dense"} & set(method.skips)
     if not facts.plan.branches and not work.keeps_layers and needs_sums:
         raise MethodError(f"method '{method.name}' works on residual branches, but {NO_SUMS}")
-    obstacles: Obstacles = {
-        f"{quoted(name)}: {kind} is not a known normalizer": "replace it with one of torch.nn"
-        for name, kind in facts.unknown_norms.items()
-    }
-    # L2 normalization (`normalize`) is intended in cosine attention and in heads that compare images.
-    obstacles |= {
-        f"{quoted(home)}: its own forward pass computes {function}": "make it a module, which can be removed"
-        for home, function in facts.functional_norms
-        if function != "normalize"
-    }
-    obstacles |= {
-        f"{quoted(name)}: {facts.norms[name]} is called with several tensors": "give what it does besides "
-        "normalizing, such as gating, a module of its own"
-        for name in facts.several_inputs
-    }
-    obstacles |= {
-        f"{quoted(name)}: {type(model.get_submodule(name)).__name__} standardizes its weight, and does more than its "
-        "base class": "replace it with a layer of torch.nn"
-        for name, base in facts.standardized.items()
-        if base is None
-    }
-    if "" in facts.norms:
-        obstacles[f"{quoted('')}: the model itself is a normalizer"] = "convert the model that holds it"
+    obstacles = facts.obstacles(model)
     error = ValueError if obstacles else MethodError  # these obstacles are the same for all methods
     if work.keeps_layers:
         unclear = [name for name in facts.norms if channels_of(model.get_submodule(name)) is None]
@@ -292,11 +282,13 @@ def _refuse(work: _Conversion) -> None:
             for path, reason in rigid_layers(model, facts.plan, method, facts.flow.call_counts).items()
             if path.removesuffix(".weight") not in facts.standardized
         }
+        obstacles |= frozen_layers(model, facts.plan) if work.before is not None else {}
     if obstacles:
-        more = f"; and {len(obstacles) - SHOWN} more" if len(obstacles) > SHOWN else ""
-        remedies = ", or ".join(filter(None, dict.fromkeys(list(obstacles.values())[:SHOWN])))
+        reasons = grouped(obstacles)
+        more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+        remedies = ", or ".join(filter(None, dict.fromkeys(obstacles.values())))
         raise error(
-            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(list(obstacles)[:SHOWN])}{more}"
+            f"{type(model).__name__} cannot be converted by '{method.name}': {'; '.join(reasons[:SHOWN])}{more}"
             f"{'; ' if remedies else ''}{remedies}"
         )
 
@@ -358,11 +350,16 @@ def _check_(work: _Conversion, as_before: Callable[[], AbstractContextManager[No
     else:
         out = _run(work)
     if not all(t.isfinite().all() for t in floats_of((out, written))):
+        require_usable(model, work.example, work.before)
         raise MethodError(
             f"expected finite outputs of the converted {type(model).__name__} on the example, got NaN or infinity"
         )
     if work.before is None:
         return
+    changed = {record.name for record in work.records if isinstance(record, Rescaled)}
+    changed |= {f"{layer.name}.bias" for layer in plan.layers() if not work.keeps_layers}
+    if frozen := [name for name, p in model.named_parameters() if name in changed and not p.requires_grad]:
+        work.notes.append(f"frozen, but scaled, drawn or set to zero: {listed(frozen)}")
     growth = expected_growth(plan, work.values)
 
     def learned(names: Collection[str]) -> Collection[str]:
@@ -372,9 +369,11 @@ def _check_(work: _Conversion, as_before: Callable[[], AbstractContextManager[No
 
     reasons, cautions = verify(model, work.example, plan, growth, work.before, learned, out, work.heads)
     work.notes += cautions
+    work.notes += filter(None, [raw_data(work.facts, work.example)])
     if work.method.kind != "norm-free":  # a baseline may explode
         work.notes += reasons
     elif reasons:
+        require_usable(model, work.example, work.before)
         heads = "; name the output layers by heads=" if len(plan.classifier) > 1 and not work.heads else ""
         growing = whole_blocks(plan)  # the same for all methods
         raise (ValueError if growing else MethodError)(

@@ -188,12 +188,20 @@ class _Placement:
         elif scalar == "delta" or (value > 0 and (rectified or (learnable and value == 1.0))):
             self._place_at(layer, scalar, value, learnable)
         else:
+            name, own = self._activation_after(layer), "an activation in the model's own code"
             self._refuse(
                 layer.name,
-                f"an activation in the model's own code lies between it and the sum {quoted(branch.name)}, so no "
-                "module's output is the branch alone",
-                "make that activation a module of its own",
+                f"{quoted(name) if name else own} lies between it and the sum "
+                f"{quoted(branch.name)}, so no module's output is the branch alone",
+                "" if name else "make that activation a module of its own",
             )
+
+    def _activation_after(self, layer: Layer) -> str:
+        """The name of the activation that reads a layer, straight; '' if it is not a module."""
+        node = next((n for n in self.flow.nodes if any(w.module == layer.name for w in n.weights)), None)
+        while node is not None and node.kind != "activation":
+            node = node.users[0] if node.users else None
+        return node.name if node is not None and node.is_module else ""
 
     def _behind_activation(self, branch: Branch) -> tuple[str | None, bool]:
         """The module, called once, that returns the branch; and whether only ReLUs stand before the sum."""

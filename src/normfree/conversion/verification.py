@@ -1,16 +1,17 @@
-"""Compare a converted model with its original: every parameter learns, outputs and first loss keep their scale."""
+"""Compare a converted model with its original: every parameter learns, outputs differ and keep their scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from normfree.graph.flow import tensors_of
 from normfree.nn.model_state import preserve_model_state, run_on_copy, small_copy, substitute_tensors
 from normfree.plan import ResidualPlan
 from normfree.report.terminal import compact
@@ -20,6 +21,7 @@ _SMALL = 0.1  # the scale of the random values that take the place of zeros insi
 _LARGE_NOTED, _LARGE = 3.0, 10.0
 # Gradients shrink with the output. One of a usual 1e-3 times 1e-5 is as small as the ε of Adam, and learns no more.
 _SMALL_NOTED, _SMALLEST = 1e-3, 1e-5
+_ALIKE = 1e-3  # of the size of an output: samples that differ by less, compared with the original, are the same
 _FEW_CLASSES = 2.0  # of two classes, a softmax is as sure as that of many only at about this loss above the guess
 _BEHIND = 3  # a step moves a weight by about 1e-3, so the gradient behind three zeros is about 1e-9 of a usual one
 _BIASES = ("bias", "shift", "delta")
@@ -114,7 +116,7 @@ def _is_zero(tensor: Tensor) -> bool:
 
 def floats_of(out: Any) -> list[Tensor]:
     """The floating-point tensors among the outputs of a model."""
-    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [leaf for leaf in tensors_of(out) if leaf.is_floating_point()]
 
 
 def _zeros(
@@ -179,7 +181,10 @@ def verify(
     after = behave(model, example, plan)
     notes: list[str] = []
     reasons = [*_scale(before.outputs, after.outputs, growth, notes)]
+    reasons += _alike_samples(model, example, before.outputs, after.outputs)
     reasons += _first_loss(model, plan, out, before, heads, notes, growth)
+    if _holds_one_value(example):
+        notes.append("all values of the example are the same, so the checks say little; pass a batch of the data")
     if before.learning is None or after.learning is None:
         notes.append("whether every parameter learns was not checked, because no output of the model has a gradient")
         return reasons, notes
@@ -200,6 +205,31 @@ def verify(
         more = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
         reasons.append(f"in {where}, '{name}'{more} would never learn: {why}")
     return reasons, notes
+
+
+def require_usable(model: nn.Module, example: Any, before: Behaviour | None) -> None:
+    """Refuse an example on which the original fails, too, or whose values are all the same.
+
+    Raises:
+        ValueError: With the reason and a remedy.
+    """
+    name = type(model).__name__
+    if before is not None and not all(t.isfinite().all() for t in before.outputs):
+        raise ValueError(
+            f"expected finite outputs of {name} on the example, got NaN or infinity before anything was changed; check "
+            "the example and the model's weights"
+        )
+    if _holds_one_value(example):
+        raise ValueError(
+            f"expected an example with different values, got one value everywhere, on which {name} cannot be judged; "
+            "pass a batch of the data, or torch.randn"
+        )
+
+
+def _holds_one_value(example: Any) -> bool:
+    """Whether each tensor of an example holds a single value, such as 0."""
+    given = [t.flatten() for t in tensors_of(example) if t.numel() > 1]
+    return bool(given) and all(bool((t == t[0]).all()) for t in given)
 
 
 def expected_growth(plan: ResidualPlan, values: Sequence[Mapping[str, float]]) -> float:
@@ -236,6 +266,47 @@ def _scale(before: tuple[Tensor, ...], after: tuple[Tensor, ...], growth: float,
             notes.append(f"{text}; a smaller learning rate or adaptive clipping (clip_grad_agc_) may be needed")
         else:
             notes.append(f"{text}; plain SGD may learn slowly at first")
+
+
+def _alike_samples(
+    model: nn.Module, example: Any, before: tuple[Tensor, ...], after: tuple[Tensor, ...]
+) -> Iterator[str]:
+    """Compare how much outputs of the same shape differ between samples, as a part of their size."""
+    for i, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old.shape == new.shape and old.dim() and old.shape[0] > 1 and new.any():
+            was, now = _spread(old), _spread(new)
+            if was > _ALIKE and now < _ALIKE * was:
+                place = _first_alike(model, example, _ALIKE * was)
+                yield (
+                    f"output {i} is the same for all samples, from {place} on (they differ by {compact(now)} of its "
+                    f"size, in the original by {compact(was)})"
+                )
+
+
+def _first_alike(model: nn.Module, example: Any, limit: float) -> str:
+    """The first module from which on all modules without children return nearly the same for all samples."""
+    outputs: list[tuple[str, float]] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            outputs.extend((name, _spread(t)) for t in floats_of(out)[:1] if t.dim() and t.shape[0] > 1)
+
+        return hook
+
+    with preserve_model_state(model, attributes=True), torch.no_grad():
+        model.eval()
+        for name, module in model.named_modules():
+            if next(module.children(), None) is None:
+                module.register_forward_hook(keep(name))
+        run_on_copy(model, small_copy(example))
+    alike = list(takewhile(lambda found: found[1] < limit, reversed(outputs)))
+    return f"'{alike[-1][0]}'" if alike else "the model's own code"
+
+
+def _spread(tensor: Tensor) -> float:
+    """The standard deviation between samples, as a part of the root mean square."""
+    tensor = tensor.double()
+    return _rms(tensor - tensor.mean(0)) / (_rms(tensor) or 1.0)
 
 
 def _rms(tensor: Tensor) -> float:

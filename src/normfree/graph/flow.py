@@ -9,6 +9,8 @@ import string
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -22,11 +24,13 @@ from normfree.graph.observer import (
     JOINS,
     MATRIX_PRODUCTS,
     POINTWISE,
+    REDUCTIONS,
     TRANSPOSED_CONVOLUTIONS,
     TRANSPOSITIONS,
     NodeKind,
 )
 
+_REDUCTIONS = REDUCTIONS | {"logsumexp", "prod", "norm", "vector_norm", "linalg_norm", "einsum"}
 _NORMALIZATIONS = frozenset({"normalize", "cosine_similarity"})
 
 Use = Literal["weight", "embedding", "joined", "beside", "unknown"]
@@ -93,6 +97,17 @@ class Node:
     divides_itself: bool = False
     discrete: bool = False
     users: list[Node] = field(default_factory=list, repr=False)
+
+    @property
+    def reduces_features(self) -> bool:
+        """Whether it is a sum, mean or the like over the features, as the shapes show."""
+        if self.function not in _REDUCTIONS or len(self.inputs) != 1:
+            return False
+        before, after = self.inputs[0].shape, self.shape
+        axis = 1 if len(before) == 4 else len(before) - 1
+        sides = before[:axis], before[axis + 1 :]
+        per_sample = after[:1] in ((), before[:1]) and prod(after[1:]) == 1
+        return per_sample or after in ((*sides[0], *sides[1]), (*sides[0], 1, *sides[1]))
 
 
 @dataclass(frozen=True)
@@ -356,7 +371,13 @@ def _unscaled(node: Node) -> Node:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in a tree of arguments or results."""
+    """The tensors in a tree of arguments or results, also those in dataclasses."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace):
+            found += tensors_of(list(vars(leaf).values()))
+    return found

@@ -78,9 +78,17 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
             # On an example without values the second run adds no information.
             shapes = "".join(f", {tuple(t.shape)}" for t in tensors_of((args, kwargs)))
             cause = without_values if any(t.is_meta for t in tensors_of((args, kwargs))) else error
+            remedy = (
+                f"check the example's shape{shapes} (--input gives another), or in Python pass a hand-written "
+                "ResidualPlan"
+            )
+            if "does not require grad" in str(cause):
+                remedy = (
+                    "its forward pass differentiates, and a model is recorded without gradients: pass the network that "
+                    "it differentiates instead of the whole model"
+                )
             raise ValueError(
-                f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; check the "
-                f"example's shape{shapes} (--input gives another), or in Python pass a hand-written ResidualPlan"
+                f"expected a model that runs on the example, but {type(model).__name__} failed: {cause}; {remedy}"
             ) from cause
 
 

@@ -93,6 +93,8 @@ def _residual_sum(
     straight = _walk_back(node.inputs[shortcut], set(sides[shortcut]), stops=shortcuts.keys()) - shortcuts.keys()
     if sizes[1 - shortcut] == (0, 0) or any(n.kind == "gate" for n in straight):
         return None  # nothing learnable is added, or the shortcut is gated: a highway
+    if not plain.precedes_a_layer(node) and _is_reduced(end):
+        return None  # a number of each sample is added up for the loss: a log-determinant, a penalty
     if layers[shortcut] and (_is_part_of_a_branch(node, shortcuts) or plain.adds_heads(node, ancestor, layers)):
         return None
     if len(layers[0]) == len(layers[1]) and (branch or sizes[0] == sizes[1]):
@@ -297,8 +299,9 @@ class PlainSums:
         self.shares: dict[Node, int] = {}
         self._members: set[Node] = set()
         self._outputs = outputs
-        self._before_layers = _before_layers(flow)
-        used = _beyond_a_loss(flow, outputs)
+        self._before_layers = _before(flow)
+        several = {n for n in flow if n.shape not in ((), (1,)) and (n in outputs or not n.users)}
+        used = _before(flow, several)
         seen: set[Node] = set()
         for node in reversed(flow):
             if node.kind == "sum" and node not in used:
@@ -372,23 +375,21 @@ def _straight_back(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _before_layers(flow: Sequence[Node]) -> set[Node]:
-    """The nodes that a weight layer depends on."""
+def _before(flow: Sequence[Node], results: Set[Node] = frozenset()) -> set[Node]:
+    """The nodes that a weight layer or one of these results depends on, and the results."""
     found: set[Node] = set()
     for node in reversed(flow):
-        if any(user.kind == "weight" or user in found for user in node.users):
+        if node in results or any(user.kind == "weight" or user in found for user in node.users):
             found.add(node)
     return found
 
 
-def _beyond_a_loss(flow: Sequence[Node], outputs: Set[Node]) -> set[Node]:
-    """The nodes that a layer, or an output of more than one number, depends on."""
-    found: set[Node] = set()
-    for node in reversed(flow):
-        result = node.shape not in ((), (1,)) and (node in outputs or not node.users)
-        if result or any(user.kind == "weight" or user in found for user in node.users):
-            found.add(node)
-    return found
+def _is_reduced(node: Node) -> bool:
+    """Whether a node is a sum or mean over the features, a constant times one, or a sum of them."""
+    if node.kind == "sum":
+        return any(map(_is_reduced, reversed(node.inputs)))
+    passes = node.kind in ("scaling", "other") and len(node.inputs) == 1
+    return passes and (node.reduces_features or (node.inputs[0].shape == node.shape and _is_reduced(node.inputs[0])))
 
 
 def _channels(node: Node) -> int:
