@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
@@ -151,7 +152,8 @@ def test_methods_plugin_adds_a_row(run: Run, folder: Path) -> None:
         ("no_such_module", "'no_such_module', which was not found"),
         ("no_such_package.module", "'no_such_package.module', which was not found"),
         ("folder/file.py", "leave out folders and the ending .py"),
-        ("", "expected the name of a module"),
+        ("", "expected a value for --plugin, got an empty one"),
+        ("a..b", "expected the name of a module"),
         ("needs_more", "'needs_more' imports 'no_such_dependency'"),
         ("twice", "error: expected one thing, got another"),
     ],
@@ -192,6 +194,36 @@ def test_what_cannot_be_typed_is_told_in_one_line(run: Run, arguments: tuple[str
     assert (status, out) == (2, "")
     assert is_one_line_error(err)
     assert says in err
+
+
+def every_value(group: Any) -> list[tuple[tuple[str, ...], str]]:
+    """Every option and argument of every verb that takes a text, a folder or a file: the command, and its name."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    commands = [((name,), verb) for name, verb in group.commands.items() if name != "data"]
+    commands += [(("data", name), verb) for name, verb in group.commands["data"].commands.items()]
+    for words, verb in commands:
+        for parameter in verb.params:
+            if parameter.param_type_name == "argument":
+                found.append(((*words, ""), parameter.metavar))
+            elif not parameter.is_flag:
+                found += [((*words, name, ""), max(parameter.opts, key=len)) for name in parameter.opts]
+    return found
+
+
+def test_every_empty_value_is_refused_before_work(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = typer.main.get_command(verbs.app)
+    monkeypatch.setattr(verbs, "app", group)  # built once
+    values = every_value(group)
+    names = {name for _, name in values}
+    assert {"--out", "--config", "--resume", "--data-dir", "--tarball", "--write", "FOLDER…", "RUN", "MODEL"} <= names
+    for arguments, name in values:
+        status, out, err = run(*arguments)
+        rest = ", or leave the option out" if name.startswith("--") else ""
+        assert (status, out) == (2, ""), arguments
+        assert err == f"error: expected a value for {name}, got an empty one; give one{rest}\n"
+    assert run("train", "fashion", "--out", " ")[2].startswith("error: expected a value for --out")
+    assert run("check", "x", "")[2].startswith("error: expected a value for FOLDER…")
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(

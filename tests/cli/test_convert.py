@@ -13,6 +13,7 @@ from safetensors.torch import save_model
 import normfree as nf
 from normfree.cli.convert import convert_model
 from normfree.conversion.saving import read_plan
+from normfree.diagnostics import diagnosis
 from normfree.models.third_party import create_model
 
 Run = Callable[..., tuple[int, str, str]]
@@ -127,8 +128,47 @@ def test_folder_gives_the_model_again(run: Run, tmp_path: Path) -> None:
     assert torch.equal(nf.load("folder", trust=True)(x), expected.eval()(x))
     assert read_plan("folder") == plan
     assert str(plan) in out
-    assert run("my_zoo:Image", "--input", "1x8x8", "-o", "folder", "-m", "nf")[0] == 0  # takes its place
+
+
+def test_converted_model_is_replaced_on_request_only(run: Run, tmp_path: Path) -> None:
+    other = ("my_zoo:Image", "--input", "1x8x8", "-o", "folder", "-m", "nf")
+    assert run("my_zoo:Image", "--input", "1x8x8", "-o", "folder")[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()}
+    status, out, err = run(*other)
+    assert (status, out) == (2, "")
+    assert "'folder' holds one; replace it with --overwrite, or choose another folder" in err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "folder").iterdir()} == before
+    assert run(*other, "--overwrite")[0] == 0
     assert read_plan("folder").changes.method.startswith("nf")
+    assert "my_zoo:Image, nf" in (tmp_path / "folder" / "report.html").read_text()
+    (tmp_path / "folder" / "mine.txt").write_text("")
+    assert "holds 'mine.txt'" in run(*other, "--overwrite")[2]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_two_conversions_into_one_folder_never_mix(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    arguments = ("my_zoo:Image", "--input", "1x8x8", "-o", "folder", *(["--overwrite"] if overwrite else []))
+    inner: list[int] = []
+    write = diagnosis.save
+
+    def save(*found: object, **settings: object) -> Path:
+        """Let another conversion begin and end while the first one writes its last file."""
+        if not inner:
+            inner.append(-1)
+            inner[0] = run(*arguments, "-m", "nf")[0]
+        return write(*found, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(diagnosis, "save", save)
+    status, _, err = run(*arguments)
+    assert inner == [0]
+    left = "fixup" if overwrite else "nf"
+    assert status == (0 if overwrite else 2)
+    assert overwrite or "'folder' holds one" in err
+    assert read_plan("folder").changes.method.startswith(left)
+    assert f"my_zoo:Image, {left}" in (tmp_path / "folder" / "report.html").read_text()
+    assert not list(tmp_path.glob(".tmp-*"))
 
 
 def test_json_has_plan_changes_and_diagnoses(run: Run) -> None:
@@ -200,6 +240,7 @@ def test_model_without_sums_is_converted_without_a_verdict(run: Run, tmp_path: P
         (("my_zoo:Net", "--example", "my_zoo:ids", "--input", "5"), "--example cannot be combined with --input"),
         (("my_zoo:Net", "--example", "my_zoo:ids", "--batch", "5"), "--example cannot be combined with --batch"),
         (("my_zoo:Image", "--input", "1x8x8", "-o", "."), "holds 'my_zoo.py'; choose another folder"),
+        (("my_zoo:Image", "--input", "1x8x8", "--overwrite"), "--overwrite needs --out"),
         (("my_zoo:plain", "--input", "1x8x8"), "works on residual branches"),
     ],
 )

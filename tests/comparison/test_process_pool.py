@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,27 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"process {process} is still there")
+
+
+def test_ctrl_c_while_processes_start_stops_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, started = SpawnProcess.start, []
+
+    def start(process: SpawnProcess) -> None:
+        if not started:
+            os.kill(os.getpid(), signal.SIGINT)
+        started.append(process)
+        begin(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    with Stop() as stop:
+        assert not dict(run_tasks(time.sleep, [60.0] * 3, jobs=2, stop=stop))
+        assert stop.requested == signal.SIGINT
+    assert len(started) == 2
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.slow
+def test_processes_do_not_get_ctrl_c() -> None:
+    blocked = "__import__('signal').pthread_sigmask(0, ())"
+    with Stop() as stop:
+        assert dict(run_tasks(eval, [blocked] * 2, jobs=2, stop=stop)) == {n: {signal.SIGINT} for n in range(2)}

@@ -104,7 +104,7 @@ def make_works(runs: Runs, root: Path) -> dict[str, Work]:
     works = (
         Work("training", begin, lambda out: not differences(trained, out), None, resume, (*begin, "--overwrite")),
         Work("resuming", resume, lambda out: not differences(trained, out), begun, resume),
-        Work("converting", make, lambda out: _is_model(out, converted), restart=make),
+        Work("converting", make, lambda out: _is_model(out, converted), restart=(*make, "--overwrite")),
         Work("saving over an earlier model", (*keep, "2"), lambda out: _is_model(out, first, second), first),
         Work("preparing data", prepare, lambda out: open_prepared(out).manifest == manifest, restart=prepare),
         Work("comparing", compare, lambda out: _comparison(out) == compared, go_on=compare),

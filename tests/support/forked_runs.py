@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,23 @@ class Runs:
         self._server = server
 
     def start(
-        self, *arguments: str, prints: Path, die: tuple[str, int] | None = None, fault: Fault | None = None
+        self,
+        *arguments: str,
+        prints: Path,
+        errors: Path | None = None,
+        die: tuple[str, int] | None = None,
+        press: tuple[str, int] | None = None,
+        fault: Fault | None = None,
     ) -> int:
-        """Begin `normfree` with these arguments, and give its process; `die` is a function's name and a call of it.
+        """Begin `normfree` with these arguments, and give its process, which leads a process group.
 
-        If the first argument is `module:function`, that function is called with the others instead.
+        `die` is a function's name and a call of it, at whose end the process is killed. `press` names one likewise, at
+        whose begin the process and its children get SIGINT, as from a terminal. `errors` is the file of stderr, if it
+        is not that of `prints`. If the first argument is `module:function`, that function is called with the others
+        instead.
         """
-        self._tell({"arguments": arguments, "prints": str(prints), "die": die, "fault": fault})
+        files = {"prints": str(prints), "errors": str(errors or prints)}
+        self._tell({"arguments": arguments, **files, "die": die, "press": press, "fault": fault})
         return int(self._hear())
 
     def wait(self) -> int:
@@ -69,8 +80,8 @@ def forked_runs(preload: Path | None = None) -> Iterator[Runs]:
             server.stdin.close()
 
 
-def _die_at(name: str, call: int) -> None:
-    """Kill this process when `module:Class.function` returns for the `call`-th time."""
+def _die_at(name: str, call: int, *, press: bool = False) -> None:
+    """Kill this process when `module:Class.function` returns for the `call`-th time; or press ctrl-C when it begins."""
     from functools import reduce
     from importlib import import_module
 
@@ -82,8 +93,11 @@ def _die_at(name: str, call: int) -> None:
     def dying(*args: object, **kwargs: object) -> object:
         nonlocal calls
         calls += 1
+        if press and calls == call:
+            print("^C", time.monotonic(), file=sys.stderr, flush=True)  # as a terminal shows it
+            os.killpg(0, signal.SIGINT)
         result = original(*args, **kwargs)
-        if calls == call:
+        if calls == call and not press:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -122,11 +136,14 @@ def _serve() -> None:
         request = json.loads(line)
         process = os.fork()
         if process == 0:
-            with open(request["prints"], "ab") as file:
-                for stream in (1, 2):
+            os.setpgid(0, 0)
+            for stream, name in ((1, "prints"), (2, "errors")):
+                with open(request[name], "ab") as file:
                     os.dup2(file.fileno(), stream)
             if request["die"]:
                 _die_at(*request["die"])
+            if request["press"]:
+                _die_at(*request["press"], press=True)
             if request["fault"]:
                 meet(Fault(*request["fault"]))
             status, arguments = 0, request["arguments"]

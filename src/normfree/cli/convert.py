@@ -27,6 +27,9 @@ def convert_model(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the converted model and the report.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a converted model in the folder of --out.")
+    ] = False,
     shape: Annotated[str, typer.Option("--input", help="Shape of one input, such as 3x224x224.")] = "",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of inputs, N(0, 1) noise.")] = 8,
     example: Example = "",
@@ -49,7 +52,6 @@ def convert_model(
     """
     import json
 
-    from normfree.conversion.saving import REPORT, require_free, save_converted
     from normfree.diagnostics import diagnosis as room
     from normfree.files import to_json_values
     from normfree.report import open_console, print_table
@@ -58,15 +60,16 @@ def convert_model(
     require_one_input(context)
     load_plugins(plugin)
     chosen = _method(model, method, checkpoint, fold)
+    if overwrite and out is None:
+        raise ValueError("--overwrite needs --out, the folder of the converted model to replace; leave it out")
     if out is not None:
-        require_free(out)
+        _require_new(out, overwrite)
     inputs = example_inputs(model, example, shape, batch, seed)
     with progress(f"converting {model}", 3) as update:
         converted = _convert(model, chosen, inputs, checkpoint, seed)
         update(1, 3, "measuring the signal")
         found = _diagnoses(converted, inputs, seed, lambda count: update(1 + count, 3, "measuring the signal"))
-    if out is not None:
-        save_converted(out, converted.after, converted.plan, example=inputs, source=model)
+    missing = "" if out is None else _save(out, converted, found, inputs, model, overwrite)
     if as_json:
         record = {
             "model": model,
@@ -85,11 +88,8 @@ def convert_model(
             console.print("no verdict: the model has no residual sum", markup=False)
     if out is not None:
         messages = open_console(stderr=True)
-        if found:
-            try:
-                room.save(found, out / REPORT, title=f"{model}, before and after")
-            except ImportError as error:  # the page needs an optional package
-                messages.print(f"{REPORT} was left out: {error}", markup=False, style="yellow")
+        if missing:
+            messages.print(missing, markup=False, style="yellow")
         trust = ", trust=True" if ":" in model and not model.startswith(("torchvision:", "timm:")) else ""
         messages.print(f"wrote {out}; load it with: normfree.load('{out}'{trust})", markup=False)
 
@@ -102,6 +102,45 @@ class _BeforeAndAfter:
     after: nn.Module
     plan: ResidualPlan
     names: tuple[str, str]
+
+
+def _require_new(folder: Path, overwrite: bool) -> None:
+    """Raise `ValueError` if a folder holds anything; with `overwrite`, if it holds anything but a converted model."""
+    from normfree.conversion.saving import PLAN, require_free
+
+    require_free(folder)
+    if not overwrite and (folder / PLAN).exists():
+        raise ValueError(
+            f"expected a new folder for the converted model, but '{folder}' holds one; replace it with --overwrite, or "
+            "choose another folder"
+        )
+
+
+def _save(
+    folder: Path, converted: _BeforeAndAfter, found: list[Diagnosis], inputs: Any, source: str, overwrite: bool
+) -> str:
+    """Save the converted model and its report in one step, so that the folder never mixes two conversions.
+
+    Returns:
+        Why the report was left out; '' if it was not.
+    """
+    from normfree.conversion.saving import REPORT, save_converted
+    from normfree.diagnostics import diagnosis as room
+    from normfree.files import atomic_folder, explain_os_errors
+
+    missing = ""
+    with (
+        explain_os_errors("the converted model", folder, "an earlier model there is unchanged"),
+        atomic_folder(folder) as new,
+    ):
+        save_converted(new, converted.after, converted.plan, example=inputs, source=source)
+        if found:
+            try:
+                room.save(found, new / REPORT, title=f"{source}, before and after")
+            except ImportError as error:  # the page needs an optional package
+                missing = f"{REPORT} was left out: {error}"
+        _require_new(folder, overwrite)  # another process may have saved a model there meanwhile
+    return missing
 
 
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:

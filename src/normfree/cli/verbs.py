@@ -26,19 +26,28 @@ from normfree.report.formatting import printable
 
 
 class Verb(TyperCommand):
-    """A command that refuses an option given twice, unless the option may be repeated.
+    """A command that refuses an empty value, and an option given twice unless it may be repeated.
 
-    Without this the last one would count, and the first would be silently ignored.
+    An unset variable of the shell gives an empty value, and an empty folder name would mean the current folder. Of an
+    option given twice the last one would count, and the first would be silently ignored.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
-            ValueError: if an option that may not be repeated is given twice.
+            ValueError: if a value is empty, or an option that may not be repeated is given twice.
         """
-        found: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        parsed: tuple[dict[str, Any], list[str], list[Any]] = self.make_parser(ctx).parse_args(args=list(args))
+        typed, _, found = parsed
         for option in found:
+            value = typed.get(option.name)
+            values = value if isinstance(value, list | tuple) else [value]
+            if any(isinstance(one, str) and not one.strip() for one in values):
+                is_option = option.param_type_name == "option"
+                name = max(option.opts, key=len) if is_option else option.metavar or option.name
+                rest = "give one, or leave the option out" if is_option else "give one"
+                raise ValueError(f"expected a value for {name}, got an empty one; {rest}")
             if found.count(option) > 1 and not (option.multiple or option.is_flag):
                 names = " or ".join(name for name in option.opts if name.startswith("--"))
                 raise ValueError(f"{names} was given {found.count(option)} times; give it once")

@@ -8,10 +8,9 @@ running for ever when the parent is killed. tests/comparison/test_process_pool.p
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -136,7 +135,7 @@ def _processes(function: Callable[..., Any], jobs: int, *, reports: bool) -> Ite
     context = get_context("spawn")  # a fork would copy torch's threads in an unknown state
     processes: dict[Connection, SpawnProcess] = {}
     try:
-        with _ignoring_sigint():
+        with _deferring_sigint():
             for _ in range(jobs):
                 pipe, other = context.Pipe()
                 process = context.Process(target=_work, args=(function, other, reports), daemon=True)
@@ -153,16 +152,20 @@ def _processes(function: Callable[..., Any], jobs: int, *, reports: bool) -> Ite
 
 
 @contextmanager
-def _ignoring_sigint() -> Iterator[None]:
-    """Processes started inside ignore ctrl-C, which a terminal sends to all processes; the parent stops them."""
-    if threading.current_thread() is not threading.main_thread():
+def _deferring_sigint() -> Iterator[None]:
+    """Processes started inside never get ctrl-C, which a terminal sends to all processes; this one gets it at the end.
+
+    A process inherits which signals are blocked. The parent stops the others.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # its start would unblock SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(function: Callable[..., Any], pipe: Connection, reports: bool) -> None:

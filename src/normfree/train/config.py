@@ -15,6 +15,7 @@ from normfree.report.notebook import notebook_html
 from normfree.train.settings import (
     AT_LEAST_ONE,
     BETAS,
+    EPOCHS,
     FACTOR,
     FRACTION,
     FRACTION_OR_NONE,
@@ -88,7 +89,7 @@ class TrainConfig:
     )
 
     # Length and batches
-    epochs: int = setting(10, "passes over the training data", NOT_NEGATIVE)
+    epochs: int = setting(10, "passes over the training data", EPOCHS)
     batch_size: int = setting(
         128,
         "images per step over all processes and micro-batches; for pairs, the maximum number of tokens; for text, the "

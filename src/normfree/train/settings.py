@@ -34,6 +34,7 @@ NOT_EMPTY = Range("not to be empty", bool)
 POSITIVE = Range("above 0", lambda x: x > 0)
 NOT_NEGATIVE = Range("at least 0", lambda x: x >= 0)
 AT_LEAST_ONE = Range("at least 1", lambda x: x >= 1)
+EPOCHS = Range("at least 0 and at most 100 million", lambda x: 0 <= x <= 100_000_000)
 FRACTION = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
 FRACTION_OR_NONE = Range("at least 0 and below 1", lambda x: x is None or 0 <= x < 1)
 FACTOR = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -105,7 +106,10 @@ def coerce(name: str, hint: Any, value: Any) -> Any:
         return int(value)
     if hint is str and isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    raise ValueError(f"expected {_NOUN[hint]} for '{name}', got {value!r}")
+    noun = (
+        "a finite number" if hint is float and isinstance(value, Real) and not isinstance(value, bool) else _NOUN[hint]
+    )
+    raise ValueError(f"expected {noun} for '{name}', got {value!r}")
 
 
 def _finite(value: Real) -> float | None:
