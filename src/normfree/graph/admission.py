@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from normfree.graph.flow import Flow, Node, tensors_of
+from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import OTHER_SUMS, RECURRENT, REDUCTIONS
 from normfree.graph.residuals import latest_common_ancestor
 from normfree.methods import Method
@@ -27,10 +28,11 @@ def check_request(model: nn.Module, method: Method, example: Any) -> None:
     reason = _cannot_convert_model(model) or _cannot_convert_by(method)
     if reason is not None:
         raise ValueError(reason)
-    for tensor in (t for t in tensors_of(example) if not t.is_meta):
-        if tensor.is_floating_point() and tensor.isnan().any():
+    given = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    for tensor in given:
+        if not tensor.is_meta and tensor.is_floating_point() and tensor.isnan().any():
             raise ValueError(f"expected an example without NaN, got NaN in its tensor of shape {tuple(tensor.shape)}")
-    if (given := tensors_of(example)) and not given[0].numel():
+    if given and not given[0].numel():
         raise ValueError(
             f"expected an example of at least one sample, got the shape {tuple(given[0].shape)}; pass a batch of data"
         )

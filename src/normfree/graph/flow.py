@@ -77,6 +77,7 @@ class Node:
         bounded: Whether it is a bounded function of the signal, such as a sigmoid, up to constants and its shape.
         divides_itself: Whether it divides a signal by the signal's own norm: 0 would become 0/0.
         discrete: Whether its output is an index or a mask, which has no gradient.
+        reduces_features: Whether it is a sum, mean or the like over the features, as the shapes show.
         users: The nodes that read it.
     """
 
@@ -96,18 +97,8 @@ class Node:
     bounded: bool = False
     divides_itself: bool = False
     discrete: bool = False
+    reduces_features: bool = False
     users: list[Node] = field(default_factory=list, repr=False)
-
-    @property
-    def reduces_features(self) -> bool:
-        """Whether it is a sum, mean or the like over the features, as the shapes show."""
-        if self.function not in _REDUCTIONS or len(self.inputs) != 1:
-            return False
-        before, after = self.inputs[0].shape, self.shape
-        axis = 1 if len(before) == 4 else len(before) - 1
-        sides = before[:axis], before[axis + 1 :]
-        per_sample = after[:1] in ((), before[:1]) and prod(after[1:]) == 1
-        return per_sample or after in ((*sides[0], *sides[1]), (*sides[0], 1, *sides[1]))
 
 
 @dataclass(frozen=True)
@@ -210,6 +201,7 @@ class Flow:
         node.divides_itself = node.function in _NORMALIZATIONS or (
             node.function in DIVISIONS and len(inputs) == 2 and _depends_on(inputs[1], inputs[0])
         )
+        node.reduces_features = node.function in _REDUCTIONS and len(inputs) == 1 and _lacks_features(shape, inputs[0])
         for source in inputs:
             source.users.append(node)
         self.nodes.append(node)
@@ -381,3 +373,11 @@ def tensors_of(tree: Any) -> list[Tensor]:
         elif hasattr(leaf, "__dataclass_fields__") or isinstance(leaf, SimpleNamespace):
             found += tensors_of(list(vars(leaf).values()))
     return found
+
+
+def _lacks_features(shape: tuple[int, ...], source: Node) -> bool:
+    """Whether a shape is that of a node without its features, or with one number for each sample."""
+    axis = 1 if len(source.shape) == 4 else len(source.shape) - 1
+    front, back = source.shape[:axis], source.shape[axis + 1 :]
+    per_sample = shape[:1] in ((), source.shape[:1]) and prod(shape[1:]) == 1
+    return per_sample or shape in ((*front, *back), (*front, 1, *back))
