@@ -63,7 +63,7 @@ _TRIED = 200_000_000  # parameters; a larger model is not copied to try other me
 
 
 class MethodError(ValueError):
-    """A method cannot convert a model; others may."""
+    """This method cannot convert the model; another method might."""
 
 
 def convert(
@@ -243,7 +243,7 @@ def _remedy(work: _Conversion) -> str:
     if work.facts.parameters > _TRIED:
         return ""
     for name in _METHODS:
-        if name == work.method.name:
+        if get(name).spec == work.method.spec:
             continue
         try:
             trial = replace(work, method=get(name), example=small_copy(work.example), records=[], notes=[])
@@ -254,7 +254,7 @@ def _remedy(work: _Conversion) -> str:
         except Exception:  # whatever copying the model raises
             continue
         return f"; '{name}' converts it"
-    return "; no other method of those tried converts it, either"
+    return "; none of the other methods that were tried converts it"
 
 
 def _refuse(work: _Conversion) -> None:
