@@ -79,7 +79,7 @@ slow: $(STAMP) ## run the tests marked slow, without those for a GPU or a browse
 
 .PHONY: faults
 faults: $(STAMP) ## inject faults into stored files and processes, and count them by kind
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'faults and not gpu and not browser' tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m 'faults and not gpu and not browser' tests
 
 .PHONY: browser
 browser: $(STAMP) ## test the HTML pages in Chromium (install the package chromium first)

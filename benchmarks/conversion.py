@@ -39,7 +39,7 @@ from normfree.conversion.inspection import find_norms
 from normfree.files import write_json
 from normfree.plan import remembered_plan
 from normfree.provenance import commit, hardware, versions
-from normfree.report.progress import progress
+from normfree.report.terminal import progress
 
 METHODS = ("fixup", "skipinit", "nf")
 MORE_METHODS = ("rezero", "small_branch", "hanin", "isograd", "wn", "dyt")  # for one model of each kind

@@ -37,7 +37,7 @@ from normfree.models.third_party import create_model
 from normfree.optim import agc_parameters
 from normfree.provenance import commit, hardware, versions
 from normfree.report import Column, Table, print_table, to_markdown
-from normfree.report.progress import progress
+from normfree.report.terminal import progress
 
 ORIGINAL = "original"
 UNCLIPPED = (ORIGINAL, "fixup", "rezero", "skipinit", "nf", "wn")

@@ -68,7 +68,7 @@ if torch.version.cuda is None and not _torchvision_loads():
 @pytest.fixture(autouse=True)
 def no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns off progress lines, since many tests expect an empty stderr."""
-    monkeypatch.setattr("normfree.report.progress.EVERY", float("inf"))
+    monkeypatch.setattr("normfree.report.terminal.EVERY", float("inf"))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Folders that were prepared to attack: nothing runs, the memory stays small, and the error is one sentence."""
 
+import gzip
 import json
 import os
 import pickle
@@ -18,16 +19,20 @@ import pytest
 import torch
 
 import normfree as nf
+from normfree.comparison.comparison_report import redraw
 from normfree.conversion import convert
 from normfree.conversion.saving import save_converted
-from normfree.data.download.formats import read_idx, read_pickled
+from normfree.data.download.data_files import read_idx, read_pickled
 from normfree.data.images.folder_contents import CACHE, contents_digest
 from normfree.data.images.image_folder import folder_in_order, read_folder
-from normfree.files import write_sealed_json, write_sealed_text
+from normfree.data.text import text_files
+from normfree.data.text.prepared_folder import open_prepared
+from normfree.files import read_tensors, write_sealed_json, write_sealed_text
 from normfree.models.third_party import transformers_model
 from normfree.train.run import checkpoint
 from normfree.train.run.loading import noise_for
 from thin_resnet import thin_resnet
+from tiny_text import tiny_pairs
 
 GIB = 1 << 30
 FIXTURES = Path(__file__).parent / "fixtures" / "release-0.1"
@@ -392,3 +397,44 @@ def test_forged_size_in_an_idx_file_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">III", 1 << 31, 1 << 31, 4) + bytes(100))
     with pytest.raises(ValueError, match="expected an idx file of 3 dimensions"):
         read_idx(path, path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "content",
+    [b'{"a":' * 200_000, b'{"runs":[' + b"[]," * 2_000_000 + b"1]}", None],
+    ids=["nested", "many values", "endless"],
+)
+def test_forged_comparison_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "comparison.json"
+    if content is None:
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="expected a comparison in") as caught:
+        redraw(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_size_beyond_64_bits_in_weights_is_one_sentence(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 63, 0], "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match="is damaged: it has an impossible size"):
+        read_tensors(path)
+
+
+def test_prepared_file_of_another_size_is_not_read(tmp_path: Path) -> None:
+    folder = tiny_pairs(tmp_path).folder
+    with (folder / "train.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="the file is too long"):
+        open_prepared(folder)
+
+
+def test_endless_line_of_compressed_text_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "_LONGEST_LINE", 1 << 20)
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 20) + b"\n"))
+    with pytest.raises(ValueError, match="expected lines of at most 1 MiB"):
+        list(text_files.read_lines(path))

@@ -18,7 +18,7 @@ import normfree
 
 PACKAGE = Path(normfree.__file__).parent
 ORDER = (
-    "extras", "theory", "report", "checksums", "files", "provenance", "kernels", "plan", "nn", "methods", "models",
+    "errors", "theory", "report", "checksums", "files", "provenance", "kernels", "plan", "nn", "methods", "models",
     "graph", "diagnostics", "conversion", "optim", "frameworks", "data", "train", "comparison", "cli",
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share one place: neither imports the other
@@ -122,7 +122,7 @@ def test_order_catches_a_violation(source: str, module: str, is_package: bool) -
         ("from ..plan import ResidualPlan", "normfree.nn", True),
         ("from normfree import __version__", "normfree.cli", True),
         ("from normfree import initialize_", "normfree.models.resnet", False),
-        ("from normfree.extras import missing_package", "normfree.report.plots", False),
+        ("from normfree.errors import missing_package", "normfree.report.plots", False),
     ],
 )
 def test_order_allows_what_is_to_the_left(source: str, module: str, is_package: bool) -> None:

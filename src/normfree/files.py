@@ -246,7 +246,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ValueError: If it is damaged, or its header is larger than that of any network.
-        FileNotFoundError: If there is no file.
+        OSError: If there is no file, or it cannot be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -260,6 +260,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"expected a safetensors file, but '{path}' is damaged: {error}") from error
+    except TypeError as error:  # of torch, for a size beyond 64 bits
+        raise ValueError(f"expected a safetensors file, but '{path}' is damaged: it has an impossible size") from error
+    except (RuntimeError, MemoryError) as error:  # of torch, which maps the file into memory
+        raise OSError(f"could not read '{path}': {str(error).partition(chr(10))[0]}; check disk and memory") from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from normfree.report.notebook import notebook_html
+from normfree.report.tables import notebook_html
 
 ShortcutKind = Literal["identity", "subsample", "projection", "parallel"]
 _PLAN, _EXAMPLE = "_normfree_plan", "_normfree_example"  # the attributes of a model that remembers its plan

@@ -49,7 +49,7 @@ def test_get_fetches_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return root / name
 
     monkeypatch.setattr("normfree.data.get", get)
-    monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
+    monkeypatch.setattr("normfree.report.terminal.EVERY", 0.0)
     result = run("get", "cifar10", "mnist", "cifar10", "--data-dir", str(tmp_path))
     assert result.exit_code == 0
     assert asked == [("cifar10", tmp_path, None), ("mnist", tmp_path, None)]

@@ -193,8 +193,8 @@ def test_batch_that_takes_all_images_is_told(run: Run, size: int, told: bool) ->
 
 
 def test_progress_is_plain_lines_when_not_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
-    monkeypatch.setattr("normfree.report.progress._SHARE", 0.0)
+    monkeypatch.setattr("normfree.report.terminal.EVERY", 0.0)
+    monkeypatch.setattr("normfree.report.terminal._SHARE", 0.0)
     monkeypatch.setattr(engine, "_POLL_SECONDS", 0.0)
     status, _, err = run("train", *SMALL, "--out", "run")
     assert status == 0
@@ -269,16 +269,16 @@ def test_signal_is_the_exit_status_and_the_run_goes_on(
 
 
 def test_progress_of_a_resumed_run_starts_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normfree.report import progress
+    from normfree.report import terminal
 
     begun: list[int] = []
-    original = progress.progress
+    original = terminal.progress
 
     def noted(what: str, **options: Any) -> Any:
         begun.append(options["done"])
         return original(what, **options)
 
-    monkeypatch.setattr(progress, "progress", noted)
+    monkeypatch.setattr(terminal, "progress", noted)
     with monkeypatch.context() as patch:
         stop_at(patch, 7, signal.SIGTERM)
         run("train", *SMALL, "--out", "run")

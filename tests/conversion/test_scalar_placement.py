@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import normfree
 from normed_blocks import Block, Language, X, network, perturb_
 from normfree.conversion import convert
-from normfree.nn.scalar_wrapping import scalars_of
+from normfree.nn.scalars import scalars_of
 from normfree.plan import Position
 
 

@@ -38,17 +38,56 @@ def count_process(request: pytest.FixtureRequest) -> Iterator[Callable[..., None
     yield from _counter(request, "processes")
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the tables, and keep them."""
-    counts: Counts = {
-        table: {"rows": list(found.items()), "seconds": config.stash[SECONDS][table]}
+@pytest.fixture
+def count_data(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Count an outcome of damaging a kind of data file that has no checksum."""
+    yield from _counter(request, "data")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a worker of xdist hand its counts to the main process."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["faults"] = _counts(session.config)
+
+
+class Collector:
+    """Adds the counts of the workers to those of the main process."""
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the counts of a worker that has ended."""
+        stash = node.config.stash
+        for table, found in getattr(node, "workeroutput", {}).get("faults", {}).items():
+            counts = stash.setdefault(COUNTS, {}).setdefault(table, {})
+            for names, row in found["rows"]:
+                counts.setdefault(tuple(names), Counter()).update(row)
+            stash.setdefault(SECONDS, Counter())[table] += found["seconds"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the counts of workers, if there are any."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(Collector())
+
+
+def _counts(config: pytest.Config) -> Counts:
+    return {
+        table: {
+            "rows": [(list(names), dict(row)) for names, row in found.items()],
+            "seconds": config.stash[SECONDS][table],
+        }
         for table, found in config.stash.get(COUNTS, {}).items()
         if found
     }
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the tables, and keep them."""
+    counts = _counts(config)
     for table in counts:
         terminalreporter.section(f"faults: {table}")
         terminalreporter.write_line(plain(table, counts))
-    if config.cache and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
+    if getattr(config, "cache", None) and "faults" in config.getoption("markexpr"):  # not the small part in `make test`
         kept: Counts = config.cache.get(STORED, {})
         for table, found in counts.items():
             kept[table] = _joined(kept.get(table), found)

@@ -1,34 +1,81 @@
 """A work that meets a fault leaves a folder that goes on to the same result, or that is refused by one sentence.
 
-The fault happens at any of the system calls with which the work changes files: it is killed, killed in the middle of a
-write, gets an input/output error, finds the disk full from there on, or the power fails (on a disk of its own, which
-needs root).
+The fault happens at any of the system calls with which the work changes or reads files: it is killed, killed in the
+middle of a write, gets an input/output error, finds the disk full from there on, or the power fails (on a disk of its
+own, which needs root). One of two ranks or workers is killed, at such a call or at a message between ranks. Or the work
+is stopped there, while another one writes into its folder, or while its folder is moved.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import normfree as nf
 from faulty_calls import Fault, build_library
-from faulty_works import OUT, Arguments, Work, copy_base, make_works
-from forked_runs import Runs, forked_runs
+from faulty_works import OUT, SAVED, Arguments, Work, copy_base, make_works
+from forked_runs import HANGS, Runs, forked_runs
 from small_disk import can_mount, small_disk
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 NAMES = ["training", "resuming", "converting", "saving over an earlier model", "preparing data", "comparing"]
+RANKED = ["training in two ranks", "saving shards in two ranks"]
 POWER = ("power loss", "power loss after a commit")
-DISTURBED = ("killed", "killed in a write", "input/output error", "disk full")
 GROWING = ("create", "write", "pwrite", "writev", "mkdir", "link", "symlink", "copy")
-MOST = 20  # places of a work at which a kind of fault happens; a kill happens at all
+MOST = 10  # places of a work at which a kind of fault happens; a kill of the process itself happens at all
+PATIENCE = 100  # seconds after which a process hangs
+
+
+class Kind(NamedTuple):
+    """A kind of fault, and the calls at which it happens."""
+
+    fault: str
+    calls: str = "changes"
+    who: str = ""
+    only: tuple[str, ...] = ()  # what the calls do, if not all count
+    thread: bool = False  # only calls of other threads than the main one
+
+
+KINDS = {
+    "killed": Kind("killed"),
+    "killed in a write": Kind("killed in a write", only=("write",)),
+    "input/output error": Kind("input/output error"),
+    "disk full": Kind("disk full", only=GROWING),
+    "error on reading": Kind("input/output error", "reads"),
+    "killed a moment after a write of a thread": Kind("killed later", thread=True),
+    "stopped": Kind("stopped"),
+    "worker killed": Kind("killed", who="spawn"),
+    "worker killed in reading": Kind("killed", "reads", "fork"),
+    "first rank killed": Kind("killed", who="0"),
+    "first rank killed at a message": Kind("killed", "messages", "0"),
+    "second rank killed": Kind("killed", who="1"),
+    "second rank killed at a message": Kind("killed", "messages", "1"),
+    "input/output error of the first rank": Kind("input/output error", who="0"),
+    "input/output error of the second rank": Kind("input/output error", who="1"),
+    "disk full of the first rank": Kind("disk full", who="0", only=GROWING),
+    "disk full of the second rank": Kind("disk full", who="1", only=GROWING),
+}
+DISTURBED = [
+    *((name, kind) for name in NAMES for kind in list(KINDS)[:4]),
+    ("resuming", "error on reading"),
+    ("comparing", "error on reading"),
+    ("saving while training", "killed a moment after a write of a thread"),
+    ("saving while training", "input/output error"),
+    ("saving while training", "disk full"),
+    ("training on images of two workers", "worker killed in reading"),
+    ("comparing in two workers", "worker killed"),
+    *((RANKED[0], kind) for kind in KINDS if kind.startswith("first rank") or kind.endswith("k killed at a message")),
+    *((RANKED[1], kind) for kind in KINDS if "rank" in kind),
+]
 
 
 class Stage:
@@ -37,62 +84,89 @@ class Stage:
     def __init__(self, runs: Runs, root: Path) -> None:
         self.runs, self.prints, self.log = runs, root / "printed", root / "calls"
         self.works = make_works(runs, root)
-        self.calls: dict[str, list[str]] = {}
+        self.calls: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
 
-    def run(self, arguments: Arguments, out: Path, fault: Fault | None = None) -> tuple[int, str]:
-        """Run a command line to its end; return its status and what it printed."""
+    def start(self, work: Work, arguments: Arguments, out: Path, fault: Fault | None = None) -> int:
+        """Begin a command line; return its process."""
         self.prints.write_text("")
-        self.runs.start(*(word.replace(OUT, str(out)) for word in arguments), prints=self.prints, fault=fault)
-        return self.runs.wait(), self.prints.read_text(errors="replace")
+        words = (word.replace(OUT, str(out)) for word in arguments)
+        return self.runs.start(*words, prints=self.prints, fault=fault, ranks=work.ranks)
 
-    def places(self, work: Work, kind: str, room: Path) -> list[int]:
+    def wait(self) -> tuple[int, str]:
+        """Wait for its end; return its status and what it printed."""
+        return self.runs.wait(PATIENCE), self.prints.read_text(errors="replace")
+
+    def run(self, work: Work, arguments: Arguments, out: Path, fault: Fault | None = None) -> tuple[int, str]:
+        """Run a command line to its end; return its status and what it printed."""
+        self.start(work, arguments, out, fault)
+        return self.wait()
+
+    def fault(self, work: Work, kind: Kind, room: Path, place: int) -> Fault:
+        """A fault of a kind in a folder `room`."""
+        folder = work.source if kind.calls == "reads" and work.source else room
+        return Fault(kind.fault, str(folder), place, str(self.log), kind.calls, kind.who)
+
+    def places(self, work: Work, kind: Kind, room: Path) -> list[int]:
         """The calls at which a kind of fault differs from the others."""
-        if work.name not in self.calls:
+        key = (work.name, kind.calls, kind.who)
+        if key not in self.calls:
             copy_base(work, room / "out")
-            status, printed = self.run(work.arguments, room / "out", Fault("recorded", str(room), 0, str(self.log)))
+            recorded = self.fault(work, kind._replace(fault="recorded"), room, 0)
+            status, printed = self.run(work, work.arguments, room / "out", recorded)
             assert status == 0, printed
-            self.calls[work.name] = [line.split()[0] for line in self.log.read_text().splitlines()]
-        only = {"killed in a write": ("write",), "disk full": GROWING}.get(kind)
-        return [number for number, what in enumerate(self.calls[work.name], 1) if only is None or what in only]
+            lines = [line.split(maxsplit=2) for line in self.log.read_text().splitlines()]
+            self.calls[key] = [(what, thread) for what, thread, _ in lines]
+            shutil.rmtree(room / "out")
+        found = [
+            number
+            for number, (what, thread) in enumerate(self.calls[key], 1)
+            if (not kind.only or what in kind.only) and not (kind.thread and thread == "main")
+        ]
+        assert found
+        return found
 
-    def disturb(self, work: Work, kind: str, room: Path, place: int) -> tuple[int, str]:
+    def disturb(self, work: Work, kind: Kind, room: Path, place: int) -> tuple[int, str]:
         """Let a work meet a fault in an empty folder `room`."""
         copy_base(work, room / "out")
-        return self.run(work.arguments, room / "out", Fault(kind, str(room), place, str(self.log)))
+        return self.run(work, work.arguments, room / "out", self.fault(work, kind, room, place))
 
     def has_confirmed(self, out: Path) -> bool:
         """Whether the work had saved a checkpoint, and synced it, before the fault."""
         saved = False
         for line in self.log.read_text().splitlines()[:-1]:
-            saved |= line.startswith(f"rename {out}/checkpoint-")
-            if saved and line == f"fsync {out}":
+            what, _, path = line.split(maxsplit=2)
+            saved |= what == "rename" and path.startswith(f"{out}{SAVED}")
+            if saved and (what, path) == ("fsync", str(out)):
                 return True
         return False
 
     def outcome(self, work: Work, out: Path, status: int, printed: str) -> str:
-        """What became of the folder: whole, refused, lost, accepted or traceback."""
+        """What became of the folder: whole, refused, lost, accepted, traceback or hang."""
         confirmed = work.base is not None or self.has_confirmed(out)
-        if status != -signal.SIGKILL and not is_clean(status, printed):
-            return "traceback"
+        if (wrong := ended_badly(status, printed)) is not None:
+            return wrong
         found = read(work, out)
         if found in ("whole", "accepted", "traceback"):
             return found
         if status == 0:
             return "lost"  # it said that all was well
         for arguments in filter(None, (work.go_on, () if confirmed else work.restart)):
-            status, printed = self.run(arguments, out)
-            if not is_clean(status, printed):
-                return "traceback"
+            status, printed = self.run(work, arguments, out)
+            if (wrong := ended_badly(status, printed)) is not None:
+                return wrong
             if status == 0:
                 found = read(work, out)
                 return found if found != "whole" or arguments == work.go_on else "refused"
         return "lost"
 
 
-def is_clean(status: int, printed: str) -> bool:
-    """Whether a process ended well, or by an error of one line."""
-    errors = [line for line in printed.splitlines() if line.startswith("error: ")]
-    return "Traceback" not in printed and (status == 0 or len(errors) == 1)
+def ended_badly(status: int, printed: str) -> str | None:
+    """Return "hang" or "traceback", or None if a process ended well, was killed, or ended by an error of one line."""
+    errors = {line for line in printed.splitlines() if line.startswith("error: ")}  # two ranks may both print it
+    if status == HANGS:
+        return "hang"
+    clean = "Traceback" not in printed and (status in (0, -signal.SIGKILL) or len(errors) == 1)
+    return None if clean else "traceback"
 
 
 def read(work: Work, out: Path) -> str:
@@ -116,7 +190,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stage(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     pytest.importorskip("sentencepiece")
-    with pytest.MonkeyPatch.context() as patch, forked_runs(preload=library) as runs:
+    with pytest.MonkeyPatch.context() as patch, forked_runs(library, ("sharded_saves",)) as runs:
         patch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
         yield Stage(runs, tmp_path_factory.mktemp("stage"))
 
@@ -128,59 +202,111 @@ def chosen(places: list[int], kind: str) -> list[int]:
     return [places[i] for i in np.unique(np.linspace(0, len(places) - 1, min(MOST, len(places))).astype(int))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DISTURBED)
-@pytest.mark.parametrize("name", NAMES)
-def test_disturbed_process_leaves_what_goes_on(
-    name: str, kind: str, stage: Stage, tmp_path: Path, count_process: Any
-) -> None:
-    work, wrong = stage.works[name], []
-    for place in chosen(stage.places(work, kind, tmp_path), kind):
-        room = tmp_path / str(place)
-        room.mkdir()
-        status, printed = stage.disturb(work, kind, room, place)
-        outcome = stage.outcome(work, room / "out", status, printed)
-        count_process(name, kind, outcome)
+@pytest.fixture
+def judge(stage: Stage, count_process: Any) -> Iterator[Callable[..., None]]:
+    """Count the outcomes of a work and a kind of fault; at the end, all have to be whole or refused."""
+    wrong = []
+
+    def add(work: Work, kind: str, place: int, outcome: str, printed: str) -> None:
+        count_process(work.name, kind, outcome)
         if outcome not in ("whole", "refused"):
             wrong.append((place, outcome, stage.log.read_text().splitlines()[-1:], printed[-300:]))
+
+    yield add
     assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), DISTURBED)
+def test_disturbed_process_leaves_what_goes_on(name: str, kind: str, stage: Stage, tmp_path: Path, judge: Any) -> None:
+    work = stage.works[name]
+    for place in chosen(stage.places(work, KINDS[kind], tmp_path), kind):
+        room = tmp_path / str(place)
+        room.mkdir()
+        status, printed = stage.disturb(work, KINDS[kind], room, place)
+        judge(work, kind, place, stage.outcome(work, room / "out", status, printed), printed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", POWER)
 @pytest.mark.parametrize("name", NAMES)
-def test_power_loss_leaves_what_goes_on(name: str, kind: str, stage: Stage, tmp_path: Path, count_process: Any) -> None:
+def test_power_loss_leaves_what_goes_on(name: str, kind: str, stage: Stage, tmp_path: Path, judge: Any) -> None:
     if not can_mount(tmp_path):
         pytest.skip("needs root and a loop device")
-    work, wrong = stage.works[name], []
-    for place in chosen(stage.places(work, kind, tmp_path), kind):
+    work = stage.works[name]
+    for place in chosen(stage.places(work, KINDS["killed"], tmp_path), kind):
         with small_disk(tmp_path / str(place)) as disk:
-            room, out = disk.path, disk.path / "out"
+            out = disk.path / "out"
             copy_base(work, out)
             disk.settle()
-            status, printed = stage.run(work.arguments, out, Fault("killed", str(room), place, str(stage.log)))
+            fault = Fault("killed", str(disk.path), place, str(stage.log))
+            status, printed = stage.run(work, work.arguments, out, fault)
             if kind == POWER[1]:
                 disk.commit()
             disk.lose_power()
             outcome = stage.outcome(work, out, status, printed)
-        count_process(name, kind, outcome)
-        if outcome not in ("whole", "refused"):
-            wrong.append((place, outcome, stage.log.read_text().splitlines()[-1:], printed[-300:]))
-    assert not wrong
+        judge(work, kind, place, outcome, printed)
+
+
+@pytest.fixture(scope="module")
+def other(stage: Stage) -> Iterator[Runs]:
+    """Starts runs beside those of the stage."""
+    with forked_runs() as runs:
+        yield runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["second writer", "folder moved"])
+@pytest.mark.parametrize("name", NAMES)
+def test_folder_in_other_hands_goes_on(
+    name: str, kind: str, stage: Stage, other: Runs, tmp_path: Path, judge: Any
+) -> None:
+    """While a work is stopped at a call, another one writes into its folder, or the folder is moved."""
+    work = stage.works[name]
+    for place in chosen(stage.places(work, KINDS["stopped"], tmp_path), kind):
+        room = tmp_path / str(place)
+        out, moved, prints = room / "out", room / "moved", room / "printed"
+        room.mkdir()
+        copy_base(work, out)
+        process = stage.start(work, work.arguments, out, stage.fault(work, KINDS["stopped"], room, place))
+        wait_until_stopped(process)
+        second = (0, "")
+        if kind == "second writer":
+            other.start(*(word.replace(OUT, str(out)) for word in work.arguments), prints=prints)
+            second = other.wait(PATIENCE), prints.read_text()
+        elif out.exists():
+            out.rename(moved)
+        os.kill(process, signal.SIGCONT)
+        status, printed = stage.wait()
+        kept_folder = moved if moved.exists() else out
+        told = 1 if moved.exists() and status == 0 else status  # it may have ended well in a folder at the old place
+        outcome = ended_badly(*second) or stage.outcome(work, kept_folder, told, printed)
+        judge(work, kind, place, outcome, printed)
+
+
+def wait_until_stopped(process: int) -> None:
+    """Wait until a process has stopped or ended."""
+    state = ""
+    while state not in ("T", "Z"):
+        time.sleep(0.005)
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
 
 
 @pytest.mark.slow
 def test_control_of_careless_saves_is_lost(stage: Stage, tmp_path: Path) -> None:
     """The control: a model that is written over file by file is lost by a kill."""
     saving = stage.works["saving over an earlier model"]
-    other = stage.run(saving.arguments, tmp_path / "other")
+    other = stage.run(saving, saving.arguments, tmp_path / "other")
     assert other[0] == 0
     careless = saving._replace(name="control", arguments=("faulty_works:save_carelessly", OUT, str(tmp_path / "other")))
     outcomes = set()
-    for place in stage.places(careless, "killed", tmp_path):
+    for place in stage.places(careless, KINDS["killed"], tmp_path):
         room = tmp_path / str(place)
         room.mkdir()
-        status, printed = stage.disturb(careless, "killed", room, place)
+        status, printed = stage.disturb(careless, KINDS["killed"], room, place)
         outcomes.add(stage.outcome(careless, room / "out", status, printed))
     assert "lost" in outcomes
 
@@ -212,7 +338,7 @@ from normfree.files import write_text
 
 def contents(write):
     path, found = Path(sys.argv[1], "room", "file"), set()
-    for kind in KINDS[1:]:
+    for kind in KINDS[1:5]:
         for place in range(1, 10):
             path.write_text("old" * 99)
             if (process := os.fork()) == 0:

@@ -9,7 +9,7 @@ COUNTS: Counts = {"processes": {"rows": [(["saving", "killed"], {"whole": 3, "lo
 
 def test_table_takes_the_place_of_the_earlier_one() -> None:
     page = put("before\n<!-- faults: processes -->\nearlier\n<!-- end -->\nafter\n", COUNTS)
-    assert "| saving | killed | 4 | 3 | 0 | 1 | 0 | 0 |\n| all |  | 4 | 3 | 0 | 1 | 0 | 0 |" in page
+    assert "| saving | killed | 4 | 3 | 0 | 1 | 0 | 0 | 0 |\n| all |  | 4 | 3 | 0 | 1 | 0 | 0 | 0 |" in page
     assert "in 1.5 minutes" in page
     assert "earlier" not in page
     assert (page[:7], page[-6:]) == ("before\n", "after\n")

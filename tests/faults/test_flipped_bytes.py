@@ -3,19 +3,29 @@
 `make test` flips some bytes of each file, `make faults` every byte of a small file and 1,000 of a large one.
 """
 
+import gzip
+import io
 import logging
-from collections.abc import Callable
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import normfree as nf
+from normfree.checksums import Checksum
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
+from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
+from normfree.data.download.data_files import read_idx, write_idx
+from normfree.data.download.data_sets import get, load
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.files import write_sealed_json
@@ -23,6 +33,7 @@ from normfree.train.engine import loop as engine
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 from normfree_papers.claims.reproduction import read_result
+from sharded_saves import load_sharded_, made, save_sharded, whole
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
 from tiny_text import tiny_pairs
@@ -39,7 +50,55 @@ class StoredFile(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredFile]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, StoredFile]]:
+    """The files of a checkpoint that this process has saved as the only one of its group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run, mesh = tmp_path_factory.mktemp("sharded"), init_device_mesh("cpu", (1,))
+        saved = save_sharded(run, made(0, mesh)[0], {"step": 3})
+
+        def read() -> Any:
+            model, _ = made(1, mesh)
+            return load_sharded_(run, model), whole(model)
+
+        yield {
+            "index of a sharded checkpoint (state.json)": StoredFile(saved / "state.json", read),
+            "shard of a checkpoint": StoredFile(next(saved.glob("*.safetensors")), read),
+        }
+    finally:
+        dist.destroy_process_group()
+
+
+def _checked_set(root: Path, patch: pytest.MonkeyPatch) -> dict[str, StoredFile]:
+    """A small data set with checksums: its files, and the archive that it comes in."""
+    content = write_idx(np.arange(48, dtype=np.uint8).reshape(3, 4, 4))
+    files = {"images": gzip.compress(content, mtime=0), "labels": write_idx(np.arange(3, dtype=np.uint8))}
+    with tarfile.open(root / "small.tar", "w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"small/{name}.gz" if name == "images" else f"small/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    listed = {"images.gz": Checksum.of(files["images"]), "labels": Checksum.of(files["labels"])}
+    layout = Layout(folder="small", files=listed, read=lambda paths: (read_idx(*paths),) * 2)
+    source = tar_source("file:small.tar", Checksum.of(root / "small.tar"), layout)
+    known = DataSet(
+        name="small", title="Small", about="", classes=("a", "b", "c"), layouts=(layout,), sources=(source,)
+    )
+    patch.setitem(DATA_SETS, "small", known)
+
+    def fetched() -> Path:
+        shutil.rmtree(root / "fetched", ignore_errors=True)
+        return get("small", root / "fetched", tarball=root / "small.tar")
+
+    folder = fetched()
+    return {
+        "archive of a data set": StoredFile(root / "small.tar", fetched),
+        "file of a data set": StoredFile(folder / "images.gz", lambda: load("small", root / "fetched").train.images),
+    }
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFile]) -> Iterator[dict[str, StoredFile]]:
     """One file of each kind."""
     root = tmp_path_factory.mktemp("stored")
     with pytest.MonkeyPatch.context() as patch:
@@ -61,26 +120,30 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredFile]:
     picture = root / "images" / "train" / "a" / "1.ppm"
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"P6 8 8 255\n" + bytes(range(192)))
-    return {
-        "configuration (config.toml)": StoredFile(run.config_path, run.read_config),
-        "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
-        "result (result.json)": StoredFile(run.result_path, run.read_result),
-        "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),
-        "weights of a checkpoint": StoredFile(saved / "weights.safetensors", lambda: checkpoint.read(saved)),
-        "plan of a conversion (plan.json)": StoredFile(folder / "plan.json", lambda: read_record(folder)),
-        "weights of a conversion": StoredFile(
-            folder / "weights.safetensors", lambda: _read_tensors(folder / "weights.safetensors", record)
-        ),
-        "example of a conversion": StoredFile(folder / "example.safetensors", lambda: read_example(folder)),
-        "stored claim": StoredFile(claim, lambda: read_result(claim)),
-        "prepared text (prepared.json)": StoredFile(
-            pairs.folder / "prepared.json", lambda: open_prepared(pairs.folder).manifest
-        ),
-        "tokens of prepared text": StoredFile(
-            pairs.folder / "train.safetensors", lambda: open_prepared(pairs.folder).manifest
-        ),
-        "image of a run": StoredFile(picture, lambda: _same_images(root / "images", picture)),
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        sets = _checked_set(root, patch)
+        yield {
+            **shards,
+            **sets,
+            "configuration (config.toml)": StoredFile(run.config_path, run.read_config),
+            "metrics (metrics.jsonl)": StoredFile(run.metrics_path, run.read_metrics),
+            "result (result.json)": StoredFile(run.result_path, run.read_result),
+            "state of a checkpoint (state.json)": StoredFile(saved / "state.json", lambda: checkpoint.read(saved)),
+            "weights of a checkpoint": StoredFile(saved / "weights.safetensors", lambda: checkpoint.read(saved)),
+            "plan of a conversion (plan.json)": StoredFile(folder / "plan.json", lambda: read_record(folder)),
+            "weights of a conversion": StoredFile(
+                folder / "weights.safetensors", lambda: _read_tensors(folder / "weights.safetensors", record)
+            ),
+            "example of a conversion": StoredFile(folder / "example.safetensors", lambda: read_example(folder)),
+            "stored claim": StoredFile(claim, lambda: read_result(claim)),
+            "prepared text (prepared.json)": StoredFile(
+                pairs.folder / "prepared.json", lambda: open_prepared(pairs.folder).manifest
+            ),
+            "tokens of prepared text": StoredFile(
+                pairs.folder / "train.safetensors", lambda: open_prepared(pairs.folder).manifest
+            ),
+            "image of a run": StoredFile(picture, lambda: _same_images(root / "images", picture)),
+        }
 
 
 _KNOWN: dict[Path, str] = {}
@@ -107,7 +170,8 @@ KINDS = [
     "configuration (config.toml)", "metrics (metrics.jsonl)", "result (result.json)",
     "state of a checkpoint (state.json)", "weights of a checkpoint", "plan of a conversion (plan.json)",
     "weights of a conversion", "example of a conversion", "stored claim", "prepared text (prepared.json)",
-    "tokens of prepared text", "image of a run",
+    "tokens of prepared text", "image of a run", "index of a sharded checkpoint (state.json)", "shard of a checkpoint",
+    "archive of a data set", "file of a data set",
 ]  # fmt: skip
 
 
@@ -117,7 +181,7 @@ def test_flipped_byte_is_refused_or_harmless(
     kind: str, most: int | None, stored: dict[str, StoredFile], count: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, read = stored[kind]
-    raw, whole = path.read_bytes(), read()
+    raw, before = path.read_bytes(), read()
     places = len(raw) if len(raw) <= SMALL else PLACES
     wrong = []
     try:
@@ -125,26 +189,26 @@ def test_flipped_byte_is_refused_or_harmless(
             path.write_bytes(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :])
             caplog.clear()
             with caplog.at_level(logging.WARNING, "normfree"):
-                outcome = _outcome(read, whole, caplog)
+                outcome = _outcome(read, before, caplog)
             count(kind, outcome)
             if outcome in ("accepted", "traceback"):
                 wrong.append((place, outcome))
     finally:
         path.write_bytes(raw)
     assert not wrong
-    assert equal(read(), whole)
+    assert equal(read(), before)
 
 
-def _outcome(read: Callable[[], Any], whole: Any, caplog: pytest.LogCaptureFixture) -> str:
+def _outcome(read: Callable[[], Any], before: Any, caplog: pytest.LogCaptureFixture) -> str:
     try:
         found = read()
     except (ValueError, OSError) as error:
         return "refused" if "\n" not in str(error) else "traceback"
     except Exception:
         return "traceback"
-    if equal(found, whole):
+    if equal(found, before):
         return "harmless"
-    renamed_seal = isinstance(found, dict) and len(found) == len(whole) + 1 and whole.items() <= found.items()
+    renamed_seal = isinstance(found, dict) and len(found) == len(before) + 1 and before.items() <= found.items()
     return "harmless" if renamed_seal else "accepted"
 
 

@@ -10,17 +10,17 @@ from torch.nn import functional as F
 
 from normfree.graph import discover
 from normfree.methods import get, initialize_
-from normfree.methods.transformer_branches import transformer_stacks
 from normfree.methods.transformer_methods import (
     deepnorm_decoder_scales,
     deepnorm_encoder_scales,
     tfixup_decoder_scale,
     tfixup_encoder_scale,
+    transformer_stacks,
 )
 from normfree.models import build
-from normfree.nn.embedding import TokenEmbedding
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
+from normfree.nn.sequence import TokenEmbedding
 from normfree.plan import Branch, Layer
 from oracles import log_slope
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from normfree.models.third_party import create_model, is_foreign
+from normfree.models.families import is_foreign
+from normfree.models.third_party import create_model
 
 MODULE = """
 from functools import partial

@@ -76,7 +76,7 @@ def _images(data: dict[str, Any]) -> Any:
 
 def _text(data: dict[str, Any]) -> Any:
     prepared = _first("normfree.data.text.prepared_folder:Prepared", "normfree.data.prepared:Prepared")
-    tokens = _first("normfree.data.text.token_pairs", "normfree.data.token_pairs")
+    tokens = _first("normfree.data.text.tokens", "normfree.data.token_pairs")
 
     def pairs(_: Any, split: str) -> Any:
         return tokens.TokenPairs(*(tokens.TokenLines.of(side) for side in data["pairs"][split]))

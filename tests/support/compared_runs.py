@@ -9,7 +9,8 @@ from normfree.train import RunFolder
 from normfree.train.run import checkpoint
 
 TIMES = {
-    "seconds", "setup_seconds", "images_per_second", "tokens_per_second", "date", "signal", "command", "files",
+    "seconds", "setup_seconds", "images_per_second", "tokens_per_second", "date", "signal", "command", "commit",
+    "files",
 }  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from normfree.theory import nf_output_variance
-from normfree.theory.errors import FloatArray, require_positive, value_error
+from normfree.theory import FloatArray, fan_out, nf_output_variance, tap_matrix
 
 Rule = Callable[[int, int], tuple[float, float, float]]
 
@@ -78,7 +77,7 @@ def hanin_bound(r: float) -> float:
     Reference: normdead, section 3.2 (Hanin & Rolnick 2018).
     """
     if not 0 < r < 1:
-        raise value_error("0 < r < 1", r, "use for example r = 0.9, so that the scales r^l sum to a finite number")
+        raise ValueError(f"expected 0 < r < 1, got {r}; use for example r = 0.9, so that the sum of r^l is finite")
     return math.exp(r**2 / (1 - r**2))
 
 
@@ -92,7 +91,8 @@ def variance_by_depth(rule: Rule, branches: int, start: float = 1.0, branch_gain
     >>> variance_by_depth(plain_rule, 3)
     array([1., 2., 4., 8.])
     """
-    require_positive(branches=branches)
+    if branches < 1:
+        raise ValueError(f"expected branches of at least 1, got {branches}; pass branches of at least 1")
     scalars = (rule(l, branches) for l in range(1, branches + 1))
     factors = [c**2 * (a**2 + branch_gain * beta**2) for c, a, beta in scalars]
     return np.asarray(np.cumprod([start, *factors]), dtype=np.float64)
@@ -111,3 +111,33 @@ def nf_expected_variance(stage_sizes: Sequence[int], beta: float) -> list[list[f
     outputs = nf_output_variance(stage_sizes, beta)
     before = [1.0, *(stage[-1] for stage in outputs)]  # a transition normalizes by the previous stage's variance
     return [[first, *stage[:-1]] for first, stage in zip(before, outputs, strict=False)]
+
+
+def effective_fan_out(
+    out_channels: int,
+    kernel: Sequence[int],
+    stride: int | Sequence[int],
+    size: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
+    *,
+    groups: int = 1,
+    circular: bool = False,
+) -> float:
+    """Return fan-out with stride and padding, at a uniform gradient map: out_channels/groups · Π (ΣT/size) over axes.
+
+    ``stride``, ``size`` of the input, ``padding`` and ``dilation`` are one number for all axes, or one per axis.
+
+    Reference: none (ours); robust, section 2, equation 2 counts out_channels·k².
+
+    >>> effective_fan_out(16, (1, 1), stride=2, size=8, padding=0)
+    4.0
+    """
+    taps = float(fan_out(out_channels, (), groups))
+    settings = (size, kernel, stride, padding, dilation)
+    axes = [(setting,) * len(kernel) if isinstance(setting, int) else tuple(setting) for setting in settings]
+    if any(len(axis) != len(kernel) for axis in axes):
+        raise ValueError(f"expected {len(kernel)} entries, as in kernel, got {axes}; pass one number or one per axis")
+    for length, *layer in zip(*axes, strict=True):
+        taps *= float(tap_matrix(length, *layer, circular=circular).sum()) / length
+    return taps

@@ -30,10 +30,11 @@ TABLES = {
     "files": Table(
         "tests/faults/test_flipped_bytes.py", ("flipped bytes of",), ("refused", "harmless", "accepted", "traceback")
     ),
+    "data": Table("tests/faults/test_damaged_data.py", ("damaged file",), ("refused", "read", "traceback")),
     "processes": Table(
         "tests/faults/test_disturbed_processes.py",
         ("work", "fault"),
-        ("whole", "refused", "lost", "accepted", "traceback"),
+        ("whole", "refused", "lost", "accepted", "traceback", "hang"),
     ),
 }
 Counts = dict[str, dict[str, Any]]

@@ -1,7 +1,8 @@
-/* Faults at the system calls that change files below one folder; faulty_calls.py says how it is used.
+/* Faults at the system calls that change files below one folder, or at those that open files to read them;
+ * faulty_calls.py says how it is used.
  *
  * Loaded before the C library, it takes the place of the functions that make these calls. Each call is a line of the
- * log: what it does, and where. The call of number `place` (from 1) is the one at which the fault happens. */
+ * log: what it does, in which thread, and where. The fault happens at the call of number `place` (from 1). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,26 +12,37 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { RECORD, KILL, TEAR, FAIL, FULL };
+enum kind { RECORD, KILL, TEAR, FAIL, FULL, STALL, STOP };
 
 static char folder[PATH_MAX];
 static enum kind kind;
+static int reads; /* count the opening of files to read them, and no change */
 static long place;
 static atomic_long calls;
 static int journal = -1;
+static char claimed[PATH_MAX]; /* the log of which the first process with such a call makes itself the owner */
 
-void faulty_calls_begin(const char *below, int what, long at, const char *log) {
+void faulty_calls_begin(const char *below, int what, long at, const char *log, int reading) {
     journal = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     kind = (enum kind)what;
     place = at;
+    reads = reading;
     calls = 0;
     strncpy(folder, below, sizeof folder - 1);
+}
+
+/* A process that is started with FAULTY_CALLS meets the fault that it names, if it is the first to make such a call. */
+__attribute__((constructor)) static void begin_by_environment(void) {
+    const char *request = getenv("FAULTY_CALLS");
+    if (request != NULL)
+        sscanf(request, "%d %ld %4095s %4095s", (int *)&kind, &place, claimed, folder);
 }
 
 static void resolve(int base, const char *path, char *full) {
@@ -60,14 +72,23 @@ static int reach(const char *name, int grows, int base, const char *path) {
     char full[PATH_MAX], line[PATH_MAX + 16];
     size_t length = strlen(folder);
     int earlier = errno;
-    if (length == 0)
+    if (length == 0 || reads != (strcmp(name, "open") == 0))
         return 0;
     resolve(base, path, full);
     errno = earlier;
     if (strncmp(full, folder, length) != 0 || (full[length] != '/' && full[length] != 0))
         return 0;
+    if (claimed[0]) {
+        journal = (int)syscall(SYS_openat, AT_FDCWD, claimed, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        claimed[0] = 0;
+        if (journal < 0) {
+            folder[0] = 0;
+            return 0;
+        }
+    }
     long number = ++calls;
-    int size = snprintf(line, sizeof line, "%s %s\n", name, full);
+    const char *thread = syscall(SYS_gettid) == getpid() ? "main" : "thread";
+    int size = snprintf(line, sizeof line, "%s %s %s\n", name, thread, full);
     syscall(SYS_write, journal, line, (size_t)size);
     if (kind == FULL && grows && number >= place)
         return ENOSPC;
@@ -75,8 +96,12 @@ static int reach(const char *name, int grows, int base, const char *path) {
         return 0;
     if (kind == TEAR && strcmp(name, "write") == 0)
         return -1;
-    if (kind == KILL || kind == TEAR)
+    if (kind == STALL)
+        usleep(50000); /* the other threads go on */
+    if (kind == KILL || kind == TEAR || kind == STALL)
         die();
+    if (kind == STOP)
+        kill(getpid(), SIGSTOP);
     return kind == FAIL ? EIO : 0;
 }
 
@@ -99,6 +124,8 @@ static int opened(int base, const char *path, int flags, mode_t mode) {
         MEET("create", 1, base, path);
     else if (flags & O_TRUNC)
         MEET("truncate", 0, base, path);
+    else if ((flags & (O_ACCMODE | O_DIRECTORY)) == O_RDONLY && stat(full, &found) == 0 && S_ISREG(found.st_mode))
+        MEET("open", 0, base, path);
     return (int)syscall(SYS_openat, base, path, flags, mode);
 }
 

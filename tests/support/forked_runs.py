@@ -7,36 +7,54 @@ that has ended, with its status.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from select import select
+from typing import Any
 
 import normfree
 from faulty_calls import Fault, meet
+
+HANGS = 75  # the status of a process that did not end in time
+NOTICED, ENDED = 10, 40  # seconds after the end of one rank: the other gets SIGTERM, as from torchrun at once; it hangs
 
 
 class Runs:
     """Starts runs; each is given a folder for what it prints."""
 
     def __init__(self, server: "subprocess.Popen[str]") -> None:
-        self._server = server
+        self._server, self._process = server, 0
 
     def start(
-        self, *arguments: str, prints: Path, die: tuple[str, int] | None = None, fault: Fault | None = None
+        self,
+        *arguments: str,
+        prints: Path,
+        die: tuple[str, int] | None = None,
+        fault: Fault | None = None,
+        ranks: bool = False,
     ) -> int:
         """Begin `normfree` with these arguments, and give its process; `die` is a function's name and a call of it.
 
-        If the first argument is `module:function`, that function is called with the others instead.
+        If the first argument is `module:function`, that function is called with the others instead. With `ranks`, two
+        processes are started as torchrun would start them.
         """
-        self._tell({"arguments": arguments, "prints": str(prints), "die": die, "fault": fault})
-        return int(self._hear())
+        self._tell({"arguments": arguments, "prints": str(prints), "die": die, "fault": fault, "ranks": ranks})
+        self._process = int(self._hear())
+        return self._process
 
-    def wait(self) -> int:
-        """The exit status of the run that was started, minus the signal that ended it."""
-        return int(self._hear())
+    def wait(self, limit: float | None = None) -> int:
+        """The exit status of the run that was started, minus the signal that ended it; HANGS beyond a limit."""
+        hangs = limit is not None and not select([self._server.stdout], [], [], limit)[0]
+        if hangs:
+            os.kill(self._process, signal.SIGKILL)
+        status = int(self._hear())
+        return HANGS if hangs else status
 
     def _tell(self, request: object) -> None:
         assert self._server.stdin
@@ -49,8 +67,11 @@ class Runs:
 
 
 @contextmanager
-def forked_runs(preload: Path | None = None) -> Iterator[Runs]:
-    """A process that has loaded everything and waits for requests; `preload` is a library that `Fault` needs."""
+def forked_runs(preload: Path | None = None, modules: tuple[str, ...] = ()) -> Iterator[Runs]:
+    """A process that has loaded everything and waits for requests; `preload` is a library that `Fault` needs.
+
+    It imports `modules`, too, so that its forks need not.
+    """
     here = Path(__file__).parent
     environment = {
         **os.environ,
@@ -58,7 +79,7 @@ def forked_runs(preload: Path | None = None) -> Iterator[Runs]:
         "OMP_NUM_THREADS": "1",  # a pool of threads does not survive a fork
         **({"LD_PRELOAD": str(preload)} if preload else {}),
     }
-    command = [sys.executable, __file__]
+    command = [sys.executable, __file__, *modules]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         assert server.stdout.readline() == "ready\n"
@@ -102,16 +123,72 @@ def _call(name: str, *arguments: str) -> None:
         raise SystemExit(1) from error
 
 
-def _serve() -> None:
+def _run(request: dict[str, Any], rank: str = "") -> int:
+    """Run the arguments of a request in this process, with its fault, and return the status."""
+    from normfree.cli import main
+
+    if request["die"]:
+        _die_at(*request["die"])
+    fault = request["fault"] and Fault(*request["fault"])
+    if fault and (not rank or fault.who == rank):
+        meet(fault)
+    status, arguments = 0, request["arguments"]
+    try:
+        _call(*arguments) if ":" in arguments[0] else main(arguments)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 70
+    sys.stdout.flush()
+    return status
+
+
+def _run_ranks(request: dict[str, Any]) -> int:
+    """Run the arguments in two processes; return the largest status, or be killed if they were, too."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    running = []
+    for rank in ("0", "1"):
+        if (process := os.fork()) == 0:
+            os.environ.update({**place, "RANK": rank, "LOCAL_RANK": rank})
+            os._exit(_run(request, rank))
+        running.append(process)
+    statuses, ended, told = [], float("inf"), False
+    while running:
+        for process in list(running):
+            waited = time.monotonic() - ended
+            found, status = os.waitpid(process, os.WNOHANG)
+            if not found and waited > NOTICED and not told:
+                os.kill(process, signal.SIGTERM)
+                told = True
+            if not found and waited > ENDED:
+                os.kill(process, signal.SIGKILL)
+            if found or waited > ENDED:
+                running.remove(process)
+                ended = min(ended, time.monotonic())
+                statuses.append(os.waitstatus_to_exitcode(status) if found else HANGS)
+        time.sleep(0.005)
+    if max(statuses) <= 0 and min(statuses) < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return max(statuses)
+
+
+def _serve(modules: Sequence[str] = ()) -> None:
+    from importlib import import_module
+
     import torch
 
+    import normfree.cli
     import normfree.comparison.comparison_report
-    import normfree.report.progress
+    import normfree.report.terminal
     import normfree.train.data
     import normfree.train.engine.loop
-    from normfree.cli import main
     from tiny_images import tiny_images
 
+    for name in modules:
+        import_module(name)
     torch.set_num_threads(1)
     images = tiny_images()
     normfree.train.data.load = lambda name, root: images
@@ -125,24 +202,11 @@ def _serve() -> None:
             with open(request["prints"], "ab") as file:
                 for stream in (1, 2):
                     os.dup2(file.fileno(), stream)
-            if request["die"]:
-                _die_at(*request["die"])
-            if request["fault"]:
-                meet(Fault(*request["fault"]))
-            status, arguments = 0, request["arguments"]
-            try:
-                _call(*arguments) if ":" in arguments[0] else main(arguments)
-            except SystemExit as end:
-                status = int(end.code or 0)
-            except BaseException:
-                traceback.print_exc()
-                status = 70
-            sys.stdout.flush()
-            os._exit(status)
+            os._exit((_run_ranks if request["ranks"] else _run)(request))
         print(process, flush=True)
         _, status = os.waitpid(process, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1:])

@@ -30,8 +30,7 @@ from normfree.methods.initialize import InitContext
 from normfree.methods.method import _FACTORIES, ONE, SQRT_HALF, ScalarRate
 from normfree.methods.normalizer_free import InverseStd
 from normfree.methods.scaled_sums import GeometricSeries
-from normfree.models import resnet
-from normfree.models.base import BlockBuilder
+from normfree.models.base import BlockBuilder, ResNetShape
 from normfree.models.nonresidual import Highway
 from normfree.nn import normalizers
 from normfree.nn.residual import Residual
@@ -101,6 +100,11 @@ def _then(names: str, change: Callable[[Any, Layer, Branch | None], object]) -> 
 def _law(value: float, chosen: Law) -> Callable[[], Planted]:
     """Give a law of the residual equation another value."""
     return _instead(Law, "at", lambda true: lambda law, place: value if law == chosen else true(law, place))
+
+
+def _narrow(shape: ResNetShape) -> ResNetShape:
+    """Let bottlenecks expand by 2."""
+    return replace(shape, expansion=2) if shape.expansion > 1 else shape
 
 
 def _alpha(variance: Callable[[Position, float], float]) -> Callable[[], Planted]:
@@ -330,7 +334,7 @@ MUTANTS: dict[str, Mutant] = {
     # Networks and diagnostics
     "bottleneck_expansion": Mutant(
         "bottlenecks expand by 2, not by 4",
-        _instead(resnet, "_bottleneck", lambda true: lambda shape: replace(true(shape), expansion=2)),
+        _instead(ResNetShape, "build", lambda true: lambda shape, *args: true(_narrow(shape), *args)),
     ),
     "no_stride": Mutant(
         "the stride of a block is left out",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normfree.cli.options import Plugins, command_line, load_plugins, require_alone
-from normfree.extras import require_package
+from normfree.errors import require_package
 
 if TYPE_CHECKING:
     from normfree.train import TrainConfig
@@ -76,7 +76,7 @@ def compare_methods(
     base = _base(recipe, changes or [])
     from normfree.comparison import compare
     from normfree.files import to_json_values
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     with progress("runs") as update:
         found = compare(
@@ -148,7 +148,7 @@ def make_demo(
     from normfree.comparison.comparison_report import table
     from normfree.comparison.demo import run_demo, save, signal_table
     from normfree.report import open_console, print_table
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     console = open_console()
     with progress("demo") as update:

@@ -53,7 +53,7 @@ def convert_model(
     from normfree.diagnostics import diagnosis as room
     from normfree.files import to_json_values
     from normfree.report import open_console, print_table
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     require_one_input(context)
     load_plugins(plugin)
@@ -107,7 +107,7 @@ class _BeforeAndAfter:
 def _method(model: str, method: str | None, checkpoint: Path | None, fold: bool) -> str:
     """Return the method, or '' to fold batch norms; refuse options that would be ignored."""
     from normfree.methods import get
-    from normfree.models.third_party import is_foreign
+    from normfree.models.families import is_foreign
 
     require_model(model, "convert")
     if not is_foreign(model):

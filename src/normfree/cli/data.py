@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from normfree.report.progress import Update
+    from normfree.report.terminal import Update
 
 _Folder = Annotated[Path, typer.Option("--data-dir", "--dir", metavar="DIR", help="Folder of the data sets.")]
 
@@ -34,7 +34,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
         raise ValueError(f"expected one data set with --tarball, got {', '.join(names)}; get them one by one")

@@ -85,7 +85,7 @@ def diagnose_model(
 
     For example: normfree diagnose preact_resnet50 -m he_in -m batchnorm -m convshort -m convshort_brock -o report.html
     """
-    from normfree.models.third_party import is_foreign
+    from normfree.models.families import is_foreign
     from normfree.nn.devices import device_of
 
     load_plugins(plugin)
@@ -135,9 +135,8 @@ def _check_widths(
     from normfree.diagnostics.coordinates import coordinate_check
     from normfree.diagnostics.named_models import build_by_name, random_inputs
     from normfree.files import to_json_values
-    from normfree.report.progress import progress
     from normfree.report.tables import print_table
-    from normfree.report.terminal import open_console
+    from normfree.report.terminal import open_console, progress
 
     names = {width: model.replace("{}", str(width)) for width in numbers}
     inputs = random_inputs(names[numbers[0]], shape, batch=batch, seed=seed)
@@ -168,7 +167,7 @@ def _require_outputs(fail_on: str, out: Sequence[Path], formats: Sequence[str] =
 
 def _require_weights(model: str, folder: Path | None, method: list[str] | None, checkpoint: Path | None) -> None:
     """Refuse a method or a checkpoint that the model does not take."""
-    from normfree.models.third_party import is_foreign
+    from normfree.models.families import is_foreign
 
     if folder is None:
         require_model(model, "diagnose")
@@ -220,7 +219,7 @@ def _diagnose(
 
     from normfree.diagnostics import diagnose
     from normfree.diagnostics.named_models import build_by_name, to_device
-    from normfree.report.progress import progress
+    from normfree.report.terminal import progress
 
     label = method or model
     with progress(f"diagnosing {label}"):

@@ -63,8 +63,7 @@ def find_rate(
     from normfree.files import to_json_values
     from normfree.nn.devices import device_of
     from normfree.optim.rate_search import find_lr
-    from normfree.report.progress import progress
-    from normfree.report.terminal import open_console
+    from normfree.report.terminal import open_console, progress
 
     load_plugins(plugin)
     if out is not None:
@@ -128,7 +127,7 @@ def _built(model: str, method: str, folder: Path | None, inputs: Any, seed: int,
     import torch
 
     from normfree.diagnostics.named_models import build_by_name
-    from normfree.models.third_party import is_foreign
+    from normfree.models.families import is_foreign
 
     if folder is not None:
         from normfree.train.run.loading import load

@@ -178,7 +178,7 @@ def configuration(
 def _refuse_model(name: str) -> None:
     """Raise `ValueError` if the name given as a recipe is that of a model; the message says how to pass a model."""
     from normfree.models import is_model_name
-    from normfree.models.third_party import is_foreign
+    from normfree.models.families import is_foreign
 
     if is_foreign(name) or is_model_name(name):
         raise ValueError(f"expected a recipe, got the model '{name}'; give it as --model {name}, or see --list")
@@ -187,7 +187,7 @@ def _refuse_model(name: str) -> None:
 def _fit(config: TrainConfig, folder: Path, *, resume: bool, overwrite: bool, command: str) -> RunResult:
     """Train with a line of progress, preceded by the warnings about the configuration."""
     from normfree.report import open_console
-    from normfree.report.progress import metrics_text, progress
+    from normfree.report.terminal import metrics_text, progress
     from normfree.train import RunFolder, fit
     from normfree.train.engine.environment import SharedError
 
@@ -252,8 +252,7 @@ def evaluate_run(
     For example: normfree evaluate runs/fashion
     """
     load_plugins(plugin)
-    from normfree.report.formatting import percent
-    from normfree.report.progress import progress
+    from normfree.report.terminal import percent, progress
     from normfree.train import evaluate, evaluate_translation, read_config
 
     config = read_config(run)
@@ -322,7 +321,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
         typer.echo(json.dumps(to_json_values({**result.to_json(), "folder": str(folder)}), indent=1))
         return
     from normfree.report import open_console
-    from normfree.report.formatting import duration, percent
+    from normfree.report.terminal import duration, percent
 
     console, config = open_console(), result.config
 

@@ -22,7 +22,7 @@ from normfree.cli.lr import find_rate
 from normfree.cli.reproduce import reproduce_claims
 from normfree.cli.text import continue_lines, prepare_text_files, translate_lines
 from normfree.cli.train import evaluate_run, train_model
-from normfree.report.formatting import printable
+from normfree.report.terminal import printable
 
 
 class Verb(TyperCommand):

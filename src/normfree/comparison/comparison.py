@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from normfree.report.formatting import percent
-from normfree.report.notebook import notebook_html
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Column, Table, notebook_html
+from normfree.report.terminal import percent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -10,13 +9,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from normfree.checksums import parse_json, read_limited
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
 from normfree.files import atomic_path, explain_os_errors, write_json
-from normfree.report.formatting import duration, percent
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Table
+from normfree.report.terminal import duration, percent
 from normfree.train.data import PAIRS, TEXT
 
 SUFFIXES = (".json", ".html", ".png", ".svg")
@@ -268,7 +268,7 @@ def redraw(path: str | Path) -> tuple[Path, ...]:
 
 def _read(path: Path) -> Comparison:
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(read_limited(path))
         known: dict[str, Any] = {each.name: data[each.name] for each in fields(Comparison)}
         lists: dict[str, Any] = {name: tuple(known[name]) for name in ("methods", "lrs", "seeds")}
         return Comparison(**{**known, **lists, "runs": tuple(ComparedRun(**run) for run in known["runs"])})

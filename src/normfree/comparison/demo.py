@@ -5,7 +5,6 @@ The text of the page is made from the measured numbers.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from normfree.checksums import parse_json, read_limited
 from normfree.comparison.comparison import Comparison, Point
 from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
@@ -20,13 +20,11 @@ from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
 from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
 from normfree.models import build
-from normfree.report.formatting import percent
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.progress import ProgressCallback
 from normfree.report.tables import Column, Table
-from normfree.report.terminal import sparkline
+from normfree.report.terminal import ProgressCallback, percent, sparkline
 from normfree.train import TrainConfig
 from normfree.train.engine.environment import Stop
 
@@ -157,7 +155,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
     wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
-            stored = json.loads(path.read_bytes())
+            stored = parse_json(read_limited(path))
         except ValueError:
             stored = None
         if isinstance(stored, dict) and stored.get("settings") == wanted:

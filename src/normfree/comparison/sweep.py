@@ -15,11 +15,11 @@ from normfree.files import explain_os_errors, to_json_values
 from normfree.graph.discovery import discover
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.third_party import is_foreign
-from normfree.models.transformer_layers import DecoderLayer, EncoderLayer
+from normfree.models.families import is_foreign
+from normfree.models.transformer import DecoderLayer, EncoderLayer
 from normfree.plan import ResidualPlan
 from normfree.provenance import without_folders
-from normfree.report.progress import ProgressCallback, metrics_text
+from normfree.report.terminal import ProgressCallback, metrics_text
 from normfree.train import RunFolder, TrainConfig, fit
 from normfree.train.config import NOT_IN_FINGERPRINT, folder_name
 from normfree.train.data import open_data

@@ -43,7 +43,7 @@ from normfree.graph.admission import check_request, require_signal, rigid_layers
 from normfree.methods import InitContext, Method, get
 from normfree.methods.initialize import check_example
 from normfree.nn.model_state import restored_on_error, run_on_copy, small_copy, trial_run
-from normfree.nn.scalar_wrapping import scalars_of
+from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remember_plan_
 

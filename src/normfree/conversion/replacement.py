@@ -18,7 +18,7 @@ from normfree.conversion.changes import Added, Removed, Rescaled
 from normfree.conversion.inspection import Inspection
 from normfree.graph.flow import Flow
 from normfree.nn.normalizers import FUSED, DynamicTanh
-from normfree.nn.scalar_wrapping import add_scalar_
+from normfree.nn.scalars import add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_, weight_kind
 from normfree.plan import Layer, ResidualPlan
 

@@ -20,9 +20,8 @@ from normfree.graph.flow import Flow, Node
 from normfree.graph.observer import ADDITIONS, RECTIFIERS
 from normfree.methods import Method
 from normfree.nn.normalizers import is_norm
-from normfree.nn.reparametrized import reparametrize_
-from normfree.nn.scalar_wrapping import ScalarName, add_scalar_, signals_of, unscalable
-from normfree.nn.weight_layers import WEIGHT_LAYERS
+from normfree.nn.scalars import ScalarName, add_scalar_, signals_of, unscalable
+from normfree.nn.weight_layers import WEIGHT_LAYERS, reparametrize_
 from normfree.plan import Branch, Layer, ResidualPlan
 
 _RELUS = RECTIFIERS | {"leaky_relu", "leaky_relu_", "leakyrelu", "prelu"}

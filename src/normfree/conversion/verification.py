@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from normfree.nn.model_state import preserve_model_state, run_on_copy, small_copy, substitute_tensors
 from normfree.plan import ResidualPlan
-from normfree.report.formatting import compact
+from normfree.report.terminal import compact
 
 _SMALL = 0.1  # the scale of the random values that take the place of zeros inside the network
 # Outputs k times as large as the targets have a squared error of k² + 1, where an output of 0 has 1.

@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 from normfree.diagnostics.model_signal import GraphFacts, Spot
 from normfree.diagnostics.moments import concatenate
 from normfree.graph.observer import ACTIVATIONS
-from normfree.nn.model_state import ModelParts
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import ModelParts, is_sharded
 
 MOST_NODES = 50_000  # that are walked through
 MOST_SAMPLES = 4096  # numbers of a tensor that are looked at

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from normfree.diagnostics.ends import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of
 from normfree.nn.model_state import call_arguments, preserve_random_state
-from normfree.report.formatting import compact
-from normfree.report.notebook import notebook_html
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Column, Table, notebook_html
+from normfree.report.terminal import compact
 
 FLAT = 0.25  # largest exponent of the width that counts as none; sqrt(width) has 0.5
 OUTPUT = "the output"

@@ -29,13 +29,11 @@ from normfree.graph import supports_conversion
 from normfree.methods import get
 from normfree.models import BaseModel, supports
 from normfree.plan import ResidualPlan, remembered_method
-from normfree.report.formatting import compact
-from normfree.report.notebook import notebook_html
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Rating, Table, print_table
-from normfree.report.terminal import sparkline
+from normfree.report.tables import Column, Rating, Table, notebook_html, print_table
+from normfree.report.terminal import compact, sparkline
 
 CARD_STATUS: dict[SignalStatus, Rating] = {
     "preserved": "good",

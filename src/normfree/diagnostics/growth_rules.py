@@ -11,7 +11,7 @@ from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus, findi
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.model_signal import Gain, Signal
 from normfree.diagnostics.outliers import Outlier
-from normfree.report.formatting import compact, shorten_names
+from normfree.report.terminal import compact, shorten_names
 
 RECURRENT = "a layer that is applied again and again needs orthogonal weights of its own size, or gates (LSTM, GRU)"
 MANY_CALLS = 6  # of one layer, which make a sequence of their own: a recurrence, but no layer shared by two towers

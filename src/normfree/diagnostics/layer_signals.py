@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Spot
 from normfree.diagnostics.moments import HALF, concatenate, norms
-from normfree.nn.model_state import ModelParts
+from normfree.nn.model_state import ModelParts, is_sharded, whole
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.scalars import ScalarBias
-from normfree.nn.sharding import is_sharded, whole
 from normfree.plan import Branch, Layer, ResidualPlan
-from normfree.report.formatting import compact
 from normfree.report.tables import Column, Table
+from normfree.report.terminal import compact
 
 BYTES_AT_ONCE = 2**28  # of gradients that are reduced together; a reduction costs about 0.3 ms on a GPU
 COMPARED = 8  # numbers of a filter that are compared first: filters that differ in these are not equal

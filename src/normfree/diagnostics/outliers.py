@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from normfree.diagnostics.growth import DepthPoint, bounded_exp
 from normfree.diagnostics.model_signal import Signal, SumSignal, name_pattern
-from normfree.report.formatting import compact
+from normfree.report.terminal import compact
 
 # Single blocks. At initialization, no network of this library whose signal is preserved, or grows as with batch norm,
 # has an outlier by these limits. Inside stages no block differs by six spreads and a factor of 1.35 in both directions;

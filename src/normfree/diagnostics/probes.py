@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normfree.diagnostics.ends import first_tensor
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
-from normfree.nn.sharding import is_sharded
+from normfree.nn.model_state import ModelParts, call_arguments, is_sharded, parts_of, preserve_model_state
 
 LEAST_SAMPLES = 12  # two passes of three samples cost at most a sixth of a pass forward and backward
 SAME = 1e-4  # relative difference of one sample's output between two batches; rounding leaves 1e-6

@@ -38,10 +38,17 @@ from normfree.diagnostics.second_look import with_origin
 from normfree.diagnostics.sum_hooks import MISSING, SumObserver
 from normfree.graph import discover
 from normfree.models import BaseModel
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
+from normfree.nn.model_state import (
+    ModelParts,
+    call_arguments,
+    is_sharded,
+    parts_of,
+    preserve_model_state,
+    reshard_,
+    whole,
+)
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
-from normfree.nn.sharding import is_sharded, reshard_, whole
 from normfree.plan import ResidualPlan, kept_plan, remembered_plan
 
 Loss = Callable[[Any, Any], Tensor]

@@ -19,7 +19,7 @@ from normfree.diagnostics.findings import Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
 from normfree.diagnostics.module_rules import SIMILAR, zero_layer
-from normfree.report.formatting import shorten_names
+from normfree.report.terminal import shorten_names
 
 
 def non_finite(signal: Signal, forward: Direction) -> Iterator[Finding]:

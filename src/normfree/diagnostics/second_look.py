@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from normfree.diagnostics.ends import cross_entropy, first_tensor, is_finite, is_mask, own_loss
 from normfree.diagnostics.model_signal import Gain, Signal, name_pattern
 from normfree.diagnostics.probes import noise_of
-from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state
+from normfree.nn.model_state import ModelParts, call_arguments, parts_of, preserve_model_state, whole
 from normfree.nn.normalizers import is_norm
-from normfree.nn.sharding import whole
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 
 MOST_CANDIDATES = 4  # modules for which a forward pass is made

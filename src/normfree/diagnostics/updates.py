@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from normfree.diagnostics.ends import cross_entropy, first_tensor
 from normfree.diagnostics.propagation import Loss, plan_of, zero_classifier
 from normfree.methods import Method
+from normfree.methods.fixup import is_transformer
 from normfree.methods.initialize import fans
-from normfree.methods.transformer_branches import is_transformer
 from normfree.nn.model_state import call_arguments, preserve_model_state, substitute_tensors
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS, set_weight_

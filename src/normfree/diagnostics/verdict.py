@@ -19,7 +19,7 @@ from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
 from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
 from normfree.diagnostics.model_signal import Signal, SumSignal
 from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
-from normfree.report.formatting import compact, shorten_names
+from normfree.report.terminal import compact, shorten_names
 
 
 @dataclass(frozen=True)

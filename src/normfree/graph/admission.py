@@ -14,7 +14,7 @@ from normfree.graph.observer import OTHER_SUMS, RECURRENT, REDUCTIONS
 from normfree.graph.residuals import latest_common_ancestor
 from normfree.methods import Method
 from normfree.methods.method import ONE
-from normfree.nn.reparametrized import cannot_reparametrize
+from normfree.nn.weight_layers import cannot_reparametrize
 from normfree.plan import Branch, ResidualPlan, unwrapped
 
 

@@ -12,9 +12,8 @@ FAMILIES = tuple(
     import_module(f"normfree.methods.{name}")
     for name in (
         "plain",
-        "shortcut",
-        "isograd",
         "scaled_sums",
+        "isograd",
         "fixup",
         "data_driven",
         "weightnorm",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import ONE, WITH_SEQUENCES, Law, Method, Rule, register
 from normfree.nn.residual import Residual
-from normfree.nn.scalar_wrapping import scalars_of
+from normfree.nn.scalars import scalars_of
 from normfree.nn.weight_layers import set_weight_
 
 _DEAD = 1e-6  # a standard deviation below this is rounding error

@@ -25,7 +25,7 @@ from normfree.methods.initialize import InitContext, gain, standardized
 from normfree.methods.method import SQRT_HALF, Method, Rule, register
 from normfree.nn.model_state import on_meta
 from normfree.plan import Layer
-from normfree.theory.errors import FloatArray
+from normfree.theory import FloatArray
 
 _HALF = 0.5  # c² of the sum
 

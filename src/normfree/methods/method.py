@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
+from normfree.errors import unknown_name
 from normfree.nn.normalizers import ActivationName, NormName
 from normfree.nn.weight_layers import WeightKind
 from normfree.plan import Position
-from normfree.theory.errors import unknown_name
 
 if TYPE_CHECKING:
     from normfree.methods.initialize import InitContext

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from normfree.methods.fixup import fused_xavier
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import EVERY_SKIP, WITH_SEQUENCES, Method, register
 from normfree.methods.plain import draw_normal_, he_fan_in_
-from normfree.methods.transformer_branches import fused_xavier
 
 
 def _method(name: str, summary: str, reference: str) -> Method:

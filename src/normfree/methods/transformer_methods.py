@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from normfree.methods.fixup import scaled_xavier_, transformer_stacks
 from normfree.methods.initialize import InitContext
 from normfree.methods.method import Law, Method, Rule, register
 from normfree.methods.plain import xavier_
-from normfree.methods.transformer_branches import scaled_xavier_, transformer_stacks
 from normfree.nn.residual import Residual
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.plan import Branch

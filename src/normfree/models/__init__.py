@@ -3,8 +3,7 @@
 from normfree.models.base import BaseModel, Network
 from normfree.models.families import Family, catalog, find_family, is_model_name
 from normfree.models.registry import build, supports
-from normfree.models.transformer import Decoder, Encoder, Transformer
-from normfree.models.transformer_layers import DecoderCache, Memory
+from normfree.models.transformer import Decoder, DecoderCache, Encoder, Memory, Transformer
 
 __all__ = [
     "BaseModel",

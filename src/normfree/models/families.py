@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from normfree.errors import unknown_name
 from normfree.methods import Form, Skip
-from normfree.models import nonresidual, resnet, transformer
-from normfree.models.base import BaseModel, ModelConfig, Network
-from normfree.theory.errors import unknown_name
+from normfree.models import nonresidual, transformer
+from normfree.models.base import BaseModel, ModelConfig, Network, ResNetShape
 
 ModelFactory = Callable[[ModelConfig], BaseModel]
 
@@ -65,34 +65,74 @@ def _check_depth(name: str, depth: int, step: int, rest: int, least: int) -> Non
         raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {below} or {below + step}")
 
 
+IMAGENET_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+IMAGENET_WIDTHS = (64, 128, 256, 512)
+
+
+def _imagenet_shape(depth: int, **settings: Any) -> ResNetShape:
+    """Return four stages of basic blocks, or of bottlenecks from 50 layers on."""
+    shape = ResNetShape(blocks=IMAGENET_BLOCKS[depth], widths=IMAGENET_WIDTHS, stem_width=64, **settings)
+    return shape if depth < 50 else replace(shape, kernels=(1, 3, 1), expansion=4, strided_layer=1)
+
+
 def _cifar(name: str, depth: int) -> ModelFactory:
+    """ResNet-(6n+2) for 32×32 images: three stages of n basic blocks, shortcuts without weights.
+
+    Reference: fixup, Table 1; He 2016a, section 4.2.
+    """
     _check_depth(name, depth, 6, 2, 8)
-    return resnet.cifar_resnet(depth).build
+    n = (depth - 2) // 6
+    return ResNetShape(blocks=(n, n, n), widths=(16, 32, 64), stem_width=16, option_a=True).build
 
 
 def _wide(name: str, depth: int, width: int) -> ModelFactory:
+    """WRN-(6n+4)-k for 32×32 images: three stages of n pre-activation blocks, k times as wide.
+
+    Reference: fixup, section 4.1; wninit, section 5.1; Zagoruyko & Komodakis 2016, Table 1.
+    """
     _check_depth(name, depth, 6, 4, 10)
-    return resnet.wide_resnet(depth, width).build
+    n = (depth - 4) // 6
+    widths = (16 * width, 32 * width, 64 * width)
+    return ResNetShape(blocks=(n, n, n), widths=widths, stem_width=16, stem_activated=False).build
 
 
 def _imagenet(name: str, depth: int) -> ModelFactory:
-    return resnet.imagenet_resnet(depth).build
+    """ResNet-18 to 152 for 224×224 images: a 7×7 stem with stride 2 and max pooling.
+
+    Reference: fixup, Table 2; He 2016a, Table 1.
+    """
+    return _imagenet_shape(depth, stem_kernel=7, stem_stride=2, stem_pool=True).build
 
 
 def _preact(name: str, depth: int) -> ModelFactory:
-    if depth not in resnet.IMAGENET_BLOCKS:
-        closest = min(resnet.IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
-        allowed = ", ".join(map(str, resnet.IMAGENET_BLOCKS))
+    """Pre-activation ResNet-18 to 152 for 32×32 images: a 3×3 stem without activation or pooling.
+
+    Reference: robust, section 4 and Table 1; normdead, Figure 4.
+    """
+    if depth not in IMAGENET_BLOCKS:
+        closest = min(IMAGENET_BLOCKS, key=lambda known: abs(known - depth))
+        allowed = ", ".join(map(str, IMAGENET_BLOCKS))
         raise ValueError(f"model '{name}' expects a depth of {allowed}, got {depth}; use {closest}")
-    return resnet.preact_resnet(depth).build
+    return _imagenet_shape(depth, stem_activated=False).build
 
 
 def _residual_mlp(name: str, blocks: int, width: int, layers: int | None) -> ModelFactory:
+    """Residual MLP: one stage of blocks with `layers` linear layers each.
+
+    Reference: wninit, Figure 1, bottom; fixup, appendix B.1.
+    """
     layers = 2 if layers is None else layers
     _check_depth(name, blocks, 1, 0, 1)
     if layers < 2:
         raise ValueError(f"model '{name}' expects at least 2 layers per branch, got {layers}")
-    return resnet.residual_mlp(blocks, width, layers).build
+    return ResNetShape(
+        blocks=(blocks,),
+        widths=(width,),
+        stem_width=width,
+        kernels=(1,) * layers,
+        stem_activated=False,
+        spatial=False,
+    ).build
 
 
 def _sequence_model(*, encoder: bool = False, decoder: bool = False) -> Callable[..., ModelFactory]:
@@ -271,6 +311,11 @@ def is_model_name(name: str) -> bool:
     (True, False)
     """
     return any(re.fullmatch(family.regex, name) for family in FAMILIES)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a name names a third-party model: it has a source before a colon."""
+    return ":" in name
 
 
 _MOST_DIGITS = 6

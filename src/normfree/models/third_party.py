@@ -15,15 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from normfree.extras import install_command
-from normfree.theory.errors import unknown_name
+from normfree.errors import install_command, unknown_name
+from normfree.models.families import is_foreign
 
 _LIBRARIES = ("torchvision", "timm")
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a name names a third-party model: it has a source before a colon."""
-    return ":" in name
 
 
 def require_trusted(name: Any, folder: str | Path, trust: bool) -> None:

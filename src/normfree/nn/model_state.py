@@ -1,12 +1,14 @@
 """The state of a model: run a model and restore its state afterwards.
 
 `preserve_model_state` is the context manager for a pass through a model. `on_meta` does the same on tensors without
-values. The other functions are their building blocks, and `restored_on_error`, which rolls back a failed change.
+values. The other functions are their building blocks, `restored_on_error`, which rolls back a failed change, and the
+functions for models that FSDP2 (`fully_shard`) spread over several processes: all processes must call them together.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-
-from normfree.nn.sharding import is_sharded
 
 Key = TypeVar("Key", bound=Hashable)
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -281,3 +281,29 @@ def by_device_and_type(tensors: Mapping[Key, Tensor]) -> Iterator[tuple[list[Key
         groups[tensor.device, tensor.dtype, is_sharded(tensor)].append(key)
     for (_, dtype, _), keys in groups.items():
         yield keys, dtype
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is spread over processes (a DTensor of FSDP2)."""
+    # Importing torch's distributed tensors takes seconds, so look them up only if the caller has imported them.
+    library: Any = sys.modules.get("torch.distributed.tensor")
+    return library is not None and isinstance(tensor, library.DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor with all its values, gathered from the processes if it is sharded."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full
+
+
+def reshard_(modules: Iterable[nn.Module]) -> bool:
+    """Free the gathered parameters that a forward pass without a backward pass left behind.
+
+    Returns:
+        Whether one of the modules is sharded by FSDP2.
+    """
+    library: Any = sys.modules.get("torch.distributed.fsdp")
+    found = [] if library is None else [module for module in modules if isinstance(module, library.FSDPModule)]
+    for module in found:
+        module.reshard()
+    return bool(found)

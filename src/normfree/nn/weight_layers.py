@@ -1,4 +1,4 @@
-"""Reparametrized weight layers: weight norm, standardization and spectral norm.
+"""Reparametrized weight layers: weight norm, standardization and spectral norm; `reparametrize_` changes a plain layer.
 
 They are plain subclasses of `Conv2d` and `Linear` that compute their effective weight in `forward`. So deep copies,
 state dicts, autocast, channels-last, `torch.compile` and `torch.export` work as usual, and blocks of one shape share
@@ -7,8 +7,9 @@ one compiled program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -264,16 +265,14 @@ LINEARS: dict[WeightKind, type[nn.Linear]] = {
     "standardized": StandardizedLinear,
     "spectral": SpectralNormLinear,
 }
-WEIGHT_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+CONV_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WEIGHT_LAYERS = (*CONV_LAYERS, nn.Linear)
+_KINDS: dict[WeightKind, Any] = {"weight_norm": _WeightNorm, "standardized": _Standardized, "spectral": _SpectralNorm}
 
 
 def weight_kind(layer: nn.Module) -> WeightKind:
     """Return the reparametrization of a weight layer."""
-    if isinstance(layer, _WeightNorm):
-        return "weight_norm"
-    if isinstance(layer, _Standardized):
-        return "standardized"
-    return "spectral" if isinstance(layer, _SpectralNorm) else "plain"
+    return next((kind for kind, mixin in _KINDS.items() if isinstance(layer, mixin)), "plain")
 
 
 @torch.no_grad()
@@ -281,12 +280,7 @@ def set_weight_(layer: nn.Module, weight: Tensor, parameter: str = "weight", *, 
     """Set a layer's weight, through its reparametrization (normfree's or torch's) if it has one.
 
     Writing to `layer.weight` would set only the direction of a weight-normalized layer and silently lose the scale.
-
-    Args:
-        layer: The weight layer.
-        weight: The new effective weight.
-        parameter: The name of the weight in the layer.
-        name: The weight's qualified name, for messages.
+    `name` is the weight's qualified name, for messages.
 
     Raises:
         ValueError: If the module is not a weight layer, or if the weight is computed and cannot be set.
@@ -325,3 +319,81 @@ def _set_through_inverse(layer: nn.Module, parameter: str, weight: Tensor) -> bo
     result: Tensor = getattr(layer, parameter)
     error = (result - weight).abs().max()
     return result.is_meta or bool(error <= torch.finfo(result.dtype).eps ** 0.5 * weight.abs().max())
+
+
+class _TransposedLinear(nn.Module):
+    """A linear layer that stores its weight as (in, out), so that a row of the weight is a column of the parameter."""
+
+    bias: Tensor | None
+    effective_weight: Callable[[], Tensor]
+
+    def _weight_rows(self, weight: Tensor) -> Tensor:
+        return weight.mT
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute x W + b, with W in the input's type."""
+        out = input @ self.effective_weight().to(input.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+class _PicklableClass(nn.Module):
+    """Mixin for dynamically created classes; tells pickle how to rebuild them."""
+
+    made_by: ClassVar[Callable[[], type[nn.Module]]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self).made_by,), self.__dict__
+
+
+def _restore(make: Callable[[], type[nn.Module]]) -> nn.Module:
+    made = make()
+    return made.__new__(made)
+
+
+def cannot_reparametrize(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> str | None:
+    """Return why a layer cannot be reparametrized this way, or None if it can."""
+    if weight_kind(module) != "plain":
+        return f"its weight is reparametrized already ({weight_kind(module)})"
+    if is_computed(module):
+        return "its weight has a parametrization of its own"
+    if hasattr(module, "gain"):
+        return "it has an attribute 'gain' of its own"
+    weight = module._parameters["weight"]
+    stored = transposed and weight is not None and weight.dim() == 2
+    if weight is None or not (stored or isinstance(module, WEIGHT_LAYERS)):
+        return f"{type(module).__name__} uses its weight in a custom way"
+    if not stored and type(module).forward not in [kind.forward for kind in WEIGHT_LAYERS]:
+        return f"{type(module).__name__} overrides forward()"
+    if kind == "standardized" and (len(weight) if stored else weight[0].numel()) == 1:
+        return "a single weight per output has no variance to standardize"
+    return None
+
+
+def reparametrize_(module: nn.Module, kind: WeightKind, *, transposed: bool = False) -> None:
+    """Make a plain weight layer one of this kind, in place; with weight norm its effective weight stays the same.
+
+    Raises:
+        ValueError: If it cannot become one.
+    """
+    reason = cannot_reparametrize(module, kind, transposed=transposed)
+    if reason is not None:
+        raise ValueError(f"expected a layer that can be given a {kind} weight, got {type(module).__name__}: {reason}")
+    before: Any = module.weight.detach().clone()  # type: ignore[operator]
+    plain: Any = type(module)
+    module.__class__ = _class(plain, kind, transposed)
+    module.gain = nn.Parameter(before.new_ones(1, before.shape[1]) if transposed else ones_per_row(before))
+    module.set_weight_(before)  # type: ignore[operator]  # every reparametrized layer has it
+
+
+@functools.cache
+def _class(plain: Any, kind: WeightKind, transposed: bool) -> Any:
+    if plain is nn.Conv2d:
+        return CONVOLUTIONS[kind]
+    if plain is nn.Linear:
+        return LINEARS[kind]
+    name = "".join(word.title() for word in kind.split("_")) + plain.__name__
+    forward = _LinearForward if issubclass(plain, nn.Linear) else _ConvForward
+    mixins = (_TransposedLinear, _KINDS[kind]) if transposed else (_KINDS[kind], forward)
+    made_by = functools.partial(_class, plain, kind, transposed)
+    # Keep `__module__`: some libraries inspect it.
+    return type(name, (_PicklableClass, *mixins, plain), {"__module__": plain.__module__, "made_by": made_by})

@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 
 from normfree.methods import Method, get
-from normfree.methods.transformer_branches import is_transformer
+from normfree.methods.fixup import is_transformer
 from normfree.nn.normalizers import NORM_TYPES
-from normfree.nn.scalar_wrapping import scalars_of
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, scalars_of
 from normfree.nn.weight_layers import WEIGHT_LAYERS
 from normfree.plan import ResidualPlan, remembered_method, remembered_plan, unwrapped
 

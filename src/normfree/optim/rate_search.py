@@ -35,11 +35,10 @@ from normfree.optim.range_test import (
     propose_rate,
 )
 from normfree.plan import ResidualPlan, remembered_method
-from normfree.report.formatting import compact
-from normfree.report.notebook import notebook_html
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
-from normfree.report.tables import Column, Table
+from normfree.report.tables import Column, Table, notebook_html
+from normfree.report.terminal import compact
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
-from normfree.extras import missing_package
+from normfree.errors import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Rating, Table
 

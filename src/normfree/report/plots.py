@@ -10,9 +10,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from normfree.extras import missing_package
-from normfree.report.formatting import printable
+from normfree.errors import missing_package
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
+from normfree.report.terminal import printable
 from normfree.report.ticks import (
     log_labels,
     log_range,

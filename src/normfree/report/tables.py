@@ -1,14 +1,14 @@
-"""Tables of text, printed on a terminal or written as Markdown."""
+"""Tables of text: on a terminal, as Markdown, and in the HTML of a notebook."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Literal
 
-from normfree.report.formatting import printable
-from normfree.report.terminal import open_console
+from normfree.report.terminal import open_console, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -232,3 +232,26 @@ def _longest_word(column: Sequence[str]) -> int:
     from rich.cells import cell_len
 
     return max((cell_len(word) for cell in column for word in cell.split()), default=1)
+
+
+def notebook_html(heading: str, sentences: Iterable[str] = (), table: Table | None = None, *, text: str = "") -> str:
+    """Return what `_repr_html_` of a result shows; all text is escaped, and line breaks of `text` are kept.
+
+    >>> notebook_html("a < b", ["one"])
+    '<div><b>a &lt; b</b><p>one</p></div>'
+    """
+    parts = [f"<b>{escape(heading)}</b>", *(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)]
+    if text:
+        parts.append(f"<pre>{escape(text)}</pre>")
+    if table is not None:
+        sides = [f' style="text-align:{column.justify}"' for column in table.columns]
+        parts.append("<table><thead><tr>")
+        parts += [f"<th{side}>{escape(column.name)}</th>" for column, side in zip(table.columns, sides, strict=True)]
+        parts.append("</tr></thead><tbody>")
+        for row in table.rows:
+            cells = (f"<td{side}>{escape(str(cell))}</td>" for cell, side in zip(row, sides, strict=True))
+            parts.append(f"<tr>{''.join(cells)}</tr>")
+        parts.append("</tbody></table>")
+        if table.caption:
+            parts.append(f"<p><small>{escape(table.caption)}</small></p>")
+    return f"<div>{''.join(parts)}</div>"

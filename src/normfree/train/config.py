@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normfree.provenance import RELEASE
-from normfree.report.notebook import notebook_html
+from normfree.report.tables import notebook_html
 from normfree.train.settings import (
     AT_LEAST_ONE,
     BETAS,

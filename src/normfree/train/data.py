@@ -24,7 +24,8 @@ from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
 from normfree.methods import get
 from normfree.models import build
-from normfree.models.third_party import create_model, is_foreign
+from normfree.models.families import is_foreign
+from normfree.models.third_party import create_model
 from normfree.nn.model_state import eval_mode
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig

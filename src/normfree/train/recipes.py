@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from normfree.theory.errors import unknown_name
+from normfree.errors import unknown_name
 from normfree.train.config import TrainConfig
 
 

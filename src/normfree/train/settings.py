@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from normfree.checksums import read_limited
-from normfree.theory.errors import unknown_name
+from normfree.errors import unknown_name
 
 
 @dataclass(frozen=True)

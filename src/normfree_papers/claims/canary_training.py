@@ -14,12 +14,12 @@ from torch import Tensor
 from normfree.data.counter_rng import below, key
 from normfree.data.images.image_set import ImageSet, Split, image_set
 from normfree.data.text.prepared_folder import Prepared
-from normfree.data.text.token_pairs import TokenLines, TokenPairs
+from normfree.data.text.tokens import TokenLines, TokenPairs
 from normfree.methods import names
 from normfree.methods.history import FIRST_RELEASE, as_of
 from normfree.models import supports
 from normfree.nn.devices import device_of
-from normfree.nn.embedding import SPECIAL
+from normfree.nn.sequence import SPECIAL
 from normfree.train.config import TrainConfig
 from normfree.train.engine.environment import Processes, seeded_generators
 from normfree.train.engine.inputs import score

@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from normfree.errors import unknown_name
 from normfree.report import Table
 from normfree.report.panels import Panel
-from normfree.theory.errors import unknown_name
 from normfree_papers.claims.run_cache import Progress, RunCache
 from normfree_papers.claims.seed_metrics import Numbers, Runs, Trained, named
 

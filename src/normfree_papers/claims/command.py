@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from normfree.cli.compare import default_jobs
-from normfree.extras import missing_package
+from normfree.errors import missing_package
 from normfree.files import to_json_values
 from normfree.nn.devices import device_of
 from normfree.report import Column, Table, open_console, print_table
-from normfree.report.progress import progress
+from normfree.report.terminal import progress
 from normfree_papers.claims.claim import Claim, Scale, Settings, get
 from normfree_papers.claims.judgement import Status
 from normfree_papers.claims.ledger_entries import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normfree.report.formatting import percent
 from normfree.report.tables import Column
+from normfree.report.terminal import percent
 from normfree_papers.claims.claim import Check, Claim, Scale, all_claims
 from normfree_papers.claims.judgement import Judgement, Row, Status, Verdict, judge
 from normfree_papers.claims.reproduction import Result, stored

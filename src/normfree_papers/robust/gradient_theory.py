@@ -19,7 +19,7 @@ from torch import nn
 from normfree import theory
 from normfree.models import build
 from normfree.plan import Layer
-from normfree.theory.errors import FloatArray
+from normfree.theory import FloatArray
 
 Weights = Literal["fan-in", "fan-out", "Brock"]
 _BROCK = 2 / (1 - 1 / np.pi)  # equation 3

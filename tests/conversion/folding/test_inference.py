@@ -15,8 +15,7 @@ from normfree.models import build
 from normfree.models.registry import find_family
 from normfree.models.third_party import create_model
 from normfree.nn.residual import Residual
-from normfree.nn.scalar_wrapping import ScaledModule, add_scalar_
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, ScaledModule, add_scalar_
 from normfree.nn.weight_layers import WEIGHT_LAYERS, SpectralNormConv2d, WeightNormConv2d, weight_kind
 
 PLAIN = {

@@ -16,7 +16,15 @@ from torchvision import transforms
 from torchvision.transforms import functional as TF
 
 from normfree.data.counter_rng import epoch_order, key, sample_keys
-from normfree.data.images.augment import Augmentation, cutout, draw_flips, draw_params, normalize, per_channel
+from normfree.data.images.augment import (
+    Augmentation,
+    cutout,
+    draw_flips,
+    draw_params,
+    normalize,
+    per_channel,
+    randaugment,
+)
 from normfree.data.images.image_folder import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -27,7 +35,6 @@ from normfree.data.images.image_folder import (
     read_folder,
 )
 from normfree.data.images.image_set import ImageBatch
-from normfree.data.images.randaugment import randaugment
 
 EVERYTHING = Augmentation(flip=True, cutout=5, mixup=0.7, randaugment=(2, 9))
 SIZE = 16

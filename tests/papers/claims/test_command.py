@@ -108,8 +108,8 @@ def test_damaged_result_is_one_line_and_again_mends_it(make, run, tmp_path):
 
 
 def test_long_runs_show_progress_in_plain_lines(make, run, monkeypatch, tmp_path):
-    monkeypatch.setattr("normfree.report.progress.EVERY", 0.0)
-    monkeypatch.setattr("normfree.report.progress._SHARE", 0.0)
+    monkeypatch.setattr("normfree.report.terminal.EVERY", 0.0)
+    monkeypatch.setattr("normfree.report.terminal._SHARE", 0.0)
     make()
     _, _, err = run("fixup/fake", "--out", str(tmp_path))
     assert "fixup/fake: 0 of 1 done after 0 s, the only step" in err

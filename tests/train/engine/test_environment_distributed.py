@@ -27,7 +27,7 @@ from normfree.data import ImageSet
 from normfree.data.images import fashion14
 from normfree.data.images.image_set import Split
 from normfree.models import build
-from normfree.nn.sync_batchnorm import SyncedBatchNorm, sync_batch_norms_
+from normfree.nn.normalizers import SyncedBatchNorm, sync_batch_norms_
 from normfree.train import RunResult, TrainConfig, fit, load, read_config
 from normfree.train import data as train_data
 from normfree.train.engine import environment, setup

@@ -14,10 +14,9 @@ from normfree.methods import get, names
 from normfree.models import Network, build
 from normfree.models.registry import find_family
 from normfree.nn.normalizers import NORM_TYPES, DynamicTanh
-from normfree.nn.reparametrized import reparametrize_
 from normfree.nn.residual import Residual, reset_precision_
 from normfree.nn.scalars import ScalarBias, ScalarMultiplier
-from normfree.nn.weight_layers import WEIGHT_LAYERS, weight_kind
+from normfree.nn.weight_layers import WEIGHT_LAYERS, reparametrize_, weight_kind
 from normfree.train.engine.forward import _regions, apply_precision_, forward_of
 
 BODIES = ("resnet14", "wrn-16-1", "resmlp-3-16", "mlp-5-16", "cnn-5-8", "dense-10-6", "highway-5-16")

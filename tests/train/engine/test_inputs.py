@@ -1,15 +1,18 @@
 """Training batches of one shape, made on the device or fetched from the host; and scores over batches."""
 
 import math
+import os
+import signal
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from normfree.data.images.image_set import in_order
 from normfree.nn.model_state import eval_mode
-from normfree.train.engine.inputs import ShapedFeed, mean_score, score, sum_scores
+from normfree.train.engine.inputs import ShapedFeed, explained_worker_end, mean_score, score, sum_scores
 from normfree.train.engine.step import OneShapeFeed
 from tiny_images import tiny_images
 
@@ -106,3 +109,16 @@ def test_parts_are_put_together_by_their_numbers() -> None:
 
 def test_score_of_nothing_is_not_a_number() -> None:
     assert all(math.isnan(value) for value in score(net(), []))
+
+
+@pytest.mark.faults
+def test_killed_worker_is_one_sentence() -> None:
+    def end(_: object) -> list[int]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    killed = pytest.raises(ValueError, match="one of them was killed; free some memory or use fewer workers")
+    with killed, explained_worker_end():
+        list(DataLoader([1, 2], num_workers=1, collate_fn=end))
+    with pytest.raises(RuntimeError, match="another"), explained_worker_end():  # the control: other errors stay
+        raise RuntimeError("another error")

@@ -16,8 +16,7 @@ from normfree.data.images.image_set import ImageBatch, ImageBatches, Split
 from normfree.models import Network, build
 from normfree.nn.overlap import overlap_
 from normfree.optim import agc_parameters, clip_grad_agc_, clip_grad_norm_, param_groups
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.engine.forward import apply_precision_, forward_of
 from normfree.train.engine.step import StepSettings, TrainStep, cross_entropy
 

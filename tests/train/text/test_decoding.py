@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normfree as nf
-from normfree.models.transformer_layers import Memory
-from normfree.nn.embedding import END, PAD, START, UNKNOWN
+from normfree.models.transformer import Memory
 from normfree.nn.model_state import eval_mode
+from normfree.nn.sequence import END, PAD, START, UNKNOWN
 from normfree.train.text import decoding
 from normfree.train.text.decoding import _SPECIAL, Longest, _limits, beam_search, source_plus_50
 

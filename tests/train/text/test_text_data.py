@@ -15,12 +15,11 @@ from torch import Tensor, nn
 import normfree as nf
 from normfree.data.text.prepared_folder import Prepared
 from normfree.data.text.token_batches import TokenBatch, TokenBatches
-from normfree.data.text.token_pairs import TokenPairs
+from normfree.data.text.tokens import TokenPairs
 from normfree.methods import names
-from normfree.nn.embedding import END, PAD, START
 from normfree.nn.model_state import eval_mode
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.nn.sequence import END, PAD, START
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train import RunFolder, RunResult, evaluate_translation
 from normfree.train.engine import loop as engine
 from normfree.train.engine.environment import Processes

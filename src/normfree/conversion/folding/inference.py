@@ -16,8 +16,7 @@ from normfree.conversion.folding.units import FoldStep, StepKind, solve_factors_
 from normfree.graph.observer import ADDITIONS, SPLITS, VIEWS
 from normfree.nn.normalizers import ChannelAffine, NormPropReLU
 from normfree.nn.residual import Residual, SubsamplePad
-from normfree.nn.scalar_wrapping import ScaledModule
-from normfree.nn.scalars import ScalarBias, ScalarMultiplier, number_of
+from normfree.nn.scalars import ScalarBias, ScalarMultiplier, ScaledModule, number_of
 from normfree.nn.weight_layers import weight_kind
 from normfree.plan import remembered_example
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from normfree.nn.scalar_wrapping import ScaledModule
+from normfree.nn.scalars import ScaledModule
 from normfree.nn.weight_layers import weight_kind
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

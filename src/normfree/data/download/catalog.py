@@ -20,14 +20,18 @@ from functools import partial
 from pathlib import Path
 
 from normfree.checksums import Checksum
-from normfree.data.download.fetching import (
+from normfree.data.download.data_files import (
     gzipped_files,
+    join,
     plain_files,
+    read_binary,
+    read_idx,
+    read_mat,
+    read_pickled,
     tar_folder,
     unpack_cifar10,
     unpack_fashion_mnist,
 )
-from normfree.data.download.formats import join, read_binary, read_idx, read_mat, read_pickled
 from normfree.data.images.image_set import Split
 
 Unpack = Callable[[Mapping[str, bytes]], dict[str, bytes]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, Source
-from normfree.data.download.fetching import Progress, fetch
+from normfree.data.download.data_files import Progress, fetch
 from normfree.data.images import fashion14
 from normfree.data.images.image_set import ImageSet, image_set
 from normfree.files import explain_os_errors, write_bytes

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normfree.checksums import Checksum
 from normfree.data.download.catalog import FASHION_CLASSES
-from normfree.data.download.formats import read_binary
+from normfree.data.download.data_files import read_binary
 from normfree.data.images.image_set import ImageSet, Split, image_set
 
 NAME = "fashion14"

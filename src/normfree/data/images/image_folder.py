@@ -1,7 +1,6 @@
 """An image folder in the layout of ImageNet, root/train/<class>/<image>.jpg: its files, their decoding, its batches.
 
-Worker processes decode the images, because the folder may be too large for memory. The draws are those of
-`image_set`.
+Worker processes decode the images, because the folder may be too large for memory. Draws are as in `image_set`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from normfree.checksums import require_regular
 from normfree.data.counter_rng import Purpose, below, epoch_order, extend, sample_keys, uniform
-from normfree.data.download.formats import require_pillow
+from normfree.data.download.data_files import require_pillow
 from normfree.data.images.augment import (
     Augmentation,
     augment_and_normalize,
@@ -195,8 +195,9 @@ def _stack(images: list[Tensor | str]) -> Tensor | str:
     return torch.stack([image for image in images if isinstance(image, Tensor)])
 
 
-def _ignore_signals(_worker: int) -> None:
-    """Leave signals to the main process: one that reaches the whole process group must not end the workers first."""
+def _start_worker(_worker: int) -> None:
+    """Leave signals, which may reach the whole process group, and errors of threads to the main process."""
+    sys.excepthook = lambda *_: None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -214,7 +215,7 @@ def _loader(images: _DecodedImages, requests: Any, workers: int, device: torch.d
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # without one the loader draws from the global generator
     )
 
@@ -222,8 +223,7 @@ def _loader(images: _DecodedImages, requests: Any, workers: int, device: torch.d
 class _EpochRequests:
     """The slots and files that a rank loads in an epoch, batch after batch from `next`.
 
-    It holds no reference to `FolderBatches`: in a cycle of references the workers would wait for the garbage
-    collector, which takes five seconds for each.
+    It holds no reference to `FolderBatches`: in a cycle, the workers would wait seconds for the garbage collector.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int, positions: Tensor, with_partners: bool) -> None:

@@ -24,7 +24,7 @@ from normfree.data.text.text_files import (
     read_parallel,
     require_file,
 )
-from normfree.data.text.token_pairs import TokenLines, TokenPairs, pack_lines, unpack_lines
+from normfree.data.text.tokens import TokenLines, TokenPairs, pack_lines, unpack_lines
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.files import explain_os_errors, write_bytes
 
@@ -140,9 +140,8 @@ class Prepared:
         path = self.folder / name
         if not path.is_file():
             raise ValueError(f"expected '{path}', found none; {_REMEDY}")
-        content, written = path.read_bytes(), self.manifest["files"][name]
-        Checksum.from_json(written).check(content, str(path), _REMEDY)
-        return content
+        Checksum.from_json(self.manifest["files"][name]).check(path, str(path), _REMEDY)  # before it fills the memory
+        return path.read_bytes()
 
 
 def open_prepared(folder: str | Path) -> Prepared:

@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 LONGEST = 250  # words of a sentence; Moses' usual limits are 80 to 250
 SPLITS = ("train", "valid", "test")
+_LONGEST_LINE = 1 << 26  # bytes
 _COMPRESSED = (".xz", ".gz")
 _SPELLINGS = {"valid": ("valid", "val", "dev"), "test": ("test",)}
 _SHOWN = 5  # line numbers in a report; the others are only counted
@@ -93,7 +94,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     number = 0
     try:
         with _open(path) as stream:
-            for text in decode_lines(stream, f"in '{path}'"):
+            for text in decode_lines(_limited_lines(stream, path), f"in '{path}'"):
                 number += 1
                 yield text
     except FileNotFoundError as error:
@@ -203,6 +204,14 @@ def require_file(path: Path) -> None:
     """Raise `ValueError` if there is no such text file."""
     if not path.is_file():
         raise ValueError(f"expected a text file '{path}', found none; check the name")
+
+
+def _limited_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The raw lines of a stream; a compressed line of gigabytes would fill the memory."""
+    while line := stream.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"expected lines of at most {_LONGEST_LINE >> 20} MiB in '{path}', got more; split them")
+        yield line
 
 
 def _open(path: Path) -> BinaryIO:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normfree.data.counter_rng import Purpose, epoch_order, key
-from normfree.data.text.token_pairs import TokenLines, TokenPairs
-from normfree.nn.embedding import END, PAD, START
+from normfree.data.text.tokens import TokenLines, TokenPairs
+from normfree.nn.sequence import END, PAD, START
 
 SHAPES, PADDING = 24, 0.095
 _GRID = 320  # different lengths; longer sentences are rounded up to a coarser grid

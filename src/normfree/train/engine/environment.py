@@ -271,7 +271,7 @@ class Processes:
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all processes, in place."""
         if self.world > 1:
-            with _explained_disconnection(self.world):
+            with explained_disconnection(self.world):
                 dist.all_reduce(tensor, group=self._group if tensor.is_cpu else None)
 
     def average_(self, tensor: Tensor) -> None:
@@ -287,7 +287,7 @@ class Processes:
         if self.launcher is not None and os.getppid() != self.launcher:
             number = max(number, signal.SIGTERM)
         flag = torch.tensor(number)
-        with _explained_disconnection(self.world):
+        with explained_disconnection(self.world):
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return int(flag)
 
@@ -296,7 +296,7 @@ class Processes:
         if self.world == 1:
             return value
         values = [value]
-        with _explained_disconnection(self.world):
+        with explained_disconnection(self.world):
             dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
@@ -308,7 +308,7 @@ class Processes:
             by_type.setdefault(tensor.dtype, []).append(tensor)
         for found in by_type.values():
             whole = torch.cat([tensor.flatten() for tensor in found])  # one message instead of thousands
-            with _explained_disconnection(self.world):
+            with explained_disconnection(self.world):
                 dist.broadcast(whole, src=0)
             for tensor, part in zip(found, whole.split([tensor.numel() for tensor in found]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
@@ -331,7 +331,7 @@ class Processes:
         except (ValueError, OSError) as raised:  # errors that one sentence explains; any other ends the process
             error = raised
         texts: list[str | None] = [None] * self.world
-        with _explained_disconnection(self.world):
+        with explained_disconnection(self.world):
             dist.all_gather_object(texts, None if error is None else str(error), group=self._group)
         failed = [rank for rank, text in enumerate(texts) if text is not None]
         if failed:
@@ -341,7 +341,7 @@ class Processes:
     def barrier(self) -> None:
         """Wait until all processes are here."""
         if self.world > 1:
-            with _explained_disconnection(self.world):
+            with explained_disconnection(self.world):
                 dist.barrier(group=self._group)
 
 
@@ -368,7 +368,7 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
                 f"expected {world} processes to train together, as WORLD_SIZE says, but they could not meet: {reason}; "
                 "start them with torchrun"
             ) from error
-    with _explained_disconnection(world):
+    with explained_disconnection(world):
         host = dist.new_group(backend="gloo")
         impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=_HUNG_SECONDS))
     try:
@@ -382,7 +382,7 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
 
 
 @contextmanager
-def _explained_disconnection(world: int) -> Iterator[None]:
+def explained_disconnection(world: int) -> Iterator[None]:
     """Explain in one sentence that another process ended."""
     try:
         yield

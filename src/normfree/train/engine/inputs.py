@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -38,6 +39,20 @@ def image_sums(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) 
     loss = F.cross_entropy(logits, labels, reduction="sum").double()
     hits = (logits.argmax(1) == labels).sum().double()
     return torch.stack((loss, hits, loss.new_tensor(len(labels))))
+
+
+@contextmanager
+def explained_worker_end() -> Iterator[None]:
+    """Explain in one sentence that a worker was killed; torch raises its error wherever the main thread is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(
+            "expected the workers that read images to continue, but one of them was killed; free some memory or use "
+            "fewer workers, and resume the run if it has a folder"
+        ) from error
 
 
 class Feed(Protocol):

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from normfree.data import ImageSet
-from normfree.extras import require_package
+from normfree.errors import require_package
 from normfree.models import BaseModel
-from normfree.models.third_party import is_foreign
+from normfree.models.families import is_foreign
 from normfree.nn.devices import device_of, require_memory
 from normfree.nn.model_state import eval_mode
+from normfree.nn.normalizers import sync_batch_norms_, unsync_batch_norms_
 from normfree.nn.overlap import overlap_
 from normfree.nn.residual import reset_precision_
-from normfree.nn.sync_batchnorm import sync_batch_norms_, unsync_batch_norms_
 from normfree.optim import agc_parameters, param_groups
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.plan import ResidualPlan
 from normfree.train.config import DEEP, TrainConfig
 from normfree.train.data import AS_BUILT, as_data, open_data
@@ -37,7 +36,7 @@ from normfree.train.engine.environment import (
     torch_settings,
 )
 from normfree.train.engine.forward import Forward, apply_precision_, forward_of, uncompile_
-from normfree.train.engine.inputs import Data, Score, mean_score, sum_scores
+from normfree.train.engine.inputs import Data, Score, explained_worker_end, mean_score, sum_scores
 from normfree.train.engine.stages import StageChoice, choose_stages, every_module
 from normfree.train.engine.step import StepSettings, TrainStep
 from normfree.train.run.run_folder import RunFolder
@@ -175,6 +174,7 @@ def open_run(
         require_package("tensorboard", "tensorboard=true")
     with ExitStack() as stack:
         stack.enter_context(_explained_shortage(config))
+        stack.enter_context(explained_worker_end())
         processes = stack.enter_context(join_processes(device))
         stop = stack.enter_context(Stop())
         stop.at_once = True  # nothing is to be saved before training begins

@@ -21,8 +21,7 @@ from normfree.data.images.image_set import ImageBatch
 from normfree.nn.overlap import overlapping
 from normfree.nn.scalars import with_dimension
 from normfree.optim.clipping import clip_adaptively_, clip_by_norm_
-from normfree.optim.master_weights import MasterWeights
-from normfree.optim.update_rules import UpdateRule
+from normfree.optim.master_weights import MasterWeights, UpdateRule
 from normfree.train.engine.forward import Forward
 from normfree.train.engine.inputs import Feed, Loss, ShapedFeed
 from normfree.train.engine.stages import Stage

@@ -25,16 +25,17 @@ from normfree.conversion.saving import (
 from normfree.data.text.prepared_folder import VOCABULARY
 from normfree.data.text.vocabulary import Vocabulary
 from normfree.models import build, find_family
-from normfree.models.third_party import is_foreign, require_trusted
+from normfree.models.families import is_foreign
+from normfree.models.third_party import require_trusted
 from normfree.models.weight_files import SizeLimit
 from normfree.nn.devices import device_of
-from normfree.nn.embedding import random_words
 from normfree.nn.scalars import with_dimension
+from normfree.nn.sequence import random_words
 from normfree.train.config import MAY_CHANGE, TrainConfig
 from normfree.train.data import is_text, open_data, require_same_data, with_data_dir
 from normfree.train.engine.environment import Processes
 from normfree.train.engine.forward import apply_precision_
-from normfree.train.engine.inputs import Data, Score, score
+from normfree.train.engine.inputs import Data, Score, explained_worker_end, score
 from normfree.train.run import checkpoint
 from normfree.train.run.run_folder import RunFolder
 from normfree.train.text.generation import Bleu
@@ -260,7 +261,8 @@ def evaluate(
     inputs = data.inputs(config, device=place, dtype=dtype, processes=Processes())
     if inputs.test is None:
         raise ValueError(f"expected a test split in '{config.data}', found none; prepare the data with one")
-    return score(model, _counted(inputs.test(), progress), inputs.sums)
+    with explained_worker_end():
+        return score(model, _counted(inputs.test(), progress), inputs.sums)
 
 
 def _counted(batches: Iterable[Any], progress: Callable[[int], None] | None) -> Iterator[Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from normfree.extras import missing_package
-from normfree.report.formatting import duration, percent
-from normfree.report.notebook import notebook_html
+from normfree.errors import missing_package
+from normfree.report.tables import notebook_html
+from normfree.report.terminal import duration, percent
 from normfree.report.training_curves import draw_training_curves
 from normfree.train.config import TrainConfig
 from normfree.train.engine.inputs import Score

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from normfree.checksums import Checksum
+from normfree.train.engine.environment import explained_disconnection
 from normfree.train.run import checkpoint
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -59,7 +60,15 @@ def save_sharded(
 
     Raises:
         ValueError: In all processes, if it cannot be written; earlier checkpoints stay intact.
+        ConnectionError: If another process ended.
     """
+    with explained_disconnection(dist.get_world_size()):
+        return _save(Path(run), model, state, optimizer, keep)
+
+
+def _save(
+    run: Path, model: nn.Module, state: Mapping[str, Any], optimizer: torch.optim.Optimizer | None, keep: int
+) -> Path:
     tensors, plain = _parts(model, optimizer)
     told = False
 
@@ -76,7 +85,7 @@ def save_sharded(
 
     def publish() -> str:
         try:
-            return str(checkpoint.publish(Path(run), {**state, "optimizer": plain}, write, keep=keep))
+            return str(checkpoint.publish(run, {**state, "optimizer": plain}, write, keep=keep))
         finally:
             if not told:
                 _share(None)  # the others do not write either
@@ -99,14 +108,16 @@ def load_sharded_(
 
     Raises:
         ValueError: In all processes, if there is no checkpoint, all are damaged, or the model does not fit.
+        ConnectionError: If another process ended.
     """
-    folder, state = _on_first(lambda: checkpoint.first_intact(run, _verify_shards))
-    tensors, _ = _parts(model, optimizer)
-    _load(tensors, folder)
-    set_model_state_dict(model, _named(tensors, _MODEL))
-    plain = state.pop("optimizer")
-    if optimizer is not None:
-        set_optimizer_state_dict(model, optimizer, {**_named(tensors, _OPTIMIZER), **plain}, options=_FLAT)
+    with explained_disconnection(dist.get_world_size()):
+        folder, state = _on_first(lambda: checkpoint.first_intact(run, _verify_shards))
+        tensors, _ = _parts(model, optimizer)
+        _load(tensors, folder)
+        set_model_state_dict(model, _named(tensors, _MODEL))
+        plain = state.pop("optimizer")
+        if optimizer is not None:
+            set_optimizer_state_dict(model, optimizer, {**_named(tensors, _OPTIMIZER), **plain}, options=_FLAT)
     return state
 
 
@@ -134,7 +145,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
 def _load(tensors: dict[str, Tensor], folder: Path, **options: Any) -> None:
     try:
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), **options)
-    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+    except (CheckpointException, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(f"expected the model that was saved in '{folder}', got another: {reason}") from error
 

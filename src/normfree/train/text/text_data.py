@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normfree.data.text.prepared_folder import VOCABULARY, Prepared, open_prepared
-from normfree.data.text.text_batches import TextBatches
 from normfree.data.text.token_batches import TokenBatches
+from normfree.data.text.tokens import TextBatches
 from normfree.files import explain_os_errors, write_bytes
 from normfree.methods import get
 from normfree.models import build
 from normfree.models.transformer import Transformer
-from normfree.nn.embedding import PAD
 from normfree.nn.model_state import eval_mode
+from normfree.nn.sequence import PAD
 from normfree.plan import ResidualPlan
 from normfree.train.config import TrainConfig
 from normfree.train.data import PAIRS, TEXT

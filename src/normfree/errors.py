@@ -1,4 +1,4 @@
-"""Optional packages: the extra that installs each of them, and the message for one that is not installed.
+"""Error messages that several parts share: an unknown name, and an optional package that is not installed.
 
 try:
     import scipy
@@ -8,8 +8,12 @@ except ImportError as error:
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from importlib.util import find_spec
 
+_FEW, _MANY = 12, 40  # the most names that a message lists next to close matches, and without
+# The optional packages, by the extra that installs them.
 EXTRAS = {
     "plots": ("matplotlib", "jinja2"),
     "data": ("pillow", "scipy"),
@@ -50,3 +54,24 @@ def install_command(extra: str) -> str:
     It installs from a clone, since normfree is on no package index.
     """
     return f"in a clone of normfree, run: pip install '.[{extra}]'"
+
+
+def unknown_name(what: str, got: str, known: Iterable[str], where: str = "") -> ValueError:
+    """Return the error for an unknown name, with the closest known names, or all if they are few or none is close.
+
+    >>> print(unknown_name("colour", "gren", ["red", "green", "blue"]))
+    unknown colour 'gren'; did you mean 'green' or 'red'? expected one of: red, green, blue
+
+    Args:
+        what: The kind of name.
+        got: The unknown name.
+        known: The known names.
+        where: A text after the name, such as " in 'setup.toml'".
+    """
+    known = list(known)
+    close = difflib.get_close_matches(got, known, n=3, cutoff=0.5)
+    parts = [f"did you mean {' or '.join(map(repr, close))}?"] if close else []
+    if len(known) <= _FEW or not close:
+        rest = f", … ({len(known)} in all)" if len(known) > _MANY else ""
+        parts.append(f"expected one of: {', '.join(known[:_MANY]) or 'none'}{rest}")
+    return ValueError(f"unknown {what} '{got}'{where}; {' '.join(parts)}")

@@ -1,4 +1,4 @@
-"""Blocks of text predict every token once, in an order of seed and epoch."""
+"""Tokenized sentences survive being joined into one row, and packed; blocks of text predict every token once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,64 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normfree.data.counter_rng import epoch_order
-from normfree.data.text.text_batches import TextBatches
-from normfree.data.text.token_pairs import TokenLines
-from normfree.nn.embedding import END, PAD, START
+from normfree.data.text.tokens import TextBatches, TokenLines, TokenPairs, pack_lines, unpack_lines
+from normfree.nn.sequence import END, PAD, START
 
-LINES = st.lists(st.integers(0, 6), min_size=1, max_size=12)
+TOKENS = st.lists(st.sampled_from([1, 4, 5, 9000, 2**31 - 1]), max_size=6)
+LINES = st.lists(TOKENS, max_size=8)
+SIDES = ("source", "target")
+
+
+def packed(pairs: list[tuple[list[int], list[int]]]) -> bytes:
+    """The content of a file of pairs."""
+    made = TokenPairs.of(pairs)
+    return pack_lines({"source": made.source, "target": made.target})
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines=LINES)
+def test_lines_come_back_as_they_were(lines: list[list[int]]) -> None:
+    made = TokenLines.of(lines)
+    assert [made[i] for i in range(len(made))] == lines == list(made)
+    assert made.lengths.tolist() == [len(line) for line in lines]
+    assert made.stream().tolist() == [token for line in lines for token in [*line, END]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.lists(st.tuples(TOKENS, TOKENS), max_size=6))
+def test_pairs_survive_packing(pairs: list[tuple[list[int], list[int]]]) -> None:
+    read = TokenPairs(*unpack_lines(packed(pairs), SIDES, "a.safetensors"))
+    assert [read[i] for i in range(len(read))] == pairs
+
+
+@pytest.mark.parametrize("special", [-1, 0, 2, 3])
+def test_lines_with_special_tokens_are_refused(special: int) -> None:
+    with pytest.raises(ValueError, match="PAD, START, END"):
+        TokenLines.of([[5, special]])
+
+
+def test_lines_that_do_not_fit_are_refused() -> None:
+    ids, offsets = torch.tensor([5, 6], dtype=torch.int32), torch.tensor([0, 1, 2])
+    TokenLines(ids, offsets)
+    for wrong in ([0, 1], [1, 2], [0, 2, 1, 2], []):
+        with pytest.raises(ValueError, match="rise from 0 to 2"):
+            TokenLines(ids, torch.tensor(wrong, dtype=torch.int64))
+    with pytest.raises(ValueError, match="int32"):
+        TokenLines(ids.long(), offsets)
+    with pytest.raises(ValueError, match="below 2\\^31"):
+        TokenLines.of([[2**31]])
+    with pytest.raises(ValueError, match="each of 1 sentences, got 2"):
+        TokenPairs(TokenLines.of([[5]]), TokenLines.of([[5], [6]]))
+
+
+def test_something_else_is_refused_by_name() -> None:
+    content = packed([([5, 6], [7])])
+    for wrong in (b"", b"text", content[:-1], content[: len(content) // 2]):
+        with pytest.raises(ValueError, match=r"source and target in 'a\.safetensors', got something else"):
+            unpack_lines(wrong, SIDES, "a.safetensors")
+
+
+LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
 
 def lines_of(lengths: list[int]) -> list[list[int]]:
@@ -22,7 +75,9 @@ def lines_of(lengths: list[int]) -> list[list[int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=LINES, block=st.integers(1, 7), own=st.integers(1, 3), world=st.integers(1, 2), epoch=st.integers(0, 2))
+@given(
+    lengths=LENGTHS, block=st.integers(1, 7), own=st.integers(1, 3), world=st.integers(1, 2), epoch=st.integers(0, 2)
+)
 def test_batches_equal_those_made_slowly(lengths: list[int], block: int, own: int, world: int, epoch: int) -> None:
     lines = lines_of(lengths)
     text = [token for line in lines for token in [*line, END]]
@@ -52,7 +107,7 @@ def test_batches_equal_those_made_slowly(lengths: list[int], block: int, own: in
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths=LINES, block=st.integers(1, 7), own=st.integers(1, 3), world=st.integers(1, 2))
+@given(lengths=LENGTHS, block=st.integers(1, 7), own=st.integers(1, 3), world=st.integers(1, 2))
 def test_once_predicts_the_text_once(lengths: list[int], block: int, own: int, world: int) -> None:
     lines = lines_of(lengths)
     text = [token for line in lines for token in [*line, END]]

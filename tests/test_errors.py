@@ -1,4 +1,4 @@
-"""The extras are those of the package, and the message for a missing package names a command that works."""
+"""Error messages: unknown names, and extras, whose message names a command that works."""
 
 import re
 import tomllib
@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from normfree.extras import EXTRAS, missing_package
+from normfree.errors import EXTRAS, missing_package, unknown_name
+
+
+def test_of_very_many_names_some_are_listed() -> None:
+    message = str(unknown_name("model", "x", [f"{i}" for i in range(1000)]))
+    assert message.startswith("unknown model 'x'; expected one of: 0, 1, 2")
+    assert message.endswith("38, 39, … (1000 in all)")
+
+
+def test_close_names_are_suggested_alone_if_the_known_are_many() -> None:
+    message = str(unknown_name("model", "resnet2", [f"resnet{i}" for i in range(20, 40)], where=" in 'a.toml'"))
+    assert message.startswith("unknown model 'resnet2' in 'a.toml'; did you mean 'resnet")
+    assert "expected one of" not in message
+
 
 _PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 _PACKAGES = [(extra, package) for extra, packages in EXTRAS.items() for package in packages]
