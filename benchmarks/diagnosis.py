@@ -4,9 +4,9 @@
     PYTHONPATH=tests/support python benchmarks/diagnosis.py --table results/benchmarks/diagnosis.json
 
 The networks stand in tests/support (broken_networks.py, healthy_networks.py, and further sets of both). Their authors
-had not read the detector, and the authors of later sets had not seen its scores. A third set is taken as soon as its
-files are there: broken_networks_third.py with `THIRD`, a list of `Broken`, and healthy_networks_third.py with
-`HEALTHY_THIRD`, a list of names, and `build_healthy_third(name)`.
+had not read the detector, and the authors of later sets had not seen its scores. A further set is two files,
+such as broken_networks_third.py with `THIRD`, a list of `Broken`, and healthy_networks_third.py with `HEALTHY_THIRD`,
+a list of names, and `build_healthy_third(name)`.
 A case is right if the verdict and the recommendation report a fault, name its place and name its cause. An alarm is a
 finding or an outlier; *drifting* is none, because it fails only at a larger depth. `--keep` adds a score under a name
 and keeps the scores that the file has, so that the first score stays beside later ones.
@@ -37,7 +37,7 @@ from normfree.report.tables import to_markdown
 
 KINDS: dict[str, list[Broken]] = {"reviewed": list(REVIEWED), "unseen": list(UNSEEN)}
 SOUND: dict[str, tuple[list[str], Callable[[str], Subject]]] = {"false alarms": (list(HEALTHY), build_healthy)}
-for number in ("second", "third"):
+for number in ("second", "third", "fourth"):
     if importlib.util.find_spec(f"broken_networks_{number}"):
         cases = importlib.import_module(f"broken_networks_{number}")
         KINDS[f"{number} set"] = list(getattr(cases, number.upper()))

@@ -247,7 +247,7 @@ def _group_size(node: Any) -> int:
 
 
 def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[str]:
-    """The plain attributes of modules that hold these parameters; the model itself if none does."""
+    """The plain attributes of modules that hold these parameters, or layers with them."""
     found = []
     for prefix, module in modules.items():
         for name, value in vars(module).items():
@@ -255,7 +255,7 @@ def _owners_of(parameters: set[int], modules: Mapping[str, nn.Module]) -> list[s
             held = [p for m in inner if isinstance(m, nn.Module) for p in m.parameters()]
             if any(id(p) in parameters for p in (*held, *inner)):
                 found.append(f"{prefix}.{name}" if prefix else name)
-    return found or ["(model)"]
+    return found
 
 
 def _plain_tensors(modules: Mapping[str, nn.Module]) -> dict[int, int]:

@@ -19,7 +19,7 @@ from normfree.diagnostics.findings import SEVERITY, SignalStatus
 from normfree.diagnostics.growth import Direction
 from normfree.diagnostics.layer_signals import layer_table
 from normfree.diagnostics.model_signal import Signal
-from normfree.diagnostics.module_rules import suspect_biases
+from normfree.diagnostics.module_rules import is_last_of_list, suspect_biases
 from normfree.diagnostics.probes import mixing_place
 from normfree.diagnostics.propagation import Loss, propagate
 from normfree.diagnostics.second_look import look_again
@@ -33,7 +33,7 @@ from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
 from normfree.report.plots import write_plot
 from normfree.report.tables import Column, Rating, Table, notebook_html, print_table
-from normfree.report.terminal import compact, sparkline
+from normfree.report.terminal import compact, shorten_names, sparkline
 
 CARD_STATUS: dict[SignalStatus, Rating] = {
     "preserved": "good",
@@ -199,7 +199,7 @@ def summary(*diagnoses: Diagnosis) -> str:
 
 
 def details(diagnosis: Diagnosis) -> list[str]:
-    """Describe the first loss, the dead units and the sizes of updates, one clause each."""
+    """Describe the first loss, frozen and unused layers, dead units and the sizes of updates, one clause each."""
     signal, found = diagnosis.signal, []
     head = signal.head
     if head.classes and signal.plan.classifier and not math.isnan(head.chance_loss):
@@ -209,6 +209,10 @@ def details(diagnosis: Diagnosis) -> list[str]:
             f"first loss {compact(loss)}{'' if known else ' with random labels'}, "
             f"log {head.classes} = {compact(math.log(head.classes))}"
         )
+    if frozen := [layer.name for layer in signal.layers if layer.frozen]:
+        found.append(f"frozen: {shorten_names(frozen)} ({len(frozen)} of {len(signal.layers)} weight layers)")
+    if unused := [name for name in signal.unused if is_last_of_list(name, signal)]:
+        found.append(f"without a part in the output: {shorten_names(unused)}, the last of a list")
     layers = [layer for layer in signal.layers if layer.units]
     if worst := max(layers, key=lambda layer: layer.dead, default=None):
         share = sum(layer.dead * layer.units for layer in layers) / sum(layer.units for layer in layers)
@@ -273,8 +277,8 @@ def _worst_place(verdict: Verdict) -> str:
     if verdict.dead or verdict.outliers:
         return (*verdict.dead, *(outlier.name for outlier in verdict.outliers))[0]
     measured = [d for d in (verdict.forward, verdict.backward) if d.status != "not measured"]
-    worst = max(measured, key=lambda d: SEVERITY.index(d.status))
-    return worst.worst if verdict.at_least("vanishing") else "–"
+    worst = max(measured, key=lambda d: SEVERITY.index(d.status), default=None)
+    return worst.worst if worst is not None and verdict.at_least("vanishing") else "–"
 
 
 def _cells(direction: Direction, levels: Sequence[float]) -> tuple[str, str, str]:

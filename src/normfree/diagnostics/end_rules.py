@@ -130,11 +130,15 @@ def faults_of_the_head(signal: Signal, *, drifting: bool = False) -> Iterator[Fi
     grown = head.mean_square / power if power > 0 else math.nan
     log_classes = math.log(head.classes) if head.classes else math.nan
     with_loss = not math.isnan(signal.loss)
+    # Any loss can be compared with its own value for zeros, but only a cross-entropy with log C.
+    built_in = signal.graph.loss[:1] in (("NllLoss",), ("NllLoss2D",)) and "float" not in signal.targets.dtype
     chance = signal.zero_loss if "NllLoss" in signal.graph.loss and signal.zero_loss > 0 else log_classes
     limit = DRIFTED_LOSS * chance + 2 if drifting else FIRST_LOSS * chance + 5
-    first_loss = signal.loss if with_loss else head.chance_loss if classifier else math.nan
-    if "BinaryCrossEntropyWithLogits" in signal.graph.loss and signal.zero_loss > 0:
-        limit = ZERO_LOSS * signal.zero_loss
+    first_loss = head.chance_loss if classifier and not with_loss else math.nan
+    if built_in:
+        first_loss = signal.loss
+    elif "BinaryCrossEntropyWithLogits" in signal.graph.loss and signal.zero_loss > 0:
+        first_loss, limit = signal.loss, ZERO_LOSS * signal.zero_loss
     zero = {layer.name for layer in signal.layers if layer.weight_norm == 0}
     if head.probabilities and with_loss and head.classes:
         yield finding("softmax before the loss", "the output")
@@ -157,10 +161,10 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
     chance = f"with zeros it is {compact(signal.zero_loss)}"
     if not binary:
         chance = f"by chance it is log {head.classes} = {compact(log_classes)}"
-    numbers = f"the first loss is {compact(first_loss)}, {chance}"
+    numbers = "" if math.isnan(first_loss) else f"the first loss is {compact(first_loss)}, {chance}"
     sure = f"; the softmax is saturated ({head.confidence:.3f} for the likeliest class)" * (head.confidence > 0.9)
     large = f"; the output is ×{compact(math.sqrt(grown))} as large as the signal there" * (grown >= OUTPUT_LARGE)
-    text = f"{numbers}{sure}{large}" if head.classes else large.removeprefix("; ")
+    text = f"{numbers}{sure}{large}" if numbers and head.classes else large.removeprefix("; ")
     status: SignalStatus = "exploding" if grown >= OUTPUT_LARGE else "faulty"
     if binary and max((s.value for s in signal.biases if s.place in classifier), default=0.0) > 1:
         return finding("prior of the wrong sign", place, status, text=text, names=names)
@@ -173,7 +177,9 @@ def _large_output(signal: Signal, grown: float, first_loss: float, log_classes: 
         remedy = f"look at {layer.name}: its weights or its scale are too large; {numbers}{sure}"
         words = {"block": "layer", "large": "large"}
         return finding("{block} too {large}", layer.name, status, text=text, remedy=remedy, **words)
-    return finding(cause, place, status, text=text, names=names, why=f"; {numbers}{sure}" if head.classes else "")
+    return finding(
+        cause, place, status, text=text, names=names, why=f"; {numbers}{sure}" if numbers and head.classes else ""
+    )
 
 
 LAYER_GAIN = NOTICEABLE**2  # second moment of an output over that of the input; He's initialization has 2

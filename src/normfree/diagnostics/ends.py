@@ -58,7 +58,9 @@ def output_facts(output: Tensor, targets: Any = None) -> OutputFacts:
     """Measure a model's output; `targets` tell which dimension the classes of a sequence have."""
     z = output.detach()
     if z.dim() < 2 or not z.numel():
-        return OutputFacts(mean_square=float(z.float().square().mean()) if z.numel() else math.nan)
+        square = float(z.float().square().mean()) if z.numel() else math.nan
+        spread = float(z.double().var(correction=0)) if z.numel() > 1 else math.nan
+        return OutputFacts(mean_square=square, variation=spread / square if square > 0 else math.nan)
     z = z[: max(2, MOST_VALUES // max(1, z[0].numel()))].float()
     last = z.dim() == 3 and not (isinstance(targets, Tensor) and targets.shape == (len(output), *output.shape[2:]))
     logits = z if last or z.dim() == 2 else z.movedim(1, -1)

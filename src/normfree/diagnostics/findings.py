@@ -44,10 +44,10 @@ embedding too large | faulty | root mean square above 10
 normalizer of one value | vanishing | a group or layer norm whose groups hold one value
   {place} normalizes groups of one value
   look at {place}: a group of one value is normalized to zero; use fewer groups or a larger input
-zero weights | vanishing | all weights of a layer outside of branches are zero
+zero weights | vanishing | all weights of a layer outside of branches are zero, and get no gradient or let nothing pass
   all weights of {place} are zero
   look at {place}: its weights are all zero, so nothing passes through it; initialize it
-frozen weights | faulty | frozen behind layers that learn, if most layers learn
+frozen weights | faulty | between layers of the same name, but for numbers, most of which learn
   {names} {verb} no gradient, while earlier layers learn
   look at {names}: the weights are frozen (requires_grad is False)
 nothing learns | faulty | no parameter that requires a gradient gets one, although frozen ones would
@@ -93,11 +93,11 @@ tiny scale | vanishing | a vector of scales below 1e-7, but not zero
   {names} {verb} below 1e-7, but not zero
   look at {names}: layer scales below the rounding of float32 leave their branches a gradient that is too small; start
   at 1e-6 or more, or at exactly 0
-weights not registered | faulty | layers in a plain list, or a plain tensor as a weight
+weights not registered | faulty | an attribute holds layers in a plain list, or a plain tensor as a weight
   the weights in {names} are not parameters of the model
   look at {names}: plain tensors, and layers in a plain list or dictionary, are not found by parameters(), so that they
   never learn and are not saved; use nn.Parameter, nn.ModuleList or nn.ModuleDict
-unused module | faulty | no part in the output although modules like it have one
+unused module | faulty | no part in the output although modules like it have one; the last of a list may run in vain
   {names} {verb} never used
   look at {names}: the forward pass does not call it, or ignores its output, so that it never learns
 
@@ -239,7 +239,7 @@ classifier scale | faulty | the first loss is high, and the output 10 times as l
   {text}
   look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a
   scale behind it{why}
-first loss | faulty | above 4 log C + 5 (with random labels if there are no targets)
+first loss | faulty | cross-entropy above 4 log C + 5 (with random labels if there are no targets)
   {text}
   look at the layers between the last block and the output: the logits are too large, by the weights of {names} or a
   scale behind it{why}

@@ -19,6 +19,7 @@ LARGE = 1e3  # a change that fails with any factor; residual networks with 1e4 d
 # more slowly. GoogLeNet and RepVGG have 1.6e3 and 4e3. MLPs with batch norm trained with 5e3 (24 layers), and hardly
 # with 5e5 (36 layers).
 LARGE_NORMALIZED = 1e5  # a growth of the gradient that fails in spite of normalizers
+LARGE_WITH_SUMS = 1e8  # the same with residual sums; ConvMixer (768 channels, 32 blocks) has 1.4e7 and trains
 FAST = 1.5  # a factor per block that matters after a few blocks; He without normalization has 2
 # Batch norm with ReLU multiplies the squared gradient by π / (π - 1) = 1.47 per layer (mean-field theory), a sum with a
 # shortcut by a factor that approaches 1 with depth. The limit is halfway on the log scale.
@@ -84,10 +85,11 @@ def judge_direction(
     The growth inside a stage is a Theil–Sen fit of the log variance, so that one outlier does not count. The signal is
     *growing* if a power of the depth fits clearly better than an exponential. It is *exploding* if it changes a
     thousandfold, inside all stages together or from end to end, or tenfold from end to end with a factor of at least
-    1.5 per block (measured in a stage of three or more), and *vanishing* by the inverse numbers. From end to end, the
+    1.5 per block (measured in a stage of three or more; not for the steps of one layer, whose number is all that
+    counts), and *vanishing* by the inverse numbers. From end to end, the
     jump between two stages counts at most tenfold. An exponential change inside stages that does neither, but would at
     twice the depth, is *drifting*. A network without residual sums tolerates a decay to 1e-4 (`plain`), and one with
-    normalizers a gradient that grows to 1e5 (`normalized`).
+    normalizers a gradient that grows to 1e5, or to 1e8 with residual sums (`normalized`).
 
     Sums inside the branch of another sum are a stream of their own. A branch that starts small has a small gradient,
     which says nothing about depth, so that streams are not compared with each other. The worst stream counts.
@@ -122,10 +124,12 @@ def _judge_stream(points: Sequence[DepthPoint], backward: bool, plain: bool, nor
     growth, decay = max(inside, ends_of_stages), min(inside, ends_of_stages)
     # One step per stage cannot show a trend; with batch norm it is 2.
     measured = max(map(stages.count, stages)) > 2
-    fast = slope if measured else 0.0
+    tied = len(points) > 1 and len({p.name.partition("#")[0] for p in points}) == 1  # the steps of one layer
+    fast = slope if measured and not tied else 0.0
     tolerant = backward and normalized
-    large = math.log(LARGE_NORMALIZED if tolerant else LARGE)
-    forgets = slope > math.log(FORGETS) and len(points) > 1 and len({p.name.partition("#")[0] for p in points}) == 1
+    normalized_limit = LARGE_NORMALIZED if plain else LARGE_WITH_SUMS
+    large = math.log(normalized_limit if tolerant else LARGE)
+    forgets = tied and slope > math.log(FORGETS)
     small = -math.log(PLAIN_SMALL) if plain else math.log(LARGE)
     fast_growth = not tolerant and fast >= math.log(FAST) and ends_of_stages >= math.log(NOTICEABLE)
     fast_decay = not plain and fast <= -math.log(FAST) and ends_of_stages <= -math.log(NOTICEABLE)

@@ -42,7 +42,8 @@ class SumSignal:
 
     `learns` is true if any weight or multiplier of the branch got a gradient other than zero, or if the branch has
     none. `around` is the name of the sum whose branch contains this one. In a network without sums, `layer` is true and
-    `sum` is the output of a weight layer; there is no branch and no shortcut.
+    `sum` is the output of a weight layer; there is no branch and no shortcut. `shape` is the shape of the sum.
+    `normalized`: whether a layer was measured behind its normalizer.
     """
 
     name: str
@@ -57,6 +58,8 @@ class SumSignal:
     learns: bool = True
     around: str | None = None
     layer: bool = False
+    shape: tuple[int, ...] = ()
+    normalized: bool = False
 
     @property
     def level(self) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
+from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
 from normfree.diagnostics.findings import Finding, finding
-from normfree.diagnostics.model_signal import ModuleFact, Signal, name_pattern
+from normfree.diagnostics.model_signal import LayerSignal, ModuleFact, Signal, name_pattern
 from normfree.plan import Branch
 
 SIMILAR = 4  # number of similar blocks that tell what is usual
@@ -19,8 +21,17 @@ def unused_modules(signal: Signal) -> Iterator[Finding]:
     """Modules that take no part in the output although others like them do, and weights that no optimizer gets."""
     if names := signal.graph.unregistered:
         yield finding("weights not registered", names[0], names=names)
-    if names := signal.unused:
-        yield finding("unused module", names[0], names=names, verb="are" if len(names) > 1 else "is")
+    if unused := [name for name in signal.unused if not is_last_of_list(name, signal)]:
+        yield finding("unused module", unused[0], names=unused, verb="are" if len(unused) > 1 else "is")
+
+
+def is_last_of_list(name: str, signal: Signal) -> bool:
+    """Whether a module runs and is the last one of a list, so that nothing of the list would read its output."""
+    parent, _, number = name.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    numbers = {f.name.removeprefix(prefix).partition(".")[0] for f in signal.modules if f.name.startswith(prefix)}
+    last = number.isdigit() and int(number) > 0 and not any(n.isdigit() and int(n) > int(number) for n in numbers)
+    return last and any(f"{layer.name}.".startswith(f"{name}.") for layer in signal.layers)
 
 
 def nothing_learns(signal: Signal) -> Iterator[Finding]:
@@ -76,11 +87,8 @@ def faulty_weights(signal: Signal) -> Iterator[Finding]:
         yield finding("normalizer of one value", name)
     if name := zero_layer(signal):
         yield finding("zero weights", name)
-    # A frozen backbone, or most layers with adapters, are meant.
-    first = next((i for i, layer in enumerate(signal.layers) if not layer.frozen), 0)
-    late = [layer.name for layer in signal.layers[first:] if layer.frozen]
-    if late and 2 * sum(layer.frozen for layer in signal.layers) < len(signal.layers):
-        yield finding("frozen weights", late[0], names=late, verb="require" if len(late) > 1 else "requires")
+    if names := _frozen_among_others(signal):
+        yield finding("frozen weights", names[0], names=names, verb="require" if len(names) > 1 else "requires")
     last = {layer.name for layer in signal.plan.classifier}
     equal = [
         layer
@@ -92,10 +100,33 @@ def faulty_weights(signal: Signal) -> Iterator[Finding]:
         yield finding("equal filters", names[0], percent=equal[0].equal, names=names)
 
 
+def _frozen_among_others(signal: Signal) -> list[str]:
+    """The frozen layers between layers of the same name, but for numbers, most of which learn.
+
+    All other frozen layers are meant: a backbone, a teacher, a critic, or the layers under adapters.
+    """
+    alike: defaultdict[str, list[LayerSignal]] = defaultdict(list)
+    for layer in signal.layers:
+        alike[name_pattern(layer.name)].append(layer)
+    found = []
+    for layers in alike.values():
+        learning = [i for i, layer in enumerate(layers) if not layer.frozen]
+        if len(layers) >= SIMILAR and 2 * len(learning) > len(layers):
+            found += [layer.name for layer in layers[learning[0] : learning[-1]] if layer.frozen]
+    return found
+
+
 def zero_layer(signal: Signal) -> str:
-    """The first layer outside of branches, but for the classifier, whose weights are all zero; '' if none."""
-    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)}
+    """The first layer outside of branches, but for the classifier, whose weights are zero and stay so; '' if none."""
+    outside = {layer.name for layer in (*signal.plan.stem, *signal.plan.body)} - zero_starts(signal)
     return next((layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.name in outside), "")
+
+
+def zero_starts(signal: Signal) -> set[str]:
+    """The layers whose weights are zero, but get a gradient, in a network whose output varies without them."""
+    if signal.unmeasured or not signal.head.variation > CONSTANT_OUTPUT:
+        return set()
+    return {layer.name for layer in signal.layers if layer.weight_norm == 0 and layer.gradient_norm > 0}
 
 
 def missing_activations(signal: Signal) -> Iterator[Finding]:
@@ -126,10 +157,14 @@ def missing_activations(signal: Signal) -> Iterator[Finding]:
     for b in signal.plan.branches:
         alike[name_pattern(b.name), tuple(name_pattern(layer.name) for layer in b.layers), b.depth].append(b)
     for branches in alike.values():
-        for same in zip(*(b.layers for b in branches), strict=True):
+        # The first block of a list reads what stands before the list.
+        first = {branches[0].name, *(b.name for b in branches if re.search(r"\b0\b", b.name))}
+        entries = {layer.name for b in branches if b.name in first for layer in b.entries}
+        for every in zip(*(b.layers for b in branches), strict=True):
+            same = [layer for layer in every if layer.name not in entries]
             without = [layer.name for layer in same if not layer.activated_in]
             others = len(same) - len(without)
-            if without and len(same) >= SIMILAR and others >= MOST * len(same):
+            if without and len(every) >= SIMILAR and others >= MOST * len(same):
                 yield finding("forgotten activation", without[0], names=without, others=others)
                 return
 

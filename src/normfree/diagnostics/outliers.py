@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
@@ -165,7 +166,7 @@ def _outlying_branches(signal: Signal) -> list[Outlier]:
     """
     alike: defaultdict[object, list[SumSignal]] = defaultdict(list)
     for s, kind in zip(signal.sums, _kinds(signal), strict=True):
-        alike[kind[:4]].append(s)  # with any shortcut
+        alike[kind[:5]].append(s)  # with any shortcut
     found = []
     for sums in alike.values():
         variances = [s.branch.variance for s in sums]
@@ -185,12 +186,24 @@ def _kinds(signal: Signal) -> list[tuple[object, ...]]:
     """The kind of each block; only blocks of one kind are compared, such as attentions in a Transformer."""
     branches = signal.plan.branches
     if signal.plain:
-        return [()] * len(signal.sums)
+        return [(s.normalized,) for s in signal.sums]  # a normalizer undoes the scale of its layer
     if len(branches) != len(signal.sums):
         return [(name_pattern(s.name),) for s in signal.sums]
+    alternate = shapes_alternate(signal)
+    shapes = [s.shape if alternate else () for s in signal.sums]
     return [
-        (name_pattern(b.name), b.depth, len(b.layers), len(b.entries), b.shortcut, b.around is None) for b in branches
+        (name_pattern(b.name), b.depth, len(b.layers), len(b.entries), shape, b.shortcut, b.around is None)
+        for b, shape in zip(branches, shapes, strict=True)
     ]
+
+
+MANY_RETURNS = 3  # to an earlier shape; a U-Net returns to each of its shapes once
+
+
+def shapes_alternate(signal: Signal) -> bool:
+    """Whether sums of different shapes take turns, as in two towers; they are not compared with each other."""
+    shapes = [shape for shape, _ in groupby(s.shape for s in signal.sums)]
+    return not signal.plain and len(shapes) - len(set(shapes)) >= MANY_RETURNS
 
 
 def _block_factors(sums: Sequence[SumSignal], kinds: Sequence[object], *, backward: bool) -> dict[int, _BlockFactor]:

@@ -152,7 +152,7 @@ def propagate(
         layers,
         injected,
         math.nan if value is None else float(value),
-        plan,
+        observer.plan,
         output=head.mean_square,
         missing_sums=tuple(missing.skipped),
         constant_sums=tuple(missing.constant),

@@ -18,7 +18,7 @@ from normfree.diagnostics.end_rules import CONSTANT_OUTPUT
 from normfree.diagnostics.findings import Finding, finding
 from normfree.diagnostics.growth import LARGE, NOTICEABLE, Direction
 from normfree.diagnostics.model_signal import Signal, Spot, Stats, SumSignal, name_pattern
-from normfree.diagnostics.module_rules import SIMILAR, zero_layer
+from normfree.diagnostics.module_rules import SIMILAR, zero_layer, zero_starts
 from normfree.report.terminal import shorten_names
 
 
@@ -195,6 +195,8 @@ def small_branches(signal: Signal) -> Iterator[Finding]:
 def silent(signal: Signal, forward: Direction) -> Iterator[Finding]:
     """A place from which on the signal is exactly zero."""
     broken = forward.broken_at if forward.sudden and forward.status == "vanishing" else ""
+    if signal.origin in zero_starts(signal):
+        return
     if zero_layer(signal) or signal.unmeasured or not (broken or (signal.origin and not forward.broken_at)):
         return
     names = [s.name for s in signal.sums]
@@ -229,10 +231,11 @@ def gradient_cut(signal: Signal, forward: Direction, backward: Direction) -> Ite
     if signal.loss_cut:
         yield finding("loss without a gradient", "the output")
         return
-    if signal.cut and not place:
-        text = f"{signal.cut[-1]} changes the output, but gets no gradient"
+    frozen = {layer.name for layer in signal.layers if layer.frozen}
+    if (cut := [name for name in signal.cut if name not in frozen]) and not place:
+        text = f"{cut[-1]} changes the output, but gets no gradient"
         also = ", or a mask of zeros (all padding) does, so that it does not learn"
-        yield finding("gradient cut", signal.cut[-1], text=text, spot=f"behind {signal.cut[-1]}", also=also)
+        yield finding("gradient cut", cut[-1], text=text, spot=f"behind {cut[-1]}", also=also)
     if not place or not backward.sudden or forward.broken_at:
         return
     names = [s.name for s in signal.sums]

@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from normfree.diagnostics.model_signal import Stats, SumSignal
 from normfree.diagnostics.moments import ChannelMoments, channel_dim, channel_moments, reduce_batch, to_stats
 from normfree.diagnostics.places import place_names
 from normfree.graph.observer import FunctionCall, Observer, operands_of
+from normfree.nn.model_state import whole
 from normfree.nn.normalizers import NORM_TYPES
 from normfree.nn.residual import Residual
 from normfree.nn.weight_layers import WEIGHT_LAYERS
@@ -76,6 +78,10 @@ class SumObserver(Observer):
         self._moments: dict[SumPart, ChannelMoments] = {}
         self._waiting_bytes = 0
         self._awaited: set[SumPart] = set()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._normalized: set[str] = set()
+        self._without_gradient: list[Branch] = []
+        self._trained = {n for n, m in modules.items() if any(p.requires_grad for p in m.parameters())}
         self._latest_layer: list[tuple[Branch, Tensor]] = []
         self._hooked_parts: dict[SumPart, list[SumPart]] = {}
         self._recent: deque[_MeasuredTensor] = deque(maxlen=3)
@@ -116,7 +122,11 @@ class SumObserver(Observer):
         hidden |= {name: Layer(name) for name, m in self.modules.items() if isinstance(m, RECURRENT)}
         last = {layer.name for layer in self.plan.classifier}
         if not hidden and not last:  # no layer reads the input
-            hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)}
+            hidden = {name: Layer(name) for name, m in self.modules.items() if isinstance(m, WEIGHT_LAYERS)} or {
+                name: Layer(name)
+                for name, m in self.modules.items()
+                if isinstance(m, nn.Embedding | nn.EmbeddingBag) and bool(whole(m.weight.detach()).any())
+            }
         layers = {name: layer for name, layer in hidden.items() if name in self.modules and name not in last}
         calls = Counter[str]()
         latest = self._latest_layer
@@ -128,6 +138,7 @@ class SumObserver(Observer):
                 if part in self._hooked_parts:
                     self._hooked_parts[part].remove(part)
                 self._measure(point, "sum", out)
+                self._normalized.add(point.name)
 
         def hook(name: str) -> Callable[..., None]:
             def measure(_m: nn.Module, _a: Any, out: Any) -> None:
@@ -196,6 +207,8 @@ class SumObserver(Observer):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return
         self.half = self.half or tensor.dtype is torch.float16
+        if part == "sum":
+            self._shapes[branch.name] = tuple(tensor.shape)
         channels = self._channels[branch.name].of(tensor)
         if tensor.dim() > 1 and tensor.numel() == tensor.shape[channels]:
             raise ValueError(
@@ -207,8 +220,7 @@ class SumObserver(Observer):
         gradient_part = (branch.name, part + "_gradient")
         if not tensor.requires_grad:
             if part == "sum":
-                if self.plan.branches:
-                    self._require_gradient(branch)
+                self._without_gradient += [branch] if self.plan.branches else []
                 self._awaited.add(gradient_part)  # a gradient that never arrives counts as 0
             return
         self._awaited.add(gradient_part)
@@ -245,15 +257,6 @@ class SumObserver(Observer):
             reduce_batch(self._moments.values())
             self._waiting_bytes = 0
 
-    def _require_gradient(self, branch: Branch) -> None:
-        """Refuse a sum that no gradient can reach although its branch has parameters that require one."""
-        layers = [self.modules[layer.name] for layer in branch.layers if layer.name in self.modules]
-        if any(p.requires_grad for module in layers for p in module.parameters()):
-            raise ValueError(
-                f"expected a gradient at '{self._labels[branch.name]}', got a forward pass that keeps none; turn "
-                "gradient checkpointing off, and take torch.no_grad out of the forward pass"
-            )
-
     def are_zero(self, branches: Iterable[str]) -> bool:
         """Whether the output of each of these branches was exactly zero."""
         measured = [self._moments.get((name, "branch")) for name in branches]
@@ -265,7 +268,25 @@ class SumObserver(Observer):
             self._points.remove(self._latest_layer[0][0])
 
     def require_points(self) -> None:
-        """Refuse a forward pass in which nothing was measured."""
+        """Refuse a forward pass in which nothing was measured, or no gradient can reach a branch that could learn.
+
+        A sum without a gradient is left out if its layers are frozen, or if they take another step with a gradient, as
+        at a fixed point.
+        """
+        left_out = {b.name for b in self._without_gradient}
+        kept = [b for b in self._points if b.name not in left_out]
+        learning = {layer.name for b in kept for layer in b.layers}
+        for b in self._without_gradient:
+            names = [layer.name for layer in b.layers if layer.name in self.modules]
+            if not names or not (kept or self._trained.intersection(names)):
+                continue
+            if not learning.issuperset(names) and self._trained.intersection(names):
+                raise ValueError(
+                    f"expected a gradient at '{self._labels[b.name]}', got a forward pass that keeps none; turn "
+                    "gradient checkpointing off, and take torch.no_grad out of the forward pass"
+                )
+            self._points.remove(b)
+            self.plan = replace(self.plan, branches=tuple(self._points))
         if not self._points:
             raise ValueError(
                 "expected a network with residual sums or weight layers that are modules, got a forward pass through "
@@ -301,6 +322,8 @@ class SumObserver(Observer):
                 learns=b.name in alive or not b.layers or not self.plan.branches,
                 around=None if b.around is None else self._labels.get(b.around),
                 layer=not self.plan.branches,
+                shape=self._shapes[b.name],
+                normalized=b.name in self._normalized,
                 **{name: stats(b, name) for name in names},
             )
             for b in self._points

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from normfree.diagnostics import end_rules, growth_rules, module_rules, rules
 from normfree.diagnostics.findings import SEVERITY, Finding, SignalStatus
 from normfree.diagnostics.growth import HARMLESS, LARGE, NOTICEABLE, DepthPoint, Direction, judge_direction
 from normfree.diagnostics.model_signal import Signal, SumSignal
-from normfree.diagnostics.outliers import Outlier, find_outliers, without_outliers
+from normfree.diagnostics.outliers import Outlier, find_outliers, shapes_alternate, without_outliers
 from normfree.report.terminal import compact, shorten_names
 
 
@@ -106,11 +106,18 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     if signal.unmeasured:
         left_out.update(s.name for s in signal.sums if math.isnan(s.sum_gradient.variance))
     left_out.update(_side_outputs(signal))
+    left_out.update(_meant_to_rest(signal))
+    left_out.update(s.name for s in signal.sums if s.gradient_level == 0 < s.sum_gradient.norm)  # alike in all samples
+    late = module_rules.zero_starts(signal)
+    if late and signal.plain:  # nor has what stands before them a gradient yet
+        left_out.update(s.name for s in signal.sums if s.sum_gradient.norm == 0)
     reached = [s for s in signal.sums if s.name not in left_out]
-    stages = _stages(signal.sums)
     first = rules.before_normalizers(signal)
     streams = _streams(signal)
-    points = [DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums]
+    stages = _stages(signal.sums, streams)
+    points = [
+        DepthPoint(s.name, streams[s.name], stages[s.name], s.level) for s in signal.sums if s.level != 0 or not late
+    ]
     back_points = [
         DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached if s.name != first
     ]
@@ -133,7 +140,8 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
                 for old, new in zip((forward, backward), corrected, strict=True)
             )
     findings = [*local, *growth_rules.strong_outliers(outliers, signal)]
-    worst: SignalStatus = max((d.status for d in (forward, backward) if d.status != "not measured"), key=SEVERITY.index)
+    measured: list[SignalStatus] = [d.status for d in (forward, backward) if d.status != "not measured"]
+    worst: SignalStatus = max(measured, key=SEVERITY.index, default="preserved")
     advice = growth_rules.advice(signal, forward, backward, method, supports)
     if not findings and not outliers and worst not in ("preserved", "growing"):
         findings.append(growth_rules.growth(forward, backward, worst, advice, signal))
@@ -190,17 +198,26 @@ def _local_faults(
 
 
 def _streams(signal: Signal) -> dict[str, str]:
-    """The streams of the sums: those of the branch around them, or the calls of one layer without sums."""
+    """The streams of the sums.
+
+    These are the calls of one layer, else the sums of one branch, and of one shape if shapes alternate. Two towers of
+    different resolution, or words and their letters, do so.
+    """
     calls = Counter(growth_rules.module(s.name) for s in signal.sums)
     often = {name for name, count in calls.items() if name and count >= growth_rules.MANY_CALLS}
-    modules = {s.name: growth_rules.module(s.name) for s in signal.sums}
-    return {s.name: modules[s.name] if modules[s.name] in often else s.around or "" for s in signal.sums}
+    alternate = shapes_alternate(signal)
+    found: dict[str, str] = {}
+    for s in signal.sums:
+        module = growth_rules.module(s.name)
+        own = f"{s.around or ''} {s.shape}" if alternate else s.around or ""
+        found[s.name] = module if module in often else own
+    return found
 
 
-def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
+def _stages(sums: Sequence[SumSignal], streams: Mapping[str, str]) -> dict[str, int]:
     """Number the stages of the sums: those of the plan, and a new one where another list of blocks begins.
 
-    Two sums belong to the same list if their names agree up to the first number.
+    Two sums belong to the same list if their names agree up to the first number. All calls of one layer are one stage.
     """
     lists = [re.split(r"\d", s.name)[0] for s in sums]
     counts = Counter(lists)
@@ -210,7 +227,7 @@ def _stages(sums: Sequence[SumSignal]) -> dict[str, int]:
         new_list = i > 0 and lists[i] != lists[i - 1] and min(counts[lists[i]], counts[lists[i - 1]]) > 1
         if i == 0 or s.stage != sums[i - 1].stage or (new_list and not s.layer):
             number += 1
-        found[s.name] = number
+        found[s.name] = 0 if streams[s.name] == growth_rules.module(s.name) != "" else number
     return found
 
 
@@ -219,6 +236,17 @@ def _side_outputs(signal: Signal) -> list[str]:
     with_gradient = [s.sum_gradient.norm > 0 for s in signal.sums]
     first = with_gradient.index(True) if signal.plain and True in with_gradient else len(signal.sums)
     return [s.name for s, some in zip(signal.sums[first:], with_gradient[first:], strict=True) if not some]
+
+
+def _meant_to_rest(signal: Signal) -> list[str]:
+    """The sums without a gradient whose layers are all frozen, or hold an unused one at the end of a list."""
+    resting = {layer.name for layer in signal.layers if layer.frozen}
+    last = {name for name in signal.unused if module_rules.is_last_of_list(name, signal)}
+    layers = [{layer.name for layer in b.layers} for b in signal.plan.branches]
+    if signal.plain:
+        layers = [{growth_rules.module(s.name)} for s in signal.sums]
+    still = [(s.name, own) for s, own in zip(signal.sums, layers, strict=False) if s.sum_gradient.norm == 0]
+    return [name for name, own in still if own and (own <= resting or own & last)]
 
 
 def _not_reached_yet(sums: Sequence[SumSignal]) -> list[str]:
@@ -257,7 +285,8 @@ def _describe(what: str, d: Direction, signal: Signal) -> str:
     block = "layer" if signal.plain else "block"
     stages = "" if signal.plain else " inside stages"
     if d.status == "not measured":
-        return f"{what} is {not_measured(signal.unmeasured)}"
+        why = "every sum starts at zero, or its gradient is the same for all samples"
+        return f"{what} is {not_measured(signal.unmeasured) if signal.unmeasured else f'not measured: {why}'}"
     if d.broken_at:
         return f"{what} {'overflows' if math.isinf(d.total) else 'is exactly 0'} at {d.broken_at}"
     if d.status == "preserved":
