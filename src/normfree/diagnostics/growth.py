@@ -1,4 +1,4 @@
-"""The words of a verdict, and the growth of a signal over depth: a robust fit, and the depth at which it fails."""
+"""The growth of a signal over depth: a robust fit, the limits of each word, and the depth at which it fails."""
 
 from __future__ import annotations
 

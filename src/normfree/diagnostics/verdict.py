@@ -121,7 +121,6 @@ def judge(signal: Signal, *, method: str = "", supports: Callable[[str], bool] =
     back_points = [
         DepthPoint(s.name, streams[s.name], stages[s.name], s.gradient_level) for s in reached if s.name != first
     ]
-    back_points = [p for p in back_points if p.name != first]
     kind = {"plain": signal.plain, "normalized": signal.normalized}
     forward = judge_direction([p for p in points if p.name != first], **kind)
     backward = judge_direction(back_points, backward=True, **kind)
