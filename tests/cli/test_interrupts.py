@@ -71,7 +71,7 @@ PHASES = [
     pytest.param("compare", SCORE, 1, id="compare: scoring", marks=slow),
     pytest.param("compare", "normfree.comparison.comparison_report:write_plot", 1, id="compare: drawing", marks=slow),
     pytest.param(
-        "reproduce", "normfree_papers.claims.command:reproduce_with_runs", 1, id="reproduce: measuring", marks=slow
+        "reproduce", "normfree_papers.claims.command:reproduce", 1, id="reproduce: measuring", marks=slow
     ),
     pytest.param(
         "reproduce", "normfree_papers.claims.reproduction:write_sealed_json", 1, id="reproduce: saving", marks=slow
