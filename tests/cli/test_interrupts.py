@@ -70,9 +70,7 @@ PHASES = [
     pytest.param("compare", STEP, 2, id="compare: training", marks=slow),
     pytest.param("compare", SCORE, 1, id="compare: scoring", marks=slow),
     pytest.param("compare", "normfree.comparison.comparison_report:write_plot", 1, id="compare: drawing", marks=slow),
-    pytest.param(
-        "reproduce", "normfree_papers.claims.command:reproduce", 1, id="reproduce: measuring", marks=slow
-    ),
+    pytest.param("reproduce", "normfree_papers.claims.command:reproduce", 1, id="reproduce: measuring", marks=slow),
     pytest.param(
         "reproduce", "normfree_papers.claims.reproduction:write_sealed_json", 1, id="reproduce: saving", marks=slow
     ),
