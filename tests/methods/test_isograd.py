@@ -1,7 +1,5 @@
 """`isograd`: the gradient's variance is flat from block to block, where plain fan-out loses or gains some."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 
 from normfree import convert
 from normfree.models import build
-from oracles import BlockSignal, block_signals, factor_a_block, first_to_last
+from oracles import factor_a_block, first_to_last, network_signals
 
 DEEP = ["preact_resnet50", "preact_resnet101"]
 
@@ -18,22 +16,8 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@cache
-def measured(name: str, method: str, seed: int, batch: int, padding_mode: str) -> tuple[BlockSignal, ...]:
-    g = seeded(seed)
-    model = build(name, method, generator=g, padding_mode=padding_mode)
-    return tuple(block_signals(model, torch.randn(batch, 3, 32, 32, generator=g), generator=g))
-
-
-def signals(
-    name: str, method: str, *, seed: int = 0, batch: int = 2, padding_mode: str = "zeros"
-) -> tuple[BlockSignal, ...]:
-    """Signals of a network on N(0, 1) images of 32×32, measured once for all tests."""
-    return measured(name, method, seed, batch, padding_mode)
-
-
 def median_ratio(name: str, method: str) -> float:
-    return float(np.median([first_to_last(signals(name, method, seed=seed, batch=8)) for seed in range(3)]))
+    return float(np.median([first_to_last(network_signals(name, method, seed=seed, batch=8)) for seed in range(3)]))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +35,13 @@ def test_isograd_gradient_is_flat(name, method):
 
 
 def test_isograd_range_excludes_plain_fan_out():
-    assert not 0.5 < first_to_last(signals("preact_resnet101", "idshort")) < 2
-    assert not 0.5 < first_to_last(signals("preact_resnet18", "idshort")) < 2
+    assert not 0.5 < first_to_last(network_signals("preact_resnet101", "idshort")) < 2
+    assert not 0.5 < first_to_last(network_signals("preact_resnet18", "idshort")) < 2
 
 
 @pytest.mark.parametrize("name", DEEP)
 def test_isograd_keeps_the_gradient_in_every_block(name):
-    assert factor_a_block(signals(name, "isograd", batch=8), backward=True) == pytest.approx(1.0, abs=0.03)
+    assert factor_a_block(network_signals(name, "isograd", batch=8), backward=True) == pytest.approx(1.0, abs=0.03)
 
 
 def test_isograd_without_borders_only_counts_the_stride():

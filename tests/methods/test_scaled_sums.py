@@ -19,27 +19,13 @@ from normfree.methods import initialize_
 from normfree.models import build
 from normfree.nn.scalars import ScalarMultiplier
 from normfree.theory import variance_gain
-from oracles import BlockSignal, block_signals, factor_a_block, first_to_last
+from oracles import BlockSignal, block_signals, factor_a_block, first_to_last, network_signals
 
 DEEP = ["preact_resnet50", "preact_resnet101"]
 
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@cache
-def measured(name: str, method: str, seed: int, batch: int, padding_mode: str) -> tuple[BlockSignal, ...]:
-    g = seeded(seed)
-    model = build(name, method, generator=g, padding_mode=padding_mode)
-    return tuple(block_signals(model, torch.randn(batch, 3, 32, 32, generator=g), generator=g))
-
-
-def signals(
-    name: str, method: str, *, seed: int = 0, batch: int = 2, padding_mode: str = "zeros"
-) -> tuple[BlockSignal, ...]:
-    """Signals of a network on N(0, 1) images of 32×32, measured once for all tests."""
-    return measured(name, method, seed, batch, padding_mode)
 
 
 def at_transitions(blocks: tuple[BlockSignal, ...]) -> float:
@@ -52,35 +38,37 @@ def at_transitions(blocks: tuple[BlockSignal, ...]) -> float:
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("method", ["idshort", "convshort", "convshort:reads=raw,gain=1"])
 def test_fan_out_nearly_keeps_the_gradient_from_block_to_block(method, name):
-    assert 0.9 < factor_a_block(signals(name, method), backward=True) < 1.0
+    assert 0.9 < factor_a_block(network_signals(name, method), backward=True) < 1.0
 
 
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("method", ["idshort_brock", "convshort_brock"])
 def test_brock_keeps_the_signal_and_blows_up_the_gradient(method, name):
-    assert 0.85 < factor_a_block(signals(name, method), backward=False) < 1.05
-    assert factor_a_block(signals(name, method), backward=True) > 1.4
+    assert 0.85 < factor_a_block(network_signals(name, method), backward=False) < 1.05
+    assert factor_a_block(network_signals(name, method), backward=True) > 1.4
 
 
 @pytest.mark.parametrize("name", DEEP)
 def test_a_plain_sum_doubles_the_gradient_in_every_block(name):
-    assert 1.7 < factor_a_block(signals(name, "he_in"), backward=True) < 2.1  # the control of the two tests above
+    # The control of the two tests above.
+    assert 1.7 < factor_a_block(network_signals(name, "he_in"), backward=True) < 2.1
 
 
 def test_fan_out_loses_what_it_loses_at_the_border():
-    circular = signals("preact_resnet50", "convshort", padding_mode="circular")
+    circular = network_signals("preact_resnet50", "convshort", padding_mode="circular")
     assert factor_a_block(circular, backward=True) == pytest.approx(1.0, abs=0.04)
     # In the last stage, of 4×4, a position of a zero-padded 3×3 layer meets (10/12)² of the taps, half of the gradient.
-    last = [s for s in signals("preact_resnet101", "convshort") if s.stage == 4][1:]
+    last = [s for s in network_signals("preact_resnet101", "convshort") if s.stage == 4][1:]
     lost = float(np.exp(np.mean([np.log(s.gradient_before / s.gradient) for s in last])))
     assert lost == pytest.approx((1 + (10 / 12) ** 2) / 2, abs=0.06)
 
 
 def test_fan_out_loses_a_factor_of_four_at_a_stride():
     for name in DEEP:
-        assert 0.15 < at_transitions(signals(name, "idshort")) < 0.3
-        assert 0.15 < at_transitions(signals(name, "convshort")) < 0.3
-        assert 0.8 < at_transitions(signals(name, "isograd", batch=8)) < 1.25  # the control, which counts the stride
+        assert 0.15 < at_transitions(network_signals(name, "idshort")) < 0.3
+        assert 0.15 < at_transitions(network_signals(name, "convshort")) < 0.3
+        # The control, which counts the stride.
+        assert 0.8 < at_transitions(network_signals(name, "isograd", batch=8)) < 1.25
 
 
 @pytest.mark.parametrize(
@@ -105,7 +93,7 @@ def test_fan_out_loses_a_factor_of_four_at_a_stride():
     ],
 )
 def test_gradient_ratio_of_the_whole_network(name, method, low, high):
-    assert low < first_to_last(signals(name, method)) < high
+    assert low < first_to_last(network_signals(name, method)) < high
 
 
 def assert_rows(rows: Tensor, variance: float) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normfree.models import Network
+from normfree.models import Network, build
 from normfree.nn.residual import Residual
 
 
@@ -111,6 +112,16 @@ def block_signals(
             )
         )
     return signals
+
+
+@cache
+def network_signals(
+    name: str, method: str, *, seed: int = 0, batch: int = 2, padding_mode: str = "zeros"
+) -> tuple[BlockSignal, ...]:
+    """Signals of a network on N(0, 1) images of 32×32, measured once for all tests of a process."""
+    g = torch.Generator().manual_seed(seed)
+    model = build(name, method, generator=g, padding_mode=padding_mode)
+    return tuple(block_signals(model, torch.randn(batch, 3, 32, 32, generator=g), generator=g))
 
 
 def first_to_last(signals: Sequence[BlockSignal]) -> float:
