@@ -289,8 +289,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rivals", choices=["all", "eager", "none"], default="all", help="eager: no compiled ones")
-    parser.add_argument("--depths", help="default: 100,1000,10000 for depth, 20,56,998 for kernels")
-    parser.add_argument("--batches", default="128,32,512,1024", help="of batch")
+    parser.add_argument("--depths", type=_integers, help="default: 100,1000,10000 for depth, 20,56,998 for kernels")
+    parser.add_argument("--batches", type=_integers, default=[128, 32, 512, 1024], help="of batch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     if given.what == "step":
@@ -298,8 +298,8 @@ def main() -> None:
     elif given.what == "width":
         rows = measure_width(given.device, given.steps // 4)
     elif given.what in ("kernels", "batch"):
-        deeper = kernel_tasks(given.steps, _integers(given.depths or "20,56,998"))
-        tasks = deeper if given.what == "kernels" else batch_tasks(given.steps, _integers(given.batches))
+        deeper = kernel_tasks(given.steps, [20, 56, 998] if given.depths is None else given.depths)
+        tasks = deeper if given.what == "kernels" else batch_tasks(given.steps, given.batches)
         for rows in measure_tasks(given.device, tasks, given.rivals):
             print(next(row for row in reversed(rows) if "path" in row), file=sys.stderr, flush=True)
             _store(given, rows)
@@ -307,7 +307,7 @@ def main() -> None:
         print(json.dumps(measure_one(given.words, given.device)))
         return
     else:
-        rows = measure_depth(given.device, given.steps, _integers(given.depths or "100,1000,10000"))
+        rows = measure_depth(given.device, given.steps, given.depths or [100, 1000, 10000])
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = tuple(tuple(_cell(row.get(column)) for column in columns) for row in rows)
     heads = tuple(Column(name.replace("_", " "), "left" if name == "what" else "right") for name in columns)
