@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest_plugins = ["fault_counts"]
+
 # A shell starts background jobs with SIGINT ignored, and processes that a test starts inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -140,19 +140,22 @@ class Stage:
                 return True
         return False
 
-    def outcome(self, work: Work, out: Path, status: int, printed: str) -> str:
-        """What became of the folder: whole, refused, lost, accepted, traceback or hang."""
+    def outcome(self, work: Work, out: Path, status: int, printed: str, *, moved: bool = False) -> str:
+        """What became of the folder: whole, refused, lost, accepted, traceback or hang.
+
+        A folder that was moved may be unfinished although the work ended well: it did so at the old place.
+        """
         confirmed = work.base is not None or self.has_confirmed(out)
-        if (wrong := ended_badly(status, printed)) is not None:
+        if (wrong := ended_badly(work, status, printed)) is not None:
             return wrong
         found = read(work, out)
         if found in ("whole", "accepted", "traceback"):
             return found
-        if status == 0:
+        if status == 0 and not moved:
             return "lost"  # it said that all was well
         for arguments in filter(None, (work.go_on, () if confirmed else work.restart)):
             status, printed = self.run(work, arguments, out)
-            if (wrong := ended_badly(status, printed)) is not None:
+            if (wrong := ended_badly(work, status, printed)) is not None:
                 return wrong
             if status == 0:
                 found = read(work, out)
@@ -160,12 +163,13 @@ class Stage:
         return "lost"
 
 
-def ended_badly(status: int, printed: str) -> str | None:
+def ended_badly(work: Work, status: int, printed: str) -> str | None:
     """Return "hang" or "traceback", or None if a process ended well, was killed, or ended by an error of one line."""
-    errors = {line for line in printed.splitlines() if line.startswith("error: ")}  # two ranks may both print it
+    errors = sum(line.startswith("error: ") for line in printed.splitlines())
     if status == HANGS:
         return "hang"
-    clean = "Traceback" not in printed and (status in (0, -signal.SIGKILL) or len(errors) == 1)
+    most = 2 if work.ranks else 1  # a line of each rank: one says what failed, the other that the first one ended
+    clean = "Traceback" not in printed and (status in (0, -signal.SIGKILL) or 1 <= errors <= most)
     return None if clean else "traceback"
 
 
@@ -279,8 +283,8 @@ def test_folder_in_other_hands_goes_on(
         os.kill(process, signal.SIGCONT)
         status, printed = stage.wait()
         kept_folder = moved if moved.exists() else out
-        told = 1 if moved.exists() and status == 0 else status  # it may have ended well in a folder at the old place
-        outcome = ended_badly(*second) or stage.outcome(work, kept_folder, told, printed)
+        outcome = ended_badly(work, *second)
+        outcome = outcome or stage.outcome(work, kept_folder, status, printed, moved=moved.exists())
         judge(work, kind, place, outcome, printed)
 
 

@@ -163,13 +163,14 @@ def make_works(runs: Runs, root: Path) -> dict[str, Work]:
     compare = ("compare", "-m", "fixup", "-m", "batchnorm", "--model", "resmlp-2-8", "--jobs", "1", "--out", OUT)
     compare = (*compare, *(word for name in ("epochs=1", "batch_size=16", "device=cpu") for word in ("--set", name)))
     compared = _comparison(whole("compared", *compare))
-    spawning = {"1": "2", "batch_size=16": "batch_size=1000"}  # two jobs, which read all images
-    pool = tuple(spawning.get(word, word) for word in compare)
+    pictures = f"data=folder:{write_images(root / 'photos')}"  # spawned workers do not have the small set of the server
+    pool = tuple({"1": "2", "batch_size=16": "batch_size=4"}.get(word, word) for word in compare)
+    pool = (*pool, "--set", pictures, "--lr", "1e-6")
     pooled = _comparison(whole("pooled", *pool))
     shard = ("faulty_works:train_shards", OUT)
     often = (*begin, "--set", "checkpoint_minutes=1e-9")  # after every step
     ranked, shards = whole("ranked", *begin, ranks=True), _shards(whole("sharded", *shard, "begin", ranks=True))
-    photos = (*begin, "--set", f"data=folder:{write_images(root / 'photos')}", "--set", "workers=2")
+    photos = (*begin, "--set", pictures, "--set", "workers=2")
     photos = (*photos, "--set", "batch_size=4", "--set", "lr=1e-6")
     seen = whole("seen", *photos)
     works = (

@@ -4,6 +4,7 @@ Losing power copies the image of the mounted disk: what the file system has not 
 The copy is then mounted, and its journal is played back.
 """
 
+import gc
 import os
 import shutil
 import subprocess
@@ -28,8 +29,13 @@ class SmallDisk:
         _do("mount", "-o", "loop,noauto_da_alloc,commit=300", str(self._image), str(self.path))
 
     def unmount(self) -> None:
-        """Unmount it."""
-        _do("umount", str(self.path))
+        """Unmount it. Weights that were read are mapped into memory until their model is collected."""
+        gc.collect()
+        try:
+            _do("umount", str(self.path))
+        except subprocess.CalledProcessError:
+            _do("umount", "--lazy", str(self.path))  # leave no disk behind
+            raise
 
     def settle(self) -> None:
         """Write everything to the device."""

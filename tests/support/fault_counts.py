@@ -1,4 +1,8 @@
-"""Counts the faults by kind, prints tables of them at the end, and keeps them for fault_tables.py."""
+"""A plugin of pytest: counts the faults by kind, prints tables at the end, and keeps them for fault_tables.py.
+
+tests/conftest.py names it. A conftest.py in tests/faults would do for one process only: with xdist, the main process
+collects no tests, so it would not load that file, and each worker would keep its own part.
+"""
 
 import time
 from collections import Counter
@@ -82,7 +86,9 @@ def _counts(config: pytest.Config) -> Counts:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the tables, and keep them."""
+    """Print the tables, and keep them; the workers of xdist have handed over theirs."""
+    if hasattr(config, "workerinput"):
+        return
     counts = _counts(config)
     for table in counts:
         terminalreporter.section(f"faults: {table}")
