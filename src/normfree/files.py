@@ -4,8 +4,7 @@
         write_text(path, table)
 
 `write_bytes`, `write_text` and `write_json` write one file; `write_sealed_json` and `write_sealed_text` add a checksum.
-`atomic_path` and `atomic_folder` give a temporary path for anything else that writes. `FolderLock` lets one process at
-a time write into a folder.
+`atomic_path` and `atomic_folder` give a temporary path for anything else that writes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import math
 import os
 import secrets
 import shutil
-import stat
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".tmp-"  # the prefix of unfinished files and folders; a killed process leaves them behind
 _LARGEST_HEADER = 32 << 20  # bytes in a safetensors file; 10,000 layers need 8 MB
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-_LONGEST = 20  # digits of the number of a process, the content of a lock
+OPEN_FILES = "/proc/self/fd"  # where Linux has paths of the files and folders that this process has open
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _REMEDIES = {
     errno.ENOSPC: "free some room on the disk",
@@ -284,93 +281,7 @@ def explain_os_errors(what: str, path: Path, consequence: str = "") -> Iterator[
         reason = os.strerror(error.errno) if error.errno else str(error)
         remedy = _REMEDIES.get(error.errno or 0, "check that the folder exists and can be written")
         ending = f"; {consequence}" if consequence else ""
-        clear = OSError(f"could not write {what} '{path}': {reason}; {remedy}{ending}")
+        shown = os.path.realpath(path) if path.is_relative_to(OPEN_FILES) else path
+        clear = OSError(f"could not write {what} '{shown}': {reason}; {remedy}{ending}")
         clear.errno = error.errno
         raise clear from error
-
-
-class FolderLock:
-    """The file 'lock' of a folder, with the number of the process that holds it; the lock ends with the process.
-
-    The file is never removed: otherwise two processes could each lock a file of that name.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / "lock"
-        self._held: tuple[int, int] | None = None  # the device and number of the locked file
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold the lock for the length of the `with` block.
-
-        Raises:
-            ValueError: If another process holds it, the file system has no locks, or the file is not a lock.
-            OSError: If it cannot be written.
-        """
-        from filelock import FileLock, Timeout  # imported here because few commands need it
-
-        self._require_lock_file()
-        lock = FileLock(self._path, timeout=0, fallback_to_soft=False, on_acquired=self._write_process)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise ValueError(
-                f"expected a folder that no other process trains in, but '{self._folder}' is held{self._holder()}; "
-                "wait for it, or choose another folder"
-            ) from None
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                raise ValueError(
-                    f"expected a file system with locks, but '{self._folder}' cannot be locked ({error.strerror}); "
-                    "choose another folder"
-                ) from error
-            with explain_os_errors("the lock of", self._folder):
-                raise
-        try:
-            yield
-        finally:
-            self._held = None
-            lock.release()
-
-    def require_held(self) -> None:
-        """Raise `ValueError` if the folder at this path is no longer the one that was locked; call it before a write.
-
-        It was moved or removed if another folder, or none, is in its place. Without its lock, another process may
-        write into it.
-        """
-        try:
-            found = self._path.lstat()
-            same = self._held == (found.st_dev, found.st_ino)
-        except OSError:
-            same = False
-        if self._held is not None and not same:
-            raise ValueError(
-                f"expected the folder '{self._folder}' as this process locked it, but it was moved, removed or "
-                "replaced; this process writes nothing more: start the run again in a folder of its own"
-            )
-
-    def _write_process(self, handle: int) -> None:
-        found = os.fstat(handle)
-        self._held = found.st_dev, found.st_ino
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-
-    def _require_lock_file(self) -> None:
-        """Raise `ValueError` if a link or a file of the user has the name of the lock, which would be overwritten."""
-        try:
-            found = self._path.lstat()
-            ours = stat.S_ISREG(found.st_mode) and found.st_size <= _LONGEST
-            content = self._path.read_bytes() if ours else b""
-        except OSError:
-            return  # there is none, or the lock itself will say why it cannot be read
-        if not ours or not (content.isdigit() or not content.strip(b"\0")):
-            raise ValueError(
-                f"expected '{self._path}' to be the lock of a run, got another file, which would be overwritten; "
-                "move it, or choose another folder"
-            )
-
-    def _holder(self) -> str:
-        try:
-            return f" by process {int(self._path.read_bytes())}"
-        except (OSError, ValueError):
-            return ""

@@ -14,6 +14,7 @@ import pytest
 import normfree
 import normfree as nf
 from compared_runs import differences
+from faulty_works import write_images
 from forked_runs import Runs, forked_runs
 from tiny_text import SIZE, write_pairs
 
@@ -175,8 +176,11 @@ def test_verb_stops_and_can_be_repeated(runs: Runs, tmp_path: Path, verb: str, n
 
 @slow
 def test_comparison_with_workers_stops_and_goes_on(runs: Runs, tmp_path: Path) -> None:
-    compare = ("compare", "-m", "fixup", "-m", "batchnorm", "--model", "resmlp-2-8", "--jobs", "2")
-    compare += ("--set", "epochs=3", "--set", "device=cpu", "--out", str(tmp_path / "out"))
+    # Images of a folder, because spawned workers do not have the small set of the process that starts them.
+    images = write_images(tmp_path / "images", train=200)
+    compare = ("compare", "-m", "fixup", "-m", "batchnorm", "--model", "resmlp-2-8", "--jobs", "2", "--lr", "1e-6")
+    compare += ("--set", f"data=folder:{images}", "--set", "epochs=3", "--set", "batch_size=4", "--set", "device=cpu")
+    compare += ("--out", str(tmp_path / "out"))
     for name, call in ((f"{POOL}:_deferring_sigint", 1), (f"{POOL}:_send_next", 2), (f"{POOL}:_receive", 1)):
         require_quiet(command(runs, tmp_path, *compare, press=(name, call)))
     assert command(runs, tmp_path, *compare).status == 0

@@ -48,7 +48,10 @@ __attribute__((constructor)) static void begin_by_environment(void) {
 static void resolve(int base, const char *path, char *full) {
     char link[64];
     ssize_t length = 0;
+    int end = 0;
     full[0] = 0;
+    if (path != NULL && sscanf(path, "/proc/self/fd/%d/%n", &base, &end) == 1 && end > 0)
+        path += end; /* a path below a folder that is open */
     if (path == NULL || path[0] != '/') {
         if (base == AT_FDCWD)
             snprintf(link, sizeof link, "/proc/self/cwd");

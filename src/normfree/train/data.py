@@ -87,14 +87,14 @@ def with_data_dir(config: TrainConfig, folder: str) -> TrainConfig:
     return replace(config, data_dir=folder)
 
 
-def require_same_data(data: Data, own: Mapping[str, Any], state: Mapping[str, Any], run: str | Path) -> None:
+def require_same_data(data: Data, own: Mapping[str, Any], run: str | Path, state: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a run was trained on other data.
 
     Args:
         data: The data at hand.
         own: The fingerprint of the data, or the part of it that has to agree.
-        state: The state of the run's checkpoint. Entries missing in it are not compared.
         run: The folder of the run.
+        state: The state of the run's checkpoint. Entries missing in it are not compared.
     """
     for key, value in own.items():
         if state.get(key, value) != value:

@@ -412,7 +412,7 @@ def test_score_that_was_logged_and_not_saved_is_that_of_the_run(
             fit(tmp_path, resume=True)
     assert len(RunFolder(tmp_path).read_metrics()) == 4
     fit(tmp_path, resume=True)
-    assert set(differences(whole, tmp_path)) <= {"state"}  # of which the score is that of the epoch before
+    assert differences(whole, tmp_path) == []  # with the score of the last epoch, by which the best is found
 
 
 def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_run_of_a_gpu_is_resumed_on_one(tmp_path: Path, monkeypatch: pytest.Monk
 
 def interrupted(out: Path, monkeypatch: pytest.MonkeyPatch, data: ImageSet) -> None:
     with monkeypatch.context() as patch:
-        stop_at(patch, 2, signal.SIGTERM)
+        stop_at(patch, 12, signal.SIGTERM)
         assert nf.fit(config(), data=data, out=out).status == "interrupted"
 
 
@@ -445,6 +445,7 @@ def test_other_images_are_refused_on_resuming(tmp_path: Path, monkeypatch: pytes
     renamed = replace(data, classes=tuple(f"{name}s" for name in data.classes))
     for other, says in (
         (tiny_images(160), "number of training and test images"),
+        (tiny_images(20), "number of training and test images"),  # of which the run has seen 6 epochs, more than 4
         (renamed, "classes"),
         (shifted, "images"),
         (brighter, "images"),

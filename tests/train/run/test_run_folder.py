@@ -19,6 +19,7 @@ import torch
 
 import normfree
 from normfree.files import atomic_path, temporary_folder
+from normfree.folder_lock import FolderLock
 from normfree.train import TrainConfig
 from normfree.train.run import checkpoint
 from normfree.train.run import run_folder as runs
@@ -190,6 +191,73 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         pass
     assert {path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")} == {*own[1:]}
     assert own[0].exists()
+
+
+# A folder that is moved
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has paths of folders that are open")
+def test_folder_that_is_moved_between_the_check_and_the_write_gets_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run begins in its place within the milliseconds before each write; nothing goes there."""
+    original, checks = FolderLock.require_held, iter(range(99))
+    run, begun, other = RunFolder(tmp_path / "run"), tmp_path / "begun", tmp_path / "other"
+
+    def move_after_the_check(lock: FolderLock) -> None:
+        original(lock)
+        if next(checks) == 0:  # the one of the lock itself
+            return
+        run.path.rename(begun)
+        other.rename(run.path)
+
+    def put_back() -> None:
+        assert os.listdir(run.path) == ["another"]
+        run.path.rename(other)
+        begun.rename(run.path)
+
+    other.mkdir()
+    (other / "another").write_text("another run")
+    monkeypatch.setattr(FolderLock, "require_held", move_after_the_check)
+    with run.hold():
+        writer = run.open_writer(keep=1)
+        for write in (
+            lambda: run.write_config("lr = 0.1\n"),
+            lambda: run.append({"step": 1}),
+            lambda: (writer.start({"w": torch.ones(1)}, {"step": 1}), writer.wait()),
+            lambda: run.write_result({"status": "finished"}),
+            run.remove_result,
+            run.clear,
+            lambda: run.append({"step": 2}),
+        ):
+            write()
+            put_back()
+    assert set(os.listdir(run.path)) == {"lock", "metrics.jsonl"}
+
+
+def test_run_that_is_moved_before_it_is_locked_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, original = begin(tmp_path / "run"), FolderLock.hold
+
+    def move_before(lock: FolderLock) -> Any:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        return original(lock)
+
+    monkeypatch.setattr(FolderLock, "hold", move_before)
+    with pytest.raises(ValueError, match=r"expected a run to resume in '.*run', found none"), run.hold(resume=True):
+        pass
+    assert set(os.listdir(tmp_path / "run")) <= {"lock"}
+
+
+def test_error_in_a_held_folder_names_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begin(tmp_path / "run")
+    monkeypatch.setattr("normfree.train.run.checkpoint.temporary_folder", lambda *_: os.mkdir(tmp_path / "run"))
+    with run.hold(resume=True):
+        writer = run.open_writer()
+        writer.start({}, {"step": 1})
+        with pytest.raises(OSError, match=rf"could not write the checkpoint in '{tmp_path}/run': File exists"):
+            writer.wait()
 
 
 # Going on

@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,7 +270,7 @@ class Trainer:
             else:
                 if self.folder is not None:
                     self.folder.require_held()
-                    path = self.folder.path / TRANSLATIONS
+                    path = self.folder.place / TRANSLATIONS
                     with explain_os_errors("the translations", path):
                         write_text(path, "".join(f"{line}\n" for line in lines))
         self.signal = self.processes.agree(signal) or None
@@ -305,11 +306,10 @@ class Trainer:
     def _resume(self, folder: RunFolder) -> None:
         """Restore the last checkpoint of a folder. Raises `ValueError` if the run there is different or diverged."""
         begun_alone = {"graph"} if self.processes.world > 1 else set()  # a single process may have used a CUDA graph
-        found = folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps)
-        if found is None:
+        accept = partial(require_same_data, self.data, self._fingerprint, folder.path)
+        if (found := folder.resume(self.config, MAY_CHANGE | begun_alone, self.setup.epoch_steps, accept)) is None:
             return
         tensors, state = found
-        require_same_data(self.data, self._fingerprint, state, folder.path)
         self.step.restore_(tensors)
         self.done, self._earlier_seconds = state["step"], state["seconds"]
         if self.done < self.total and folder.status == "finished":
@@ -318,9 +318,12 @@ class Trainer:
             self._scored_at = self.done
         self.validation = Score(*state["validation"]) if state["validation"] else None
         logged = next((record for record in folder.read_metrics() if record["step"] == self.done), None)
-        self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
-        if logged is not None and "validation_loss" in logged:  # which may be newer than the checkpoint
+        if logged is not None and "validation_loss" in logged:
             self.validation = Score(logged["validation_loss"], logged["validation_accuracy"])
+            if state.get("score", 0.0) is None:  # a kill came between the metrics and the checkpoint with the score
+                folder.cut_metrics(self.done - 1)
+                logged = None
+        self._epoch_unlogged = logged is None and self.done > 0 and self.done % self.setup.epoch_steps == 0
 
     def _share_state(self) -> None:
         """Give every process the state of the first: its weights, or the checkpoint that it read."""
@@ -363,9 +366,9 @@ class Trainer:
                 else:
                     self.folder.clear()  # of a run that never took a step, or that is to be overwritten
                 if self.config.tensorboard:  # first, because a folder with a configuration counts as a run
-                    self._events = EventLog(self.folder.path, done=self.done)
+                    self._events = EventLog(self.folder.place, done=self.done)
                 self.folder.write_config(self.config.to_toml(), self.setup.plan, source=self.config.model)
-                self.data.write_files(self.folder.path)
+                self.data.write_files(self.folder.place)
         self._share_state()
         self._saved.append(self._state())
         self._throughput.start(self.done)
@@ -378,7 +381,7 @@ class Trainer:
             self.folder.write_result(result.to_json(), str(self.setup.device))
             if picture:
                 self.folder.require_held()
-                path, title = self.folder.path / "curves.png", f"{self.config.model}, {self.config.method}"
+                path, title = self.folder.place / "curves.png", f"{self.config.model}, {self.config.method}"
                 with explain_os_errors("the picture", path):
                     write_curves(self.folder.read_metrics(), path, title)
         self.processes.barrier()

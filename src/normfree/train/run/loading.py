@@ -310,5 +310,5 @@ def _open_run(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]
     if data_dir is not None:
         config = with_data_dir(config, data_dir)
     data, state = open_data(config), checkpoint.load_state(run)
-    require_same_data(data, data.label_fingerprint(), state, run)
+    require_same_data(data, data.label_fingerprint(), run, state)
     return config, data

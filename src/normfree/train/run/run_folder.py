@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -25,25 +25,24 @@ from normfree.checksums import (
     check_sealed_text,
     has_checksum,
     list_checksums,
-    parse_json,
     read_limited,
     read_sealed_json,
 )
 from normfree.files import (
     TEMPORARY,
-    FolderLock,
     atomic_path,
     explain_os_errors,
-    from_json_values,
     to_json_values,
     write_sealed_json,
     write_sealed_text,
 )
+from normfree.folder_lock import FolderLock
 from normfree.methods.history import FIRST_RELEASE
 from normfree.plan import ResidualPlan
 from normfree.provenance import origin, without_folders
 from normfree.train.config import TrainConfig
 from normfree.train.run import checkpoint
+from normfree.train.run.metrics_file import read_lines
 
 _log = logging.getLogger("normfree.train")
 
@@ -118,7 +117,12 @@ class RunFolder:
             return "unfinished" if self.exists else None
         return cast(RunStatus, self.read_result()["status"])
 
-    # Writing
+    # Writing: below `place`, which is another name of the folder
+
+    @property
+    def place(self) -> Path:
+        """The path to write at. While the folder is held, it leads to that very folder, even if that is moved."""
+        return self.path if self._lock is None else self._lock.place
 
     @contextmanager
     def hold(self, *, resume: bool = False, overwrite: bool = False) -> Iterator[RunFolder]:
@@ -133,21 +137,23 @@ class RunFolder:
                 or a file of the user has the name of one of a run.
             OSError: If the folder cannot be made or written.
         """
-        if not self.exists and resume:
-            raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
-        with explain_os_errors("the run's folder", self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        if not resume:
+        if resume:
+            self._require_run()
+        else:
+            with explain_os_errors("the run's folder", self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
             self._require_own_files()
         self._lock = FolderLock(self.path)
         with self._lock.hold():
+            if resume:
+                self._require_run()  # it may have been moved just before
             if self.has_begun and not resume and not overwrite:
                 raise ValueError(
                     f"expected a folder without a run, but '{self.path}' holds one ({self.status}); continue it "
                     "with --resume, replace it with --overwrite, or choose another folder"
                 )
-            checkpoint.remove_unfinished(self.path)
-            for path in self.path.glob(f"{TEMPORARY}*"):  # of a killed process
+            checkpoint.remove_unfinished(self.place)
+            for path in self.place.glob(f"{TEMPORARY}*"):  # of a killed process
                 if _UNFINISHED.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                     path.unlink(missing_ok=True)
             try:
@@ -155,15 +161,17 @@ class RunFolder:
             finally:
                 self._close()
 
+    def _require_run(self) -> None:
+        if not self.exists:
+            raise ValueError(f"expected a run to resume in '{self.path}', found none; start it without --resume")
+
     def _require_own_files(self) -> None:
         """Raise `ValueError` if no run of normfree is in the folder, but other files with names that a run replaces."""
         names = (*_REPLACED, self.result_path.name, "tensorboard")
         checkpoints = (path for path in self.path.glob("checkpoint-*") if checkpoint.step_of(path) >= 0)
         found = [path for path in (*(self.path / name for name in names), *checkpoints) if os.path.lexists(path)]
         ours = not found or has_checksum(self.config_path) or checkpoint.latest(self.path) is not None
-        if (
-            not ours and (self.path / "lock").is_file()
-        ):  # a run that ended before its first step, or of an earlier release
+        if not ours and (self.path / "lock").is_file():  # it ended before its first step, or is of an earlier release
             with suppress(ValueError, OSError):
                 ours = not self.config_path.exists() or bool(self.read_config())
         if not ours:
@@ -180,35 +188,35 @@ class RunFolder:
     def open_writer(self, **options: Any) -> checkpoint.Writer:
         """Return a writer of checkpoints for this folder, while it is held; the options are those of `save`."""
         assert self._lock is not None
-        return checkpoint.Writer(self.path, self._lock.require_held, **options)
+        return checkpoint.Writer(self._lock.place, self._lock.require_held, **options)
 
     def clear(self) -> None:
         """Remove the files of a run, its configuration last; files of other names stay."""
         self.require_held()
         self._close()
         with explain_os_errors("the run's folder", self.path):
-            self.result_path.unlink(missing_ok=True)
-            for saved in checkpoint.newest_first(self.path):
+            (self.place / self.result_path.name).unlink(missing_ok=True)
+            for saved in checkpoint.newest_first(self.place):
                 checkpoint.remove(saved)
-            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+            shutil.rmtree(self.place / "tensorboard", ignore_errors=True)
             for name in _REPLACED:
-                (self.path / name).unlink(missing_ok=True)
+                (self.place / name).unlink(missing_ok=True)
 
     def remove_result(self) -> None:
         """Remove the result of a run that is trained further."""
         self.require_held()
-        self.result_path.unlink(missing_ok=True)
+        (self.place / self.result_path.name).unlink(missing_ok=True)
 
     def write_config(self, text: str, plan: ResidualPlan | None = None, *, source: str = "") -> None:
         """Write the configuration as TOML, and the plan of a model that was converted from `source`."""
         self.require_held()
         with explain_os_errors("the configuration", self.config_path):
-            write_sealed_text(self.config_path, text)
+            write_sealed_text(self.place / self.config_path.name, text)
         if plan is not None and plan.changes is not None:
             from normfree.conversion.saving import PLAN, describe  # imported here because few models are converted
 
             with explain_os_errors("the plan", self.path / PLAN):
-                write_sealed_json(self.path / PLAN, describe(plan, source=source))
+                write_sealed_json(self.place / PLAN, describe(plan, source=source))
 
     def read_config(self) -> TrainConfig:
         """Read the configuration; one that names no release is of the first.
@@ -238,7 +246,11 @@ class RunFolder:
             )
 
     def resume(
-        self, config: TrainConfig | None = None, free: Collection[str] = (), epoch_steps: int = 1
+        self,
+        config: TrainConfig | None = None,
+        free: Collection[str] = (),
+        epoch_steps: int = 1,
+        accept: Callable[[dict[str, Any]], None] = lambda state: None,
     ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the newest checkpoint that is intact, and remove the metrics of later steps.
 
@@ -246,6 +258,7 @@ class RunFolder:
             config: The configuration to continue with; None if any fits.
             free: The settings that may differ from those of the run.
             epoch_steps: The number of steps per epoch.
+            accept: Called with the plain state before a file is changed; it raises if the state does not fit.
 
         Returns the tensors and the plain state; None if there is no checkpoint yet.
 
@@ -259,10 +272,12 @@ class RunFolder:
         found = None
         if checkpoint.latest(self.path) is not None:
             found = checkpoint.load_intact(self.path)
+            accept(found[1])  # first, because other data has other epochs
         if found is not None and config is not None and "config" in found[1]:  # config.toml may have been edited since
             before = TrainConfig.from_toml_text(found[1]["config"], str(self.path))
             config.require_same(before, free, f"the checkpoint in '{self.path}'")
             _require_epochs(before, config, found[1]["step"], epoch_steps)
+        self.require_held()  # what was read is of the folder that was locked
         self.cut_metrics(found[1]["step"] if found else -1)
         return found
 
@@ -279,7 +294,7 @@ class RunFolder:
         line = json.dumps(to_json_values(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         with explain_os_errors("the metrics", self.metrics_path):
             if self._metrics is None:
-                self._metrics = FileIO(self.metrics_path, "a")
+                self._metrics = FileIO(self.place / self.metrics_path.name, "a")
             end = self._metrics.seek(0, 2)
             try:
                 while line:  # a nearly full disk takes a part at first
@@ -294,10 +309,11 @@ class RunFolder:
         if not self.metrics_path.exists():
             return
         self._close()  # its file is about to be replaced
-        kept = [raw for raw, record in _lines(self.metrics_path) if record["step"] <= step]
+        kept = [raw for raw, record in read_lines(self.metrics_path) if record["step"] <= step]
         if (listed := self._listed_metrics()) is not None and sum(len(raw) + 1 for raw in kept) < listed.size:
-            self.result_path.unlink()  # it lists metrics that are now cut
-        with explain_os_errors("the metrics", self.metrics_path), atomic_path(self.metrics_path) as temporary:
+            (self.place / self.result_path.name).unlink()  # it lists metrics that are now cut
+        place = self.place / self.metrics_path.name
+        with explain_os_errors("the metrics", self.metrics_path), atomic_path(place) as temporary:
             temporary.write_bytes(b"".join(raw + b"\n" for raw in kept))
 
     def write_result(self, result: Mapping[str, Any], device: str = "cpu") -> None:
@@ -317,7 +333,8 @@ class RunFolder:
         self.require_held()
         with explain_os_errors("the result", self.result_path):
             files = list_checksums({path.name: path for path in (self.metrics_path,) if path.exists()})
-            write_sealed_json(self.result_path, {**without_folders({**result, **origin(device)}), "files": files})
+            place = self.place / self.result_path.name
+            write_sealed_json(place, {**without_folders({**result, **origin(device)}), "files": files})
 
     def _close(self) -> None:
         if self._metrics is not None:
@@ -337,7 +354,7 @@ class RunFolder:
         if (listed := self._listed_metrics()) is not None:  # those of a resumed run go on after this part
             start = read_limited(self.metrics_path)[: listed.size]
             listed.check(start, str(self.metrics_path), "restore it, or start the run again")
-        return [record for _, record in _lines(self.metrics_path)]
+        return [record for _, record in read_lines(self.metrics_path)]
 
     def _listed_metrics(self) -> Checksum | None:
         """Return the checksum of the metrics in result.json; None if there is no result, or one of before."""
@@ -369,32 +386,3 @@ def _require_epochs(before: TrainConfig, config: TrainConfig, step: int, epoch_s
     if config.epochs != before.epochs:
         change = f"the run began with epochs={before.epochs} and continues with epochs={config.epochs}"
         _log.warning("epochs: %s; its rates follow the new schedule from step %d on", change, step)
-
-
-def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a metrics file and their records, without an incomplete end.
-
-    Raises `ValueError` if a line before the last complete one is damaged.
-    """
-    parsed = [
-        (raw, _record(raw)) for raw in read_limited(path).split(b"\n")[:-1]
-    ]  # text after the last newline is incomplete
-    while parsed and parsed[-1][1] is None:
-        parsed.pop()
-    for number, (_, record) in enumerate(parsed, start=1):
-        if record is None:
-            raise ValueError(
-                f"expected a JSON object with a 'step' in line {number} of '{path}', but it is damaged; delete the line"
-            )
-    return [(raw, record) for raw, record in parsed if record is not None]
-
-
-def _record(raw: bytes) -> dict[str, Any] | None:
-    try:
-        record = parse_json(raw)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    found: dict[str, Any] = from_json_values(record)
-    return found
