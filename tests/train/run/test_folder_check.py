@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from normfree.data.images.folder_contents import contents_digest
 from normfree.data.images.image_folder import read_folder
 from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
+from normfree.train.run import checkpoint
 from normfree.train.run.folder_check import verify_folder
 from thin_resnet import thin_resnet
 from tiny_images import tiny_images
@@ -113,3 +115,24 @@ def test_json_of_others_is_no_result(tmp_path: Path) -> None:
     kind, files = verify_folder(tmp_path)
     assert kind == "results"
     assert {file.name: file.state for file in files} == {"fig1.json": "whole", "fig2.json": "no checksum"}
+
+
+def test_cost_of_many_damaged_checkpoints_grows_with_their_number_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(40):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "state.json").write_text("{}")
+    original, listed = checkpoint.newest_first, []
+
+    def newest_first(run: Any) -> list[Path]:
+        listed.append(run)
+        return original(run)
+
+    monkeypatch.setattr(checkpoint, "newest_first", newest_first)
+    _, files = verify_folder(tmp_path)
+    assert [file.state for file in files] == ["damaged"] * 40
+    assert "delete its folder to continue from another checkpoint" in files[0].why
+    with pytest.raises(ValueError, match=r"is damaged .*; start the run again$"):
+        checkpoint.load_intact(tmp_path)
+    assert len(listed) < 10

@@ -43,6 +43,7 @@ METRICS = "metrics.jsonl"  # in the folder of the run
 _log = logging.getLogger("normfree.train")
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(\d+))?")  # with the second number if a step is saved again
 _UNFINISHED = re.compile(r"checkpoint-(?:\w{8}|[0-9a-f]{16}|\d+(?:-\d+)?)")  # after the prefix of temporary names
+_REMEDY = "; delete its folder to continue from another checkpoint, or start the run again"
 _TRIES = 5  # to read a checkpoint while another process replaces it
 _FORMAT = 1
 _NUMBER = int | float
@@ -223,9 +224,11 @@ def _read_while_training(run: str | Path, read: Callable[[Path], T], *, best: bo
             raise _none_in(run, best=best)
         try:
             return read(path)
-        except ValueError:
+        except ValueError as error:
             if not left or path.exists():
-                raise
+                others = [other.name for other in newest_first(run) if other != path]
+                other = f"delete the folder '{path.name}' to continue from '{others[0]}', or " if others else ""
+                raise ValueError(str(error).replace(_REMEDY, f"; {other}start the run again")) from error
     raise AssertionError
 
 
@@ -252,6 +255,8 @@ def first_intact(run: str | Path, read: Callable[[Path], T]) -> tuple[Path, T]:
         for damage in errors:
             _log.warning("%s; the run continues from '%s'", str(damage).partition(";")[0], path.name)
         return path, found
+    if errors and isinstance(errors[0], ValueError):
+        raise ValueError(str(errors[0]).replace(_REMEDY, "; start the run again")) from errors[0]
     raise errors[0] if errors else _none_in(run)
 
 
@@ -357,10 +362,7 @@ def _missing_is_damage(path: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, why: str) -> str:
-    folder = path.parent
-    others = [other for other in newest_first(folder.parent) if other != folder]
-    remedy = f"delete the folder '{folder.name}' to continue from '{others[0].name}', or " if others else ""
-    return f"expected an intact checkpoint, but '{path}' is damaged ({why}); {remedy}start the run again"
+    return f"expected an intact checkpoint, but '{path}' is damaged ({why}){_REMEDY}"
 
 
 # Names
