@@ -199,6 +199,17 @@ def parse_json(raw: bytes) -> Any:
     raise ValueError(too_deep)
 
 
+def has_kinds(record: Any, kinds: Mapping[str, Any]) -> bool:
+    """Whether a stored record, which may be forged, is a mapping whose entries have these types; others may be missing.
+
+    >>> has_kinds({"step": 1, "note": []}, {"step": int, "loss": float | None})
+    True
+    >>> has_kinds({"step": "1"}, {"step": int})
+    False
+    """
+    return isinstance(record, dict) and all(isinstance(record[key], kinds[key]) for key in kinds.keys() & record.keys())
+
+
 def _digest(content: bytes | Path, kind: str) -> str:
     if isinstance(content, Path):
         require_regular(content)  # a device would never end

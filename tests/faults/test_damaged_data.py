@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from fault_kinds import DAMAGED, IMAGE_FORMATS
 from normfree.data.download.data_files import (
     gzipped_files,
     read_binary,
@@ -120,7 +121,7 @@ FILES: dict[str, Callable[[], DataFile]] = {
     "text (xz)": lambda: DataFile("t.xz", lzma.compress(TEXT.encode()), lambda p: list(read_lines(p))),
     **{
         f"image ({form})": lambda form=form: DataFile(f"1.{form}", _picture(form), _image)  # type: ignore[misc]
-        for form in ("png", "jpeg", "bmp", "webp", "tiff", "ppm")
+        for form in IMAGE_FORMATS
     },
 }
 
@@ -159,7 +160,7 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("times", [16, pytest.param(1000, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_file_is_refused_or_other_images(kind: str, times: int, tmp_path: Path, count_data: Any) -> None:
     file, wrong = FILES[kind](), []
     path = tmp_path / file.name

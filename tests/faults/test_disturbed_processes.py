@@ -15,67 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import normfree as nf
+from fault_kinds import DISTURBED, HANDS, KINDS, NAMES, POWER, Kind
 from faulty_calls import Fault, build_library
 from faulty_works import OUT, SAVED, Arguments, Work, copy_base, make_works
 from forked_runs import HANGS, Runs, forked_runs
 from small_disk import can_mount, small_disk
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
-NAMES = ["training", "resuming", "converting", "saving over an earlier model", "preparing data", "comparing"]
-RANKED = ["training in two ranks", "saving shards in two ranks"]
-POWER = ("power loss", "power loss after a commit")
-GROWING = ("create", "write", "pwrite", "writev", "mkdir", "link", "symlink", "copy")
 MOST = 10  # places of a work at which a kind of fault happens; a kill of the process itself happens at all
 PATIENCE = 100  # seconds after which a process hangs
-
-
-class Kind(NamedTuple):
-    """A kind of fault, and the calls at which it happens."""
-
-    fault: str
-    calls: str = "changes"
-    who: str = ""
-    only: tuple[str, ...] = ()  # what the calls do, if not all count
-    thread: bool = False  # only calls of other threads than the main one
-
-
-KINDS = {
-    "killed": Kind("killed"),
-    "killed in a write": Kind("killed in a write", only=("write",)),
-    "input/output error": Kind("input/output error"),
-    "disk full": Kind("disk full", only=GROWING),
-    "error on reading": Kind("input/output error", "reads"),
-    "killed a moment after a write of a thread": Kind("killed later", thread=True),
-    "stopped": Kind("stopped"),
-    "worker killed": Kind("killed", who="spawn"),
-    "worker killed in reading": Kind("killed", "reads", "fork"),
-    "first rank killed": Kind("killed", who="0"),
-    "first rank killed at a message": Kind("killed", "messages", "0"),
-    "second rank killed": Kind("killed", who="1"),
-    "second rank killed at a message": Kind("killed", "messages", "1"),
-    "input/output error of the first rank": Kind("input/output error", who="0"),
-    "input/output error of the second rank": Kind("input/output error", who="1"),
-    "disk full of the first rank": Kind("disk full", who="0", only=GROWING),
-    "disk full of the second rank": Kind("disk full", who="1", only=GROWING),
-}
-DISTURBED = [
-    *((name, kind) for name in NAMES for kind in list(KINDS)[:4]),
-    ("resuming", "error on reading"),
-    ("comparing", "error on reading"),
-    ("saving while training", "killed a moment after a write of a thread"),
-    ("saving while training", "input/output error"),
-    ("saving while training", "disk full"),
-    ("training on images of two workers", "worker killed in reading"),
-    ("comparing in two workers", "worker killed"),
-    *((RANKED[0], kind) for kind in KINDS if kind.startswith("first rank") or kind.endswith("k killed at a message")),
-    *((RANKED[1], kind) for kind in KINDS if "rank" in kind),
-]
 
 
 class Stage:
@@ -260,7 +214,7 @@ def other(stage: Stage) -> Iterator[Runs]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["second writer", "folder moved"])
+@pytest.mark.parametrize("kind", HANDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_folder_in_other_hands_goes_on(
     name: str, kind: str, stage: Stage, other: Runs, tmp_path: Path, judge: Any

@@ -5,6 +5,7 @@
 
 import gzip
 import io
+import json
 import logging
 import shutil
 import tarfile
@@ -20,13 +21,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import normfree as nf
+from fault_kinds import FLIPPED
 from normfree.checksums import Checksum
+from normfree.comparison.comparison_report import _read as read_comparison
 from normfree.conversion import convert
 from normfree.conversion.saving import _read_tensors, read_example, read_record, save_converted
 from normfree.data.download.catalog import DATA_SETS, DataSet, Layout, tar_source
 from normfree.data.download.data_files import read_idx, write_idx
 from normfree.data.download.data_sets import get, load
-from normfree.data.images.folder_contents import contents_digest
+from normfree.data.images.folder_contents import CACHE, contents_digest
 from normfree.data.text.prepared_folder import open_prepared
 from normfree.files import write_sealed_json
 from normfree.train.engine import loop as engine
@@ -120,6 +123,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFil
     picture = root / "images" / "train" / "a" / "1.ppm"
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"P6 8 8 255\n" + bytes(range(192)))
+    contents_digest(root / "images", [picture])  # which stores their checksums
+    compared = root / "comparison.json"
+    results = Path(__file__).parents[2] / "results"
+    write_sealed_json(compared, json.loads((results / "conversion" / "resnet18" / "comparison.json").read_bytes()))
     with pytest.MonkeyPatch.context() as patch:
         sets = _checked_set(root, patch)
         yield {
@@ -142,6 +149,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, StoredFil
             "tokens of prepared text": StoredFile(
                 pairs.folder / "train.safetensors", lambda: open_prepared(pairs.folder).manifest
             ),
+            "vocabulary of prepared text": StoredFile(
+                pairs.folder / "vocabulary.model", lambda: open_prepared(pairs.folder).vocabulary().model
+            ),
+            "checksums of images": StoredFile(
+                picture.parent / CACHE, lambda: contents_digest(root / "images", [picture])
+            ),
+            "comparison (comparison.json)": StoredFile(compared, lambda: read_comparison(compared)),
             "image of a run": StoredFile(picture, lambda: _same_images(root / "images", picture)),
         }
 
@@ -166,17 +180,8 @@ def equal(one: Any, two: Any) -> bool:
     return torch.equal(one, two) if isinstance(one, Tensor) else repr(one) == repr(two)
 
 
-KINDS = [
-    "configuration (config.toml)", "metrics (metrics.jsonl)", "result (result.json)",
-    "state of a checkpoint (state.json)", "weights of a checkpoint", "plan of a conversion (plan.json)",
-    "weights of a conversion", "example of a conversion", "stored claim", "prepared text (prepared.json)",
-    "tokens of prepared text", "image of a run", "index of a sharded checkpoint (state.json)", "shard of a checkpoint",
-    "archive of a data set", "file of a data set",
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("most", [25, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FLIPPED)
 def test_flipped_byte_is_refused_or_harmless(
     kind: str, most: int | None, stored: dict[str, StoredFile], count: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

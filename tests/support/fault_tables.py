@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fault_kinds import ROWS
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 STORED = "faults/tables"  # in pytest's cache
@@ -43,7 +45,9 @@ Counts = dict[str, dict[str, Any]]
 
 def rows(name: str, counts: Counts) -> list[list[str]]:
     """The lines of a table with its head and its sum, as text."""
-    table, found = TABLES[name], counts[name]["rows"]
+    table = TABLES[name]
+    order = {names: place for place, names in enumerate(ROWS[name])}  # the workers of xdist count in any order
+    found = sorted(counts[name]["rows"], key=lambda row: order.get(tuple(row[0]), len(order)))
     total = sum((Counter(row) for _, row in found), Counter[str]())
     lines = [[*table.names, "tried", *table.outcomes]]
     for names, row in [*found, (["all", *[""] * (len(table.names) - 1)], total)]:
@@ -70,7 +74,7 @@ def markdown(name: str, counts: Counts) -> str:
     names = len(TABLES[name].names)
     lines = [head, ["---"] * names + ["---:"] * (len(head) - names), *body]
     minutes = counts[name]["seconds"] / 60
-    taken = f"By `pytest -m faults {TABLES[name].tests}`, a part of `{COMMAND}`, in {minutes:.1f} minutes on a CPU."
+    taken = f"By `pytest -m faults {TABLES[name].tests}`, a part of `{COMMAND}`, in {minutes:.1f} minutes of one core."
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{taken}"
 
 
@@ -84,6 +88,18 @@ def put(page: str, counts: Counts) -> str:
             raise ValueError(f"expected '{begin}' and '{end}' in the page; add them")
         page = f"{before}{begin}\n\n{markdown(name, counts)}\n\n{end}{after}"
     return page
+
+
+def read_page(page: str, name: str) -> list[tuple[tuple[str, ...], dict[str, int]]]:
+    """The rows of a table in the page: their names, and what was counted by the head of its column."""
+    table = page.partition(f"<!-- faults: {name} -->")[2].partition("<!-- end -->")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    names = len(TABLES[name].names)
+    heads = lines[0][names:] if lines else []
+    return [
+        (tuple(line[:names]), dict(zip(heads, (int(cell.replace(",", "")) for cell in line[names:]), strict=True)))
+        for line in lines[2:]
+    ]
 
 
 if __name__ == "__main__":

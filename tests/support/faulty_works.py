@@ -1,6 +1,5 @@
 """The works that `make faults` disturbs: what each runs, what its folder then holds, and how a user goes on."""
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -15,7 +14,7 @@ from compared_runs import TIMES, differences
 from faulty_calls import Fault
 from forked_runs import Runs
 from normed_blocks import X, network
-from normfree.checksums import Checksum
+from normfree.checksums import Checksum, read_sealed_json
 from normfree.conversion import convert
 from normfree.conversion.saving import load_converted, save_converted
 from normfree.data.text.prepared_folder import open_prepared
@@ -116,7 +115,7 @@ def _untimed(value: Any) -> Any:
 def _comparison(folder: Path) -> Any:
     if missing := [end for end in ("json", "html", "png", "svg") if not (folder / f"comparison.{end}").exists()]:
         raise FileNotFoundError(f"no comparison.{missing[0]}")
-    return _untimed(json.loads((folder / "comparison.json").read_text(encoding="utf-8")))
+    return _untimed(read_sealed_json(folder / "comparison.json", "the comparison", "compare again"))
 
 
 def _run(name: str, begin: Arguments, wanted: Path, resume: Arguments) -> Work:

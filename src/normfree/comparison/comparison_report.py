@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from normfree.checksums import parse_json, read_limited
+from normfree.checksums import has_checksum, has_kinds, parse_json, read_limited, read_sealed_json
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
-from normfree.files import atomic_path, explain_os_errors, write_json
+from normfree.files import atomic_path, explain_os_errors, write_sealed_json
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
@@ -19,6 +19,14 @@ from normfree.report.tables import Column, Table
 from normfree.report.terminal import duration, percent
 from normfree.train.data import PAIRS, TEXT
 
+_NUMBER = int | float
+# The kinds of the values in a stored comparison, which may be forged.
+_KINDS: dict[str, Any] = {"runs": list, "settings": dict, "methods": list, "lrs": list, "seeds": list}
+_KINDS |= {"chance": _NUMBER, "linear_accuracy": _NUMBER | None, "signal": int | None}
+_SETTINGS: dict[str, Any] = {"data": str, "epochs": int, "batch_size": int}
+_RUN_KINDS: dict[str, Any] = {"method": str, "model": str, "depth": int, "lr": _NUMBER, "seed": int, "status": str}
+_RUN_KINDS |= {"validation": _NUMBER | None, "test": _NUMBER | None, "seconds": _NUMBER, "folder": str}
+_RUN_KINDS |= {"bleu": _NUMBER | None, "origin": dict}
 SUFFIXES = (".json", ".html", ".png", ".svg")
 _CLOSE = 0.05  # a method's card warns if its deepest network is this far below its best accuracy
 _SPREAD, _FAR = 5.0, 3.0  # a level is not drawn if curves that spread over 5 points lie 3 spreads above it
@@ -231,7 +239,7 @@ def save(
     out = Path(out)
     paths = tuple(out / f"{name}{suffix}" for suffix in SUFFIXES)
     with explain_os_errors("the comparison in", out):
-        write_json(paths[0], {"command": command, **comparison.to_json()})
+        write_sealed_json(paths[0], {"command": command, **comparison.to_json()})
     _draw(comparison, paths[1:], title)
     return paths
 
@@ -256,7 +264,7 @@ def redraw(path: str | Path) -> tuple[Path, ...]:
         The paths of the files drawn.
 
     Raises:
-        ValueError: if the file holds no comparison.
+        ValueError: if the file holds no comparison, or was altered after it was written.
         OSError: if a drawing cannot be written.
     """
     path = Path(path)
@@ -267,8 +275,14 @@ def redraw(path: str | Path) -> tuple[Path, ...]:
 
 
 def _read(path: Path) -> Comparison:
+    if has_checksum(path):  # earlier releases wrote none
+        read_sealed_json(path, "the comparison", "run it again")
     try:
         data = parse_json(read_limited(path))
+        whole = has_kinds(data, _KINDS) and all(has_kinds(run, _RUN_KINDS) for run in data["runs"])
+        whole = whole and has_kinds(data["settings"], _SETTINGS) and _SETTINGS.keys() <= data["settings"].keys()
+        if not whole or not all(isinstance(rate, _NUMBER) for rate in data["lrs"]):
+            raise ValueError("it was forged")
         known: dict[str, Any] = {each.name: data[each.name] for each in fields(Comparison)}
         lists: dict[str, Any] = {name: tuple(known[name]) for name in ("methods", "lrs", "seeds")}
         return Comparison(**{**known, **lists, "runs": tuple(ComparedRun(**run) for run in known["runs"])})

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from normfree.checksums import parse_json, read_limited
+from normfree.checksums import read_sealed_json
 from normfree.comparison.comparison import Comparison, Point
 from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
-from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, write_sealed_json
 from normfree.models import build
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
@@ -155,10 +155,10 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
     wanted = {"model": settings.signal_model, "methods": list(settings.methods), "seed": settings.seed, "format": 2}
     if path.exists():
         try:
-            stored = parse_json(read_limited(path))
+            stored = read_sealed_json(path, "the signals", "measure them again")
         except ValueError:
-            stored = None
-        if isinstance(stored, dict) and stored.get("settings") == wanted:
+            stored = {}
+        if stored.get("settings") == wanted:
             read: dict[str, Any] = from_json_values(stored)
             return read
     tasks = [(settings.signal_model, method, settings.seed) for method in settings.methods]
@@ -170,7 +170,7 @@ def _signals(settings: DemoSettings, path: Path, jobs: int) -> dict[str, Any] | 
     for number, method in enumerate(settings.methods):
         found["forward"][method], found["backward"][method] = measured[number]
     with explain_os_errors("the signals", path):
-        write_json(path, found)
+        write_sealed_json(path, found)
     return found
 
 

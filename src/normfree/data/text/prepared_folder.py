@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normfree.checksums import Checksum, digest_of, list_checksums, parse_json, read_limited
+from normfree.checksums import Checksum, digest_of, has_kinds, list_checksums, parse_json, read_limited
 from normfree.data.text.text_files import (
     LONGEST,
     SPLITS,
@@ -30,6 +30,7 @@ from normfree.files import explain_os_errors, write_bytes
 
 MANIFEST, VOCABULARY = "prepared.json", "vocabulary.model"
 LONGEST_TOKENS = 256
+_SPLIT_KINDS: dict[str, Any] = {"count": int, "tokens": list, "left_out": list}
 _FORMAT = 1
 _PAIRS, _TEXT = ("source", "target"), ("text",)
 _REMEDY = "prepare the data again"
@@ -138,7 +139,7 @@ class Prepared:
     def _read(self, name: str) -> bytes:
         """The content of a file of the folder; raises `ValueError` if it is missing, truncated or altered."""
         path = self.folder / name
-        if not path.is_file():
+        if name not in self.manifest["files"] or not path.is_file():
             raise ValueError(f"expected '{path}', found none; {_REMEDY}")
         Checksum.from_json(self.manifest["files"][name]).check(path, str(path), _REMEDY)  # before it fills the memory
         return path.read_bytes()
@@ -165,12 +166,32 @@ def open_prepared(folder: str | Path) -> Prepared:
             raise ValueError(damaged)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(damaged) from error
-    if manifest["format"] != _FORMAT:
-        raise ValueError(f"expected format {_FORMAT} in '{path}', got {manifest['format']}; {_REMEDY}")
+    if manifest.get("format") != _FORMAT:
+        raise ValueError(f"expected format {_FORMAT} in '{path}', got {manifest.get('format')}; {_REMEDY}")
+    if not _has_known_kinds(manifest):
+        raise ValueError(damaged)
     prepared = Prepared(folder=folder, manifest=manifest)
     for name in manifest["files"]:
         prepared._read(name)
     return prepared
+
+
+def _has_known_kinds(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest, which may be forged, has the entries that are read, and names no file elsewhere."""
+    kinds = {"sides": list, "vocabulary": int, "settings": dict, "inputs": dict, "splits": dict, "files": dict}
+    if not kinds.keys() <= manifest.keys() or not has_kinds(manifest, kinds):
+        return False
+    splits, inputs, files = manifest["splits"], manifest["inputs"], manifest["files"]
+    return (
+        tuple(manifest["sides"]) in (_PAIRS, _TEXT)
+        and {VOCABULARY, *(f"{split}.safetensors" for split in splits)} <= files.keys()
+        and all(Path(name).name == name for name in files)
+        and all(isinstance(inputs.get(split), list) for split in splits)
+        and all(has_kinds(record, {"name": str}) and "name" in record for split in splits for record in inputs[split])
+        and all(has_kinds(record, _SPLIT_KINDS) and _SPLIT_KINDS.keys() <= record.keys() for record in splits.values())
+        and all(isinstance(count, int) for record in splits.values() for count in record["tokens"])
+        and all(isinstance(line, str) for record in splits.values() for line in record["left_out"])
+    )
 
 
 def prepare_pairs(

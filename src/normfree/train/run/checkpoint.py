@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from normfree.checksums import Checksum, parse_json, read_limited
+from normfree.checksums import Checksum, has_kinds, parse_json, read_limited
 from normfree.files import (
     TEMPORARY,
     explain_os_errors,
@@ -321,7 +321,7 @@ def read_state(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def _has_known_kinds(state: Mapping[str, Any]) -> bool:
     """Whether the values that a run stores have the kinds that it reads; others may be anything."""
-    if not all(isinstance(state[name], kind) for name, kind in _KINDS.items() if name in state):
+    if not has_kinds(state, _KINDS):
         return False
     score = state.get("validation") or [0.0, 0.0]  # loss and accuracy
     return len(score) == 2 and all(isinstance(value, _NUMBER) for value in score) and state.get("step", 0) >= 0

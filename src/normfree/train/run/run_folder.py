@@ -24,6 +24,7 @@ from normfree.checksums import (
     Checksum,
     check_sealed_text,
     has_checksum,
+    has_kinds,
     list_checksums,
     read_limited,
     read_sealed_json,
@@ -48,6 +49,9 @@ _log = logging.getLogger("normfree.train")
 
 RunStatus = Literal["finished", "interrupted", "diverged"]
 _REPLACED = (checkpoint.METRICS, "curves.png", "plan.json", "translations.txt", "vocabulary.model", "config.toml")
+# The kinds of the values that are read from a result, which may be forged; a number may be "nan".
+_KINDS: dict[str, Any] = {"status": str, "seconds": int | float | str, "config": dict, "files": dict}
+_SCORE_KINDS: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "score"), int | float | str)
 # Names that `atomic_path` gives to files that are not finished.
 _UNFINISHED = re.compile(re.escape(TEMPORARY) + r"(?:\w{8}|[0-9a-f]{16})\.(?:toml|jsonl?|png|txt|model)")
 
@@ -371,7 +375,9 @@ class RunFolder:
         if not self.result_path.exists():
             raise ValueError(f"expected a result at '{self.result_path}', found none; finish the run with --resume")
         result = read_sealed_json(self.result_path, "the result of a run", "delete it")
-        if result.get("status") not in get_args(RunStatus):
+        scores = [result[name] for name in ("validation", "test", "bleu") if result.get(name) is not None]
+        whole = has_kinds(result, _KINDS) and all(has_kinds(score, _SCORE_KINDS) for score in scores)
+        if result.get("status") not in get_args(RunStatus) or not whole:
             raise ValueError(f"expected a result with a status, but '{self.result_path}' is damaged; delete it")
         return result
 
