@@ -242,7 +242,7 @@ def test_numbers_leave_out_what_is_not_known() -> None:
 
 
 def test_import_leaves_rich_alone() -> None:
-    modules = "normfree.report.terminal, normfree.report.training_curves"
+    modules = "normfree.report.terminal, normfree.report.plots"
     code = f"import sys, {modules}; sys.exit(bool({{'rich', 'matplotlib'}} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(Path(normfree.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
