@@ -37,8 +37,7 @@ from normfree.train.settings import (
     to_toml,
 )
 
-if TYPE_CHECKING:  # these load torch; a command that only reads a configuration must not wait for it
-    from normfree.data.images.augment import Augmentation
+if TYPE_CHECKING:  # it loads torch; a command that only reads a configuration must not wait for it
     from normfree.optim.schedules import Schedule
 
 
@@ -356,23 +355,6 @@ class TrainConfig:
             warmup=self.warmup,
             warmup_in=self.warmup_in,
             warmup_shape=self.warmup_shape,
-        )
-
-    def lr_factors(self, epoch: int, steps: int) -> list[float]:
-        """Return the factor of the learning rates in each step of an epoch, counted from 0, of `steps` steps."""
-        schedule = self.lr_schedule
-        return [schedule.factor(epoch * steps + i, steps, self.epochs) for i in range(steps)]
-
-    def augmentation(self) -> Augmentation:
-        """Make the augmentation of training images that the settings `crop` to `randaugment` describe."""
-        from normfree.data.images.augment import Augmentation
-
-        return Augmentation(
-            crop=self.crop,
-            flip=self.flip,
-            cutout=self.cutout,
-            mixup=self.mixup,
-            randaugment=self.randaugment if self.randaugment[0] else None,
         )
 
 
