@@ -217,7 +217,7 @@ def translate_lines(
     from normfree.train.text.generation import translate
 
     load_plugins(plugin)
-    config, vocabulary, model = _open_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
+    config, vocabulary, model = _load_text_run(run, PAIRS, "a run on pairs of sentences", "translation", device)
     lines = decode_lines(sys.stdin.buffer, "on standard input")
     # One line at a time from a keyboard, many from a file.
     while chunk := list(islice(lines, 1 if sys.stdin.isatty() else _CHUNK)):
@@ -257,7 +257,7 @@ def continue_lines(
 
     load_plugins(plugin)
     what = "a language model, which is a run on text,"
-    config, vocabulary, model = _open_run(run, TEXT, what, "language_model", device)
+    config, vocabulary, model = _load_text_run(run, TEXT, what, "language_model", device)
     draws = torch.Generator().manual_seed(seed)
     for line in decode_lines(sys.stdin.buffer, "on standard input"):
         written = continue_line(
@@ -266,7 +266,7 @@ def continue_lines(
         typer.echo(written)
 
 
-def _open_run(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
+def _load_text_run(run: Path, data: str, what: str, recipe: str, device: str) -> tuple[TrainConfig, Vocabulary, Any]:
     """Load the configuration, vocabulary and model of a run; refuse a run on another kind of data."""
     from normfree.nn.devices import device_of
     from normfree.train import load, read_config

@@ -369,7 +369,7 @@ def _print(result: RunResult, folder: Path, as_json: bool, plugins: Sequence[str
 
 
 def _print_warnings(config: TrainConfig, steps: int, console: Console) -> None:
-    """Print the settings that spoil a run of so many steps."""
+    """Print the warnings about settings that do not suit a run of this length."""
     for warning in config.warnings(steps):
         console.print(warning, markup=False, style="yellow")
 

@@ -274,7 +274,7 @@ class TrainConfig:
 
     @classmethod
     def from_toml_text(cls, text: str, where: str) -> TrainConfig:
-        """Read a configuration that `to_toml` wrote; `where` names its place in errors."""
+        """Read a configuration that `to_toml` wrote; `where` is its place in errors, which are those of `from_toml`."""
         return cls._from_values(parse_toml(text.encode(), where), where)
 
     def __repr__(self) -> str:
@@ -297,7 +297,7 @@ class TrainConfig:
         return explained_toml(self) if explained else to_toml({"normfree": RELEASE, **asdict(self)})
 
     def fingerprint(self) -> str:
-        """Return 12 hexadecimal digits that identify the settings that affect the result.
+        """Identify the settings that affect the result.
 
         The digits do not depend on settings that change no number: the folder of the data, how often the run is
         saved, how many processes read data, what is logged. Nor do they depend on the device: 'auto' does not say
@@ -305,6 +305,9 @@ class TrainConfig:
         `kernels`, which 'auto' chooses by the machine. Settings that change only the rounding (compile, graph,
         channels_last, …) count, because a resumed run continues bit for bit. A setting at its default does not count,
         so that adding a setting later changes no earlier fingerprint.
+
+        Returns:
+            12 hexadecimal digits.
         """
         changed = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         counted = {name: value for name, value in changed.items() if name not in NOT_IN_FINGERPRINT}
@@ -336,7 +339,16 @@ class TrainConfig:
         return found
 
     def require_same(self, before: TrainConfig, free: Collection[str], whose: str) -> None:
-        """Raise `ValueError` with the names of all settings that `before` has otherwise, other than those in `free`."""
+        """Compare the settings with those that a run began with.
+
+        Args:
+            before: The configuration of the run.
+            free: The names of the settings that may differ.
+            whose: The run in the error, such as "the run in 'runs/fashion'".
+
+        Raises:
+            ValueError: If other settings differ; the message names all of them.
+        """
         values = ((name, value, getattr(self, name)) for name, value in asdict(before).items())
         differing = [f"{name} {a!r}, not {b!r}" for name, a, b in values if a != b and name not in free]
         if differing:

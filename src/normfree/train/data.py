@@ -131,8 +131,8 @@ class ImageData(Data):
     def _update_digest(self, digest: Any, part: Any) -> None:
         """Add the images of a part to a digest."""
 
-    def _reading(self, config: TrainConfig) -> dict[str, Any]:
-        """Return more settings of the batches."""
+    def _reader_settings(self, config: TrainConfig) -> dict[str, Any]:
+        """Return more settings of the batches: how their images are read."""
         return {}
 
     def missing_validation(self, config: TrainConfig) -> str | None:
@@ -185,7 +185,7 @@ class ImageData(Data):
             )
         train, held_out = self._hold_out(round(config.validation * len(self.train)), config.seed)
         layout: dict[str, Any] = {"device": device, "dtype": dtype, "channels_last": bool(config.channels_last)}
-        layout |= self._reading(config)
+        layout |= self._reader_settings(config)
 
         def scored(part: Any) -> EvalBatches:
             own = part.take(slice(rank, None, world))
@@ -288,7 +288,7 @@ class FolderImages(ImageData):
         super().__init__(f"{FOLDER}{root}", train.classes, train, read_folder(root, "val", train.classes))
         self.root = Path(root)
 
-    def _reading(self, config: TrainConfig) -> dict[str, Any]:
+    def _reader_settings(self, config: TrainConfig) -> dict[str, Any]:
         return {"workers": config.workers}
 
     def _batches(self, part: ImageFolder, **settings: Any) -> FolderBatches:

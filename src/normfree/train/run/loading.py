@@ -255,7 +255,7 @@ def evaluate(
         ValueError: If the folder holds no run, its checkpoint is damaged, its model is unknown, or its data is missing,
             has changed or has no test split.
     """
-    config, data = _open_run(run, data_dir)
+    config, data = _config_and_data(run, data_dir)
     place = device_of(device)
     model = load(run, device=str(place), trust=trust)
     dtype = apply_precision_(model, config.precision if place.type == "cuda" else "float32")
@@ -296,7 +296,7 @@ def evaluate_translation(
     """
     if not is_text(read_config(run).data):
         return None  # before any image is read
-    config, data = _open_run(run, data_dir)
+    config, data = _config_and_data(run, data_dir)
     if not data.translates_test:
         return None
     return data.translate_test(load(run, device=str(device_of(device))), config, progress)[1]
@@ -309,7 +309,7 @@ def with_data_dir(config: TrainConfig, folder: str) -> TrainConfig:
     return replace(config, data_dir=folder)
 
 
-def _open_run(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]:
+def _config_and_data(run: str | Path, data_dir: str | None) -> tuple[TrainConfig, Data]:
     """Return the configuration and the data of a run.
 
     Raises `ValueError` if the classes or tokens of the data are not those that the model learned.
