@@ -51,6 +51,7 @@ def get_data(
     """
     from normfree.data import get, stand_in_note
     from normfree.data import names as known
+    from normfree.data.download.data_sets import EMBEDDED
     from normfree.report.terminal import progress
 
     if tarball is not None and len(names) != 1:
@@ -60,7 +61,7 @@ def get_data(
     for name in dict.fromkeys(names):
         with progress(f"{name}, MB") as update:
             place = get(name, folder, tarball=tarball, progress=partial(_show, update))
-        if name == "fashion14":
+        if name in EMBEDDED:
             typer.echo(f"{name} is part of the package and needs no files")
         else:
             typer.echo(f"{name}: {place}")

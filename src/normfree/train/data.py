@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from normfree.data import Augmentation, ImageSet, load
 from normfree.data.counter_rng import epoch_order
-from normfree.data.download.data_sets import FASHION14, LINEAR_ACCURACY
 from normfree.data.images.folder_contents import contents_digest
 from normfree.data.images.image_folder import FolderBatches, ImageFolder, folder_in_order, read_folder
 from normfree.data.images.image_set import ImageBatches, Split, in_order
@@ -243,7 +242,7 @@ class MemoryImages(ImageData):
     def __init__(self, images: ImageSet) -> None:
         super().__init__(images.name, images.classes, images.train, images.test)
         self.images = images
-        self.linear_accuracy = LINEAR_ACCURACY if images.name == FASHION14 else None
+        self.linear_accuracy = images.linear_accuracy
 
     def require_usable(self) -> None:
         """Raise `ValueError` if a split is empty, a label has no class, or the splits have different sizes."""
