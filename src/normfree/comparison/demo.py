@@ -18,7 +18,7 @@ from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
-from normfree.files import explain_os_errors, from_json_values, write_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
 from normfree.models import build
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
@@ -196,8 +196,10 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     shown = page(demo)
     paths = out / "index.html", out / "demo.png"
     with explain_os_errors("the demo in", out):
-        write_page(shown, paths[0])
-        write_plot(picture(demo), paths[1], title=shown.title, columns=3)
+        with atomic_path(paths[0]) as temporary:
+            write_page(shown, temporary)
+        with atomic_path(paths[1]) as temporary:
+            write_plot(picture(demo), temporary, title=shown.title, columns=3)
     return paths
 
 
