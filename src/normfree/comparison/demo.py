@@ -37,7 +37,7 @@ DESCRIPTIONS = {
 _NO_LIMIT = 1e30  # only a loss that is not finite ends a run, however large it is
 _FADED = 1e-3  # a signal that shrinks below this share has faded
 _IMAGES = 6_000
-# Estimates for the progress bar. Measuring a signal takes as long as a training step through so many layers. A method
+# Estimates for the progress bar. Measuring a signal takes as long as a training step through this many layers. A method
 # that diverges does only a share of its steps: here over all depths, and at a batch of two.
 _SIGNAL_COST = 16_000.0
 _SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
