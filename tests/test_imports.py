@@ -18,7 +18,7 @@ import normfree
 
 PACKAGE = Path(normfree.__file__).parent
 ORDER = (
-    "errors", "checksums", "files", "theory", "report", "provenance", "kernels", "plan", "nn", "methods", "models",
+    "errors", "theory", "report", "checksums", "files", "provenance", "kernels", "plan", "nn", "methods", "models",
     "graph", "diagnostics", "conversion", "optim", "frameworks", "data", "train", "comparison", "cli",
 )  # fmt: skip
 ALONE = ("theory", "report")  # these two share one place: neither imports the other

@@ -61,8 +61,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync(temporary)  # otherwise a power failure could leave the new name without the content
-        if path.is_file():
-            temporary.chmod(path.stat().st_mode)  # a file that was made private stays so
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

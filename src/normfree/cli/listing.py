@@ -1,4 +1,4 @@
-"""Verbs that only look: `methods` and `models` list what there is, and `check` verifies the files of stored folders."""
+"""Verbs that change nothing: `methods` and `models` list them, and `check` verifies the files of stored folders."""
 
 from __future__ import annotations
 

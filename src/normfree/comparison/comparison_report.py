@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from normfree.checksums import parse_json, read_limited
 from normfree.comparison.comparison import ComparedRun, Comparison, Point
-from normfree.files import explain_os_errors, write_json
+from normfree.files import atomic_path, explain_os_errors, write_json
 from normfree.report.page import Card, Page, write_page
 from normfree.report.panels import Curve, Panel, ReferenceLine
 from normfree.report.plots import write_plot
@@ -239,11 +239,11 @@ def save(
 def _draw(comparison: Comparison, paths: Sequence[Path], title: str = "") -> None:
     title = title or f"Methods compared {_setting(comparison)}"
     for path in paths:
-        with explain_os_errors("the comparison", path):
+        with explain_os_errors("the comparison", path), atomic_path(path) as temporary:
             if path.suffix == ".html":
-                write_page(page(comparison, title), path)
+                write_page(page(comparison, title), temporary)
             else:
-                write_plot((_panel(comparison),), path, title=title)
+                write_plot((_panel(comparison),), temporary, title=title)
 
 
 def redraw(path: str | Path) -> tuple[Path, ...]:

@@ -18,7 +18,7 @@ from normfree.comparison.comparison_report import curve, levels, panel, table
 from normfree.comparison.process_pool import run_tasks
 from normfree.comparison.sweep import compare, layers
 from normfree.diagnostics.propagation import propagate
-from normfree.files import explain_os_errors, from_json_values, write_json
+from normfree.files import atomic_path, explain_os_errors, from_json_values, write_json
 from normfree.models import build
 from normfree.report.page import Card, Page, Section, write_page
 from normfree.report.panels import Curve, Panel
@@ -37,7 +37,7 @@ DESCRIPTIONS = {
 _NO_LIMIT = 1e30  # only a loss that is not finite ends a run, however large it is
 _FADED = 1e-3  # a signal that shrinks below this share has faded
 _SAMPLES = 6_000  # to train on, of the spirals and of the images
-# Estimates for the progress bar. Measuring a signal takes as long as a training step through so many layers. A method
+# Estimates for the progress bar. Measuring a signal takes as long as a training step through this many layers. A method
 # that diverges does only a share of its steps: here over all depths, and at a batch of two.
 _SIGNAL_COST = 16_000.0
 _SHARE_OF_STEPS, _SHARE_AT_BATCH_TWO = {"sqrt_half": 0.3, "he_in": 0.05}, {"batchnorm": 0.2}
@@ -201,8 +201,10 @@ def save(demo: Demo, out: str | Path) -> tuple[Path, Path]:
     shown = page(demo)
     paths = out / "index.html", out / "demo.png"
     with explain_os_errors("the demo in", out):
-        write_page(shown, paths[0])
-        write_plot(picture(demo), paths[1], title=shown.title, columns=3)
+        with atomic_path(paths[0]) as temporary:
+            write_page(shown, temporary)
+        with atomic_path(paths[1]) as temporary:
+            write_plot(picture(demo), temporary, title=shown.title, columns=3)
     return paths
 
 

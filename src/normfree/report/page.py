@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from normfree.errors import missing_package
-from normfree.files import write_text
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps
 from normfree.report.tables import Link, Rating, Table
 
@@ -164,7 +165,30 @@ def write_page(page: Page, path: str | Path) -> None:
     Raises:
         ImportError: if jinja2 is not installed.
     """
-    write_text(Path(path), render_page(page))
+    path = Path(path)
+    text = render_page(page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, _mode(path))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _mode(path: Path) -> int:
+    """Return the permissions of the previous file, or the usual ones of a new file.
+
+    This is needed because mkstemp creates files readable by the owner only.
+    """
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _plain(value: float) -> float | str:

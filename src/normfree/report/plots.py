@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from normfree.errors import missing_package
-from normfree.files import write_bytes
 from normfree.report.panels import COLOURS, DASHES, Curve, Panel, curve_names, describe_gaps, ends_early, is_drawn
 from normfree.report.terminal import printable
 from normfree.report.ticks import (
@@ -92,14 +91,15 @@ def write_plot(
         from matplotlib import style
     except ImportError as error:
         raise ImportError(missing_package("matplotlib", "a plot")) from error
-    drawing = io.BytesIO()
+    drawing = io.BytesIO()  # so that a failure leaves no half-written file
     with style.context(["default", _STYLE]):
         figure = _figure(panels, title, min(columns, len(panels)), widths)
         figure.savefig(drawing, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
     content = drawing.getvalue()
     if kind == "svg":  # a control character of a name would make it ill-formed
         content = b"\n".join(printable(line).encode() for line in content.decode().split("\n"))
-    write_bytes(path, content)
+    path.write_bytes(content)
 
 
 def _figure(panels: Sequence[Panel], title: str, columns: int, widths: Sequence[float] = ()) -> Figure:

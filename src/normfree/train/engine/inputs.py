@@ -121,7 +121,7 @@ class Data(ABC):
 
     @abstractmethod
     def missing_validation(self, config: TrainConfig) -> str | None:
-        """Return what the data has in place of a validation part, and the remedy; None if it has one."""
+        """Return why the data has no validation part, and the remedy; None if it has one."""
 
     @abstractmethod
     def build_model(self, config: TrainConfig) -> tuple[nn.Module, ResidualPlan | None]:

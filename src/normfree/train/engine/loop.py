@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TRANSLATIONS = "translations.txt"  # of the test sentences, one per line
 _POLL_SECONDS = 0.5  # between two readings of the loss, each of which waits for the device
-_DIVERGED = 255  # the number with which a process tells all others that the run diverged; above all signals
+_DIVERGED = 255  # a process sends this number to all others if the run diverged; above all signals
 _SAVE_SHARE = 0.1  # the largest share of the time spent on large checkpoints after epochs
 _SMALL_BYTES = 2**25  # a checkpoint of this size may be written after every epoch
 
